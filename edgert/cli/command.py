@@ -1,0 +1,99 @@
+"""What both commands share: subcommands found lazily, and the one place where errors become exit codes.
+
+Exit codes: 0 done, 2 wrong usage, 130 interrupted, else the `exit_code` of the error's class. An error
+is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
+Never a traceback, unless EDGERT_DEBUG is set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from edgert.engines.reporting import stop_reporting
+from edgert.errors import EdgeRTError
+
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_OS_ERROR = 4
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called.
+
+    `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help
+    imports no command and a broken one breaks no other.
+    """
+
+    def __init__(self, *args: Any, commands_by_name: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._by_name = commands_by_name
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._by_name)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._by_name:
+            return None
+        module, _, attribute = self._by_name[cmd_name][0].partition(":")
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise EdgeRTError(
+                f"command {cmd_name!r} cannot be loaded: {error}; install all it needs with: pip install 'edgert[host]'"
+            ) from error
+        assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items()])
+
+
+def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) -> int:
+    """Run `command` with `argv` (the process's own where None) and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    stop_reporting()
+    try:
+        code = command.main(words, prog_name=command.name, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgeRTError as error:
+        return _fail(as_json, error.code, error.message, error.exit_code, error)
+    except click.ClickException as error:
+        if not as_json:
+            error.show()
+            return error.exit_code
+        return _fail(as_json, "input.usage", error.format_message(), error.exit_code, error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
+    except BrokenPipeError:
+        # The reader has gone (`| head`); Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERNAL
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(as_json, "os_error", f"{where}{error.strerror or error}", EXIT_OS_ERROR, error)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for users
+        message = f"{type(error).__name__}: {error}; this is a fault in edgert: set EDGERT_DEBUG=1 for the traceback, and report it"
+        return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
+
+
+def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseException) -> int:
+    if os.environ.get("EDGERT_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    if as_json:
+        click.echo(json.dumps({"error": {"code": code, "message": message}}))
+    else:
+        click.echo(f"error: {message}", err=True)
+    return exit_code

@@ -1,0 +1,32 @@
+"""`edgertd install`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgert.cli.output import emit, progress
+from edgert.config import StateDir, read_config
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def install(state: StateDir, bundle: Path, as_json: bool) -> None:
+    """Verify BUNDLE and put this device's part of it into the model's spare slot. What is live stays live.
+
+    \b
+    Examples:
+      edgertd install digits.edgert
+      edgertd install digits.edgert && edgertd activate digits && edgertd check digits && edgertd mark-good digits
+    """
+    from edgert.installer import install as install_bundle
+
+    done = install_bundle(bundle, state, read_config(state), progress)
+    if done.already_active:
+        text = f"release {done.release} of {done.model} is live already"
+    else:
+        text = f"release {done.release} of {done.model} is installed; make it live with: edgertd activate {done.model}"
+    emit(vars(done), text, as_json)

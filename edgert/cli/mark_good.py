@@ -1,0 +1,29 @@
+"""`edgertd mark-good`."""
+
+from __future__ import annotations
+
+import click
+
+from edgert.cli.output import emit
+from edgert.cli.slot_commands import follow, report_slots, store_of
+from edgert.config import StateDir, read_config
+
+
+@click.command("mark-good")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def mark_good(state: StateDir, model: str, as_json: bool) -> None:
+    """End the trial of MODEL's live version: it stays, and older releases are refused from now on.
+
+    \b
+    Example:
+      edgertd check digits && edgertd mark-good digits
+    """
+    config = read_config(state)
+    slots = store_of(state, model).mark_good()
+    follow(state, model)
+    report_slots(state, config, model, slots)
+    version = slots.version(slots.active)
+    assert version is not None
+    emit({"model": model, "release": version.release}, f"release {version.release} of {model} is good", as_json)

@@ -1,0 +1,52 @@
+"""What `activate`, `mark-good` and `rollback` share: change a model's slots, let the daemon follow, report it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgert.cli.output import progress
+from edgert.config import DeviceConfig, StateDir
+from edgert.errors import DaemonUnreachable, EdgeRTError, ModelNotFound
+from edgert.serving.control import ask
+from edgert.slots import SlotState, SlotStore
+
+FOLLOW_S_MAX = 240.0  # longer than a worker may take to load
+
+
+def store_of(state: StateDir, model: str) -> SlotStore:
+    """The slots of an installed model. Raises ModelNotFound, naming those there are."""
+    names = state.model_names()
+    if model not in names:
+        raise ModelNotFound(f"no model is called {model!r} here; there are: {', '.join(names) or 'none'}")
+    return SlotStore(state.models / model)
+
+
+def follow(state: StateDir, model: str) -> dict[str, Any] | None:
+    """Have the daemon serve what the slots now name; None where no daemon runs. Raises what it could not do."""
+    try:
+        return ask(state.control_socket, {"op": "sync", "model": model}, FOLLOW_S_MAX)
+    except DaemonUnreachable:
+        progress("no daemon runs here; it will serve this version when it starts (edgertd start)")
+        return None
+
+
+def report_slots(state: StateDir, config: DeviceConfig, model: str, slots: SlotState) -> None:
+    """Tell the fleet where the model's slots stand (retained). A spool that refuses stops no deployment."""
+    from edgert.telemetry.messages import Topics
+    from edgert.telemetry.spool import Spool
+
+    active, spare = slots.version(slots.active), slots.version(slots.spare)
+    fields: dict[str, object] = {
+        "model": model,
+        "state": slots.state.value,
+        "release": active.release if active else 0,
+        "good": active.good if active else False,
+        "spare_release": spare.release if spare else 0,
+    }
+    try:
+        state.make()
+        spool = Spool(state.spool)
+        spool.retain(f"{Topics(config.site, config.device).deploy}", fields)
+        spool.close()
+    except (EdgeRTError, OSError) as error:
+        progress(f"telemetry: the new state is not reported: {error}")

@@ -1,0 +1,86 @@
+"""`edgertd start`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.cli.output import emit
+from edgert.config import StateDir, read_config
+from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
+from edgert.serving.control import ask
+
+START_S_MAX = 30.0
+LOG_BYTES_MAX = 5_000_000
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def start(state: StateDir, as_json: bool) -> None:
+    """Run the daemon in the background and keep it running; does nothing where it runs already.
+
+    Its log is `edgertd.log` in the state folder. Where systemd runs, a service is the better way:
+    `edgert bootstrap` makes one.
+
+    \b
+    Example:
+      edgertd start && edgertd status
+    """
+    config = read_config(state)
+    running = _status(state)
+    if running is None:
+        running = _start(state)
+    emit(
+        {"pid": running["pid"], "socket": os.fspath(state.socket(config))},
+        f"edgertd runs (pid {running['pid']}) and listens on {state.socket(config)}",
+        as_json,
+    )
+
+
+def _start(state: StateDir) -> dict[str, Any]:
+    _rotate(state.log)
+    try:
+        log = state.log.open("ab")
+    except OSError as error:
+        raise StorageFailed(f"cannot write {state.log}: {error.strerror}") from error
+    with log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "edgert.serving.keeper", "--state", os.fspath(state.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+    until = time.monotonic() + START_S_MAX
+    while time.monotonic() < until:
+        running = _status(state)
+        if running is not None:
+            return running
+        if keeper.poll() is not None:
+            break
+        time.sleep(0.05)
+    lines = state.log.read_text(errors="replace").splitlines()[-5:]
+    raise DeviceError(f"the daemon did not start; the end of {state.log} says:\n  " + "\n  ".join(lines))
+
+
+def _status(state: StateDir) -> dict[str, Any] | None:
+    try:
+        return ask(state.control_socket, {"op": "status"}, 5.0)
+    except DaemonUnreachable:
+        return None
+
+
+def _rotate(log: Path) -> None:
+    try:
+        if log.stat().st_size > LOG_BYTES_MAX:
+            log.replace(log.with_suffix(".log.1"))
+    except FileNotFoundError:
+        pass

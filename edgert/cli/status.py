@@ -1,0 +1,105 @@
+"""`edgertd status`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from edgert import __version__
+from edgert.cli.output import emit
+from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.engines import ENGINES, engine_by_name
+from edgert.errors import DaemonUnreachable, EdgeRTError
+from edgert.serving.control import ask
+from edgert.signing import read_trusted_keys
+from edgert.slots import BootClock, SlotStore, Version
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def status(state: StateDir, as_json: bool) -> None:
+    """Show the device, its engines, its models' slots, and what the daemon does with them.
+
+    \b
+    Example:
+      edgertd status --json | python3 -m json.tool
+    """
+    value = device_status(state, read_config(state))
+    emit(value, _text(value), as_json)
+
+
+def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
+    """All that a host needs to plan a deployment to this device, as JSON values."""
+    try:
+        daemon = ask(state.control_socket, {"op": "status"}, 5.0)
+    except DaemonUnreachable:
+        daemon = {}
+    return {
+        "edgert": __version__,
+        "python": platform.python_version(),
+        "machine": config.machine,
+        "device": config.device,
+        "site": config.site,
+        "profile": config.profile,
+        "socket": os.fspath(state.socket(config)),
+        "boot_id": BootClock().boot_id,
+        "daemon": {"running": bool(daemon), "pid": daemon.get("pid")},
+        "disk_free_bytes": shutil.disk_usage(state.root).free,
+        "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "engines": {name: _engine_version(name) for name in ENGINES},
+        "keys": [key.key_id for key in read_trusted_keys(state.keys)],
+        "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
+    }
+
+
+def _engine_version(name: str) -> str | None:
+    try:
+        return engine_by_name(name).version()
+    except EdgeRTError:
+        return None
+
+
+def _model(state: StateDir, name: str, serving: dict[str, Any] | None) -> dict[str, Any]:
+    slots = SlotStore(state.models / name).read()
+
+    def described(version: Version | None) -> dict[str, Any] | None:
+        return None if version is None else asdict(version)
+
+    return {
+        "model": name,
+        "state": slots.state.value,
+        "ratchet": slots.ratchet,
+        "active": described(slots.version(slots.active)),
+        "spare": described(slots.version(slots.spare)),
+        "serving": serving,
+    }
+
+
+def _text(value: dict[str, Any]) -> str:
+    daemon = f"runs (pid {value['daemon']['pid']})" if value["daemon"]["running"] else "does not run"
+    engines = ", ".join(f"{name} {version}" for name, version in value["engines"].items() if version)
+    lines = [
+        f"device   {value['device']} at site {value['site']}, profile {value['profile']}, {value['machine']}",
+        f"daemon   {daemon}, socket {value['socket']}",
+        f"engines  {engines}",
+        f"space    {value['disk_free_bytes'] // 1024**2} MB free",
+    ]
+    return "\n".join([*lines, *(_model_line(model) for model in value["models"])])
+
+
+def _model_line(model: dict[str, Any]) -> str:
+    active, serving = model["active"], model["serving"] or {}
+    release = f"release {active['release']}" if active else "no release"
+    line = f"model    {model['model']}: {release}, {model['state']}, {serving.get('state', 'not served')}"
+    if serving.get("engine"):
+        line += f" on {serving['engine']} {serving['engine_version']}, batches up to {serving['batch_cap']}"
+    if "requests" in serving:
+        requests, latency = serving["requests"], serving["requests"]["latency_ms"]
+        line += f"; {requests['requests']} requests, p50 {latency['p50']} ms, p99 {latency['p99']} ms"
+    return f"{line}; fault: {serving['fault']}" if serving.get("fault") else line

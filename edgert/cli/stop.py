@@ -1,0 +1,48 @@
+"""`edgertd stop`."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+
+import click
+
+from edgert.cli.output import emit
+from edgert.config import StateDir
+from edgert.errors import DaemonUnreachable, DeviceError
+from edgert.serving.control import ask
+
+STOP_S_MAX = 30.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def stop(state: StateDir, as_json: bool) -> None:
+    """Stop the daemon: what has arrived is answered, what comes after is refused. Does nothing where none runs.
+
+    \b
+    Example:
+      edgertd stop
+    """
+    try:
+        pid = ask(state.control_socket, {"op": "stop"}, 5.0)["pid"]
+    except DaemonUnreachable:
+        emit({"stopped": False}, "no daemon runs here", as_json)
+        return
+    until = time.monotonic() + STOP_S_MAX
+    while not _lock_is_free(state):
+        if time.monotonic() > until:
+            raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s; look at {state.log}")
+        time.sleep(0.02)
+    emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
+
+
+def _lock_is_free(state: StateDir) -> bool:
+    """Whether no daemon holds the pid file any more."""
+    with state.pid.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

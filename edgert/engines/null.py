@@ -1,0 +1,64 @@
+"""The null engine: the specification of the seam, with no vendor in it.
+
+Its artifact is a JSON file. `{"op": "copy"}` gives output i the values of input i; `{"op": "sum"}`
+gives each output, per item, the sum of input 0 in every element. `delay_s` is how long one run takes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines import EngineOptions, LocalArtifact
+from edgert.errors import EngineFailed
+from edgert.tensors import TensorSpec
+
+
+class NullEngine:
+    name = "null"
+
+    def version(self) -> str:
+        return "1"
+
+    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
+        return None
+
+    def load(self, artifact: LocalArtifact, options: EngineOptions) -> NullSession:
+        try:
+            program = json.loads(artifact.path.read_bytes())
+            op, delay_s = str(program["op"]), float(program.get("delay_s", 0))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineFailed(f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}") from error
+        if op not in ("copy", "sum"):
+            raise EngineFailed(f"null engine knows 'copy' and 'sum', not {op!r}")
+        return NullSession(artifact.inputs, artifact.outputs, op, delay_s)
+
+
+class NullSession:
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], op: str, delay_s: float
+    ) -> None:
+        self.inputs, self.outputs, self._op, self._delay_s = inputs, outputs, op, delay_s
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        if self._op == "copy":
+            return [array.astype(spec.dtype) for array, spec in zip(tensors, self.outputs, strict=False)]
+        first = tensors[0]
+        sums = first.reshape(len(first), -1).sum(axis=1)
+        return [_spread(sums, spec) for spec in self.outputs]
+
+    def close(self) -> None:
+        return None
+
+
+def _spread(sums: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """`sums` (one per item) in every element of an array of `spec`."""
+    shape = (len(sums), *spec.item_shape)
+    return np.broadcast_to(sums.reshape(-1, *(1 for _ in spec.item_shape)), shape).astype(spec.dtype)

@@ -1,0 +1,271 @@
+"""The error tree: one root, a stable code on each class, grouped by who must act.
+
+A message gives the value, the limit and the next step. `code` is part of the public contract
+(scripts and other languages match on it), `exit_code` is what the command line exits with, and
+`wire_code` is the number that crosses the local socket (see docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+
+class EdgeRTError(Exception):
+    """Root of every error that EdgeRT raises on purpose.
+
+    `retryable` says whether the same call may succeed later, unchanged; `retry_after_s` is the
+    server's advice in seconds, or None.
+    """
+
+    code = "internal"
+    exit_code = 1
+    wire_code = 1
+    retryable = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+# --- the caller's request must change -------------------------------------------------------
+
+
+class RequestError(EdgeRTError):
+    """The request itself is wrong; sending it again will not help."""
+
+    code = "request.invalid"
+    exit_code = 8
+    wire_code = 10
+
+
+class ProtocolError(RequestError):
+    """Bytes on the local socket are not the protocol of docs/protocol.md."""
+
+    code = "request.protocol"
+    wire_code = 11
+
+
+class ModelNotFound(RequestError):
+    """No model of that name is active on the device."""
+
+    code = "request.model_not_found"
+    wire_code = 12
+
+
+class DeadlineExceeded(RequestError):
+    """The request's deadline passed before the engine could start on it, or before an answer came."""
+
+    code = "request.deadline_exceeded"
+    wire_code = 13
+
+
+# --- the caller may try again ---------------------------------------------------------------
+
+
+class Unavailable(EdgeRTError):
+    """The daemon cannot answer now; the same request may succeed later."""
+
+    code = "unavailable"
+    exit_code = 8
+    wire_code = 20
+    retryable = True
+
+
+class Overloaded(Unavailable):
+    """The model's bounded queue is full; `retry_after_s` says when to come back."""
+
+    code = "unavailable.overloaded"
+    wire_code = 21
+
+
+class WorkerLost(Unavailable):
+    """The worker process ended while this request was in it; it may be sent again."""
+
+    code = "unavailable.worker_lost"
+    wire_code = 22
+
+
+class DaemonUnreachable(Unavailable):
+    """Nothing answers on the daemon's socket."""
+
+    code = "unavailable.daemon"
+    wire_code = 23
+
+
+class ShuttingDown(Unavailable):
+    """The daemon is stopping and takes no new request."""
+
+    code = "unavailable.shutting_down"
+    wire_code = 24
+
+
+# --- the bundle must change -----------------------------------------------------------------
+
+
+class BundleError(EdgeRTError):
+    """A bundle cannot be accepted; what is live on the device stays live."""
+
+    code = "bundle.invalid"
+    exit_code = 5
+    wire_code = 30
+
+
+class BundleCorrupt(BundleError):
+    """Bytes differ from what the signed manifest promises."""
+
+    code = "bundle.corrupt"
+
+
+class SignatureInvalid(BundleError):
+    """The signature does not match, or the key is not one that this device trusts."""
+
+    code = "bundle.signature_invalid"
+
+
+class ReleaseTooOld(BundleError):
+    """The release number is below the highest that this device has marked good."""
+
+    code = "bundle.release_too_old"
+
+
+class NotCompatible(BundleError):
+    """The bundle holds nothing for this device's profile or processor."""
+
+    code = "bundle.not_compatible"
+
+
+# --- the device must change -----------------------------------------------------------------
+
+
+class DeviceError(EdgeRTError):
+    """The device cannot do what was asked in the state it is in."""
+
+    code = "device.error"
+    exit_code = 7
+    wire_code = 40
+
+
+class EngineMissing(DeviceError):
+    """The engine's SDK is not installed; the message names what to install."""
+
+    code = "device.engine_missing"
+    wire_code = 41
+
+
+class EngineFailed(DeviceError):
+    """The engine refused to load the artifact or to run it."""
+
+    code = "device.engine_failed"
+    wire_code = 42
+
+
+class TransitionRefused(DeviceError):
+    """The slots' transition table has no such step from the present state."""
+
+    code = "device.transition_refused"
+
+
+class SlotsBusy(DeviceError):
+    """Another command holds the model's slots."""
+
+    code = "device.slots_busy"
+    retryable = True
+
+
+class HealthCheckFailed(DeviceError):
+    """The active version's answers differ from the bundle's golden outputs."""
+
+    code = "device.health_check_failed"
+    exit_code = 9
+
+
+class StorageFailed(DeviceError):
+    """The device's disk refused a write (full, read-only, failing); nothing was activated."""
+
+    code = "device.storage_failed"
+
+
+class DeviceUnreachable(EdgeRTError):
+    """The host cannot reach the device, or the link died."""
+
+    code = "device.unreachable"
+    exit_code = 6
+    retryable = True
+
+
+class HostKeyMismatch(EdgeRTError):
+    """The device shows another SSH host key than the one that was pinned; nothing was sent."""
+
+    code = "device.host_key_mismatch"
+    exit_code = 6
+
+
+class RolledBack(EdgeRTError):
+    """A deployment failed on the device and the version before it is live again."""
+
+    code = "deploy.rolled_back"
+    exit_code = 9
+
+
+# --- what was given to the host's commands must change --------------------------------------
+
+
+class InputError(EdgeRTError):
+    """A file or an option given to a command cannot be used."""
+
+    code = "input.invalid"
+    exit_code = 4
+
+
+class SourceInvalid(InputError):
+    """The source model cannot be packed."""
+
+    code = "input.source_invalid"
+
+
+class CalibrationInvalid(InputError):
+    """The calibration or hold-out samples do not fit the model."""
+
+    code = "input.calibration_invalid"
+
+
+class OperatorUnsupported(InputError):
+    """A target cannot take an operator of the model; the message names operator and node."""
+
+    code = "input.operator_unsupported"
+
+
+class ConfigInvalid(InputError):
+    """A profile, an inventory, a key or a configuration file is wrong or missing."""
+
+    code = "input.config_invalid"
+
+
+class AccuracyTooLow(EdgeRTError):
+    """An artifact lost more accuracy than allowed."""
+
+    code = "build.accuracy_too_low"
+    exit_code = 3
+
+
+class BuildFailed(EdgeRTError):
+    """A builder's own tool failed on a model that looked sound."""
+
+    code = "build.failed"
+    exit_code = 4
+
+
+def by_wire_code(wire_code: int) -> type[EdgeRTError]:
+    """The class that travels as `wire_code`; the root class for a number not known here."""
+    return _BY_WIRE_CODE.get(wire_code, EdgeRTError)
+
+
+def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:
+    found: list[type[EdgeRTError]] = []
+    for child in cls.__subclasses__():
+        found += [child, *_descendants(child)]
+    return found
+
+
+# A class that inherits its parent's wire_code travels as its parent.
+_CLASSES: list[type[EdgeRTError]] = [EdgeRTError, *_descendants(EdgeRTError)]
+_BY_WIRE_CODE = {cls.wire_code: cls for cls in _CLASSES if "wire_code" in vars(cls)}

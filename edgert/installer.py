@@ -1,0 +1,161 @@
+"""Install a bundle into a model's spare slot: verify, check that it is for this device, unpack, name it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.bundle import Bundle, open_bundle
+from edgert.config import DeviceConfig, StateDir
+from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
+from edgert.errors import BundleCorrupt, BundleError, ConfigInvalid, ReleaseTooOld, StorageFailed, TransitionRefused
+from edgert.manifest import ArtifactEntry, Manifest
+from edgert.signing import parse_envelope, read_trusted_keys
+from edgert.slots import ON_TRIAL, STAGE_NAME, SlotState, SlotStore, Version
+
+MANIFEST_NAME = "manifest.dsse.json"
+SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an install did. `already_active` where the very same content serves already."""
+
+    model: str
+    release: int
+    digest: str
+    already_active: bool
+
+
+@dataclass(frozen=True)
+class InstalledVersion:
+    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first."""
+
+    manifest: Manifest
+    digest: str
+    folder: Path
+    artifacts: tuple[ArtifactEntry, ...]
+
+    def local(self, artifact: ArtifactEntry) -> LocalArtifact:
+        entry = self.manifest.file(artifact.entry)
+        return LocalArtifact(
+            engine=artifact.engine,
+            path=self.folder / artifact.entry,
+            inputs=self.manifest.inputs,
+            outputs=self.manifest.outputs,
+            sha256=entry.sha256,
+        )
+
+
+def install(
+    path: Path, state: StateDir, config: DeviceConfig, progress: Callable[[str], None] = lambda _: None
+) -> Installed:
+    """Verify the bundle at `path` and put this device's part of it into the model's spare slot.
+
+    What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
+    and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
+    """
+    trusted = read_trusted_keys(state.keys)
+    if not trusted:
+        raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
+    with open_bundle(path, trusted) as bundle:
+        manifest = bundle.manifest
+        target = manifest.target_for(config.profile, config.machine)
+        store = SlotStore(state.models / manifest.model)
+        with store.locked():
+            before = store.read()
+            if _serves(before, bundle.digest):
+                return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
+            _check_release(manifest, bundle.digest, before)
+            artifacts = tuple(manifest.artifact(name) for name in target.artifacts)
+            _unpack(bundle, artifacts, store.folder / STAGE_NAME, progress)
+            _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, progress)
+            store.put_staged(Version(manifest.release, bundle.digest, good=False))
+    return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
+
+
+def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
+    """Read a slot's manifest. Raises BundleCorrupt when it is not the one whose digest is given."""
+    try:
+        payload = parse_envelope((folder / MANIFEST_NAME).read_bytes()).payload
+    except OSError as error:
+        raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
+    if hashlib.sha256(payload).hexdigest() != digest:
+        raise BundleCorrupt(f"the manifest in {folder} is not the one that was installed: the disk may be failing")
+    manifest = Manifest.from_bytes(payload)
+    target = manifest.target_for(config.profile, config.machine)
+    return InstalledVersion(manifest, digest, folder, tuple(manifest.artifact(name) for name in target.artifacts))
+
+
+def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
+    """Hash the artifact's files as they lie on disk. Raises BundleCorrupt: cards and flash do rot."""
+    for path in artifact.files:
+        with (version.folder / path).open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1024**2):
+                digest.update(chunk)
+        if digest.hexdigest() != version.manifest.file(path).sha256:
+            raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")
+
+
+def _serves(state: SlotState, digest: str) -> bool:
+    active = state.version(state.active)
+    return active is not None and active.digest == digest
+
+
+def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
+    if state.state in ON_TRIAL:  # said before minutes of unpacking, and again by the table
+        raise TransitionRefused("a version is on trial; mark-good or rollback it first")
+    if manifest.release < state.ratchet and not manifest.downgrade:
+        raise ReleaseTooOld(
+            f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
+            f"build with --release {state.ratchet + 1}, or sign a way back with --downgrade"
+        )
+    for slot in (state.a, state.b):
+        if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:
+            raise BundleError(
+                f"release {manifest.release} of {manifest.model} is here already with other content: "
+                f"build with --release {max(state.ratchet, manifest.release) + 1}"
+            )
+
+
+def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, progress: Callable[[str], None]) -> None:
+    manifest = bundle.manifest
+    wanted = frozenset(
+        path
+        for paths in (manifest.golden_inputs, *((*a.files, *a.golden_outputs) for a in artifacts))
+        for path in paths
+    )
+    shutil.rmtree(stage, ignore_errors=True)
+    need = sum(manifest.file(path).size_bytes for path in wanted) + SPARE_BYTES
+    free = shutil.disk_usage(stage.parent).free
+    if free < need:
+        raise StorageFailed(
+            f"{stage.parent} has {free // 1024**2} MB free, the bundle needs {need // 1024**2 + 1} MB: "
+            "free some space and install again"
+        )
+    progress(f"unpacking release {manifest.release} of {manifest.model}")
+    try:
+        stage.mkdir()
+        try:
+            with (stage / MANIFEST_NAME).open("xb") as file:
+                file.write(bundle.envelope.raw)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageFailed(f"cannot write into {stage}: {error.strerror}") from error
+        bundle.unpack(stage, wanted)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
+def _prepare(version: InstalledVersion, state: StateDir, progress: Callable[[str], None]) -> None:
+    """Let each engine compile what it wants to have compiled, while the old version still serves."""
+    options = EngineOptions(cache_dir=state.cache)
+    for artifact in version.artifacts:
+        engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)

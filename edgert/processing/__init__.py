@@ -1,0 +1,1 @@
+"""Pre- and post-processing that the manifest states: pure functions over arrays."""

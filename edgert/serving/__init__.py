@@ -1,0 +1,1 @@
+"""The daemon: a supervisor that accepts and hands over connections, and one worker process a model."""

@@ -1,0 +1,171 @@
+"""The prediction cache: exact, bounded in bytes and age; identical inputs in flight run once.
+
+What is cached is the future: the first request of a key computes, those that come meanwhile wait for it.
+A failure is not kept: the waiters compute for themselves. Keys are seeded per process, so nobody outside
+can make two inputs collide. One cache serves one version of one model; a new version starts empty.
+
+Where the engine time that hits save is less than the time spent on hashing, the cache turns itself off
+and tries again later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import xxhash
+from numpy.typing import NDArray
+
+PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
+OFF_S = 30.0
+ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
+
+Arrays = list[NDArray[Any]]
+
+
+class _Entry:
+    __slots__ = ("born_s", "gates", "size_bytes", "value")
+
+    def __init__(self, born_s: float) -> None:
+        self.born_s = born_s
+        self.value: Arrays | None = None  # None while it is computed
+        self.gates: list[threading.Lock] = []
+        self.size_bytes = 0
+
+
+class PredictionCache:
+    """Answers by input content. `max_bytes` 0 turns it off for good. Every method is thread-safe."""
+
+    def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        self._mutex = threading.Lock()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._off_until_s = 0.0
+        self._probe_hits = self._probe_lookups = 0
+        self._spent_ns = self._saved_ns = 0
+        self.size_bytes = 0
+        self.hits = self.misses = 0
+
+    @property
+    def on(self) -> bool:
+        return self._max_bytes > 0 and (not self._off_until_s or self._clock() >= self._off_until_s)
+
+    def key(self, inputs: Sequence[NDArray[Any]]) -> bytes:
+        """16 bytes that stand for the values, dtypes and shapes of `inputs` (C-contiguous)."""
+        if len(inputs) == 1:
+            array = inputs[0]
+            digest = xxhash.xxh3_128_digest(array.data, self._seed)
+            return digest + f"{array.shape}{array.dtype.char}".encode()
+        state = xxhash.xxh3_128(seed=self._seed)
+        for array in inputs:
+            state.update(f"{array.shape}{array.dtype.char}".encode())
+            state.update(array.data)
+        return state.digest()
+
+    def get_or_run(
+        self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
+    ) -> tuple[Arrays, bool]:
+        """The answer of `key` and whether it was there: from the cache, from a run under way, or from `run`."""
+        while True:
+            with self._mutex:
+                entry = self._fresh(key)
+                if entry is None:
+                    entry = self._entries[key] = _Entry(self._clock())
+                    self.misses += 1
+                    break
+                if entry.value is not None:
+                    self._entries.move_to_end(key)
+                    self.hits += 1
+                    return entry.value, True
+                gate = threading.Lock()
+                gate.acquire()
+                entry.gates.append(gate)
+            gate.acquire(timeout=-1 if wait_until_s is None else max(0.0, wait_until_s - self._clock()))
+            if entry.value is not None:
+                with self._mutex:
+                    self.hits += 1
+                return entry.value, True
+            # It failed for the one that ran it, or took too long: compute without the cache.
+            return run(), False
+        return self._compute(key, entry, run), False
+
+    def judge(self, hit: bool, hash_ns: int, engine_ns: int) -> None:
+        """Count what one lookup cost and saved; turn off for a while where it does not pay."""
+        with self._mutex:
+            self._probe_lookups += 1
+            self._spent_ns += hash_ns
+            if hit:
+                self._probe_hits += 1
+            else:
+                self._saved_ns += engine_ns  # for the mean cost of a run
+            if self._probe_lookups < PROBE_LOOKUPS:
+                return
+            runs = self._probe_lookups - self._probe_hits
+            mean_run_ns = self._saved_ns / runs if runs else float("inf")
+            if self._probe_hits * mean_run_ns < self._spent_ns:
+                self._off_until_s = self._clock() + OFF_S
+                self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
+                self.size_bytes = 0
+            self._probe_lookups = self._probe_hits = self._spent_ns = self._saved_ns = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "on": self.on,
+            "entries": len(self._entries),
+            "bytes": self.size_bytes,
+            "max_bytes": self._max_bytes,
+            "hits": self.hits,
+            "misses": self.misses,
+        }
+
+    def _fresh(self, key: bytes) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.value is not None and self._clock() - entry.born_s > self._ttl_s:
+            self._drop(key)
+            return None
+        return entry
+
+    def _compute(self, key: bytes, entry: _Entry, run: Callable[[], Arrays]) -> Arrays:
+        try:
+            # Copies: what ran as part of a batch must not keep the whole batch's arrays alive.
+            value = [array.copy() for array in run()]
+        except BaseException:
+            with self._mutex:
+                if self._entries.get(key) is entry:
+                    del self._entries[key]
+            self._open(entry)
+            raise
+        for array in value:
+            array.flags.writeable = False
+        with self._mutex:
+            entry.value = value
+            entry.size_bytes = ENTRY_OVERHEAD_BYTES + sum(array.nbytes for array in value)
+            if self._entries.get(key) is entry:
+                self.size_bytes += entry.size_bytes
+                self._make_room()
+        self._open(entry)
+        return value
+
+    def _open(self, entry: _Entry) -> None:
+        with self._mutex:
+            gates, entry.gates = entry.gates, []
+        for gate in gates:
+            gate.release()
+
+    def _make_room(self) -> None:
+        """Drop the least recently used answers until the rest fits; runs under way stay."""
+        for key in list(self._entries):
+            if self.size_bytes <= self._max_bytes:
+                return
+            if self._entries[key].value is not None:
+                self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        self.size_bytes -= self._entries.pop(key).size_bytes

@@ -1,0 +1,46 @@
+"""Messages between the supervisor and its workers: JSON in single datagrams, with descriptors attached."""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+from typing import Any
+
+from edgert.errors import EdgeRTError
+
+MESSAGE_BYTES_MAX = 160 * 1024
+DESCRIPTORS_MAX = 4
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends; each message arrives whole or not at all."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MESSAGE_BYTES_MAX)
+    return ours, theirs
+
+
+def send(end: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    """Raises OSError when the other end is gone."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise EdgeRTError(f"a control message of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are sent")
+    attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    end.sendmsg([data], attached)
+
+
+def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its descriptors; None when the other end is gone."""
+    space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
+    try:
+        data, attached, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    if not data:
+        return None
+    descriptors = array.array("i")
+    for level, kind, content in attached:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return json.loads(data), list(descriptors)

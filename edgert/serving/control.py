@@ -1,0 +1,52 @@
+"""The control socket's little language: one JSON line asks, one answers. Used by `edgertd`'s commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
+
+LINE_BYTES_MAX = 256 * 1024
+
+
+def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Send one request to the daemon whose control socket is `path`.
+
+    Raises DaemonUnreachable where none listens or none answers in time, and the daemon's own error.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(os.fspath(path))
+            sock.sendall(json.dumps(request).encode() + b"\n")
+            with sock.makefile("rb") as lines:
+                line = lines.readline(LINE_BYTES_MAX)
+        except TimeoutError as error:
+            raise DaemonUnreachable(f"the daemon gave no answer within {timeout_s:.0f} s") from error
+        except OSError as error:
+            raise DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start") from error
+    try:
+        value = json.loads(line)
+        if "error" in value:
+            raise _error_of(value["error"])
+        return dict(value["ok"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError("the daemon ended before it answered; look at its log") from error
+
+
+def answer_of(value: dict[str, Any]) -> dict[str, Any]:
+    return {"ok": value}
+
+
+def error_answer(error: EdgeRTError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "exit_code": error.exit_code, "message": error.message}}
+
+
+def _error_of(value: dict[str, Any]) -> EdgeRTError:
+    error = DeviceError(str(value["message"]))
+    error.code, error.exit_code = str(value["code"]), int(value["exit_code"])
+    return error

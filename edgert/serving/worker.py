@@ -1,0 +1,318 @@
+"""The worker process: one version of one model, a thread a connection.
+
+It is started by the supervisor with one end of a channel (edgert.serving.channel), is told what to load,
+says `ready` or `failed`, then receives clients' connections whose hello the supervisor has read. It never
+listens on anything itself. When the channel closes it drains and ends, so it never outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgert import wire
+from edgert.client import send_all
+from edgert.config import DeviceConfig, StateDir, read_config
+from edgert.errors import EdgeRTError, Overloaded, ProtocolError, ShuttingDown
+from edgert.installer import load_version
+from edgert.serving import channel
+from edgert.serving.batcher import Batcher
+from edgert.serving.cache import PredictionCache
+from edgert.serving.model import LoadedModel, load_model
+from edgert.serving.pipeline import Pipeline, Served
+from edgert.telemetry.messages import Topics, release_id
+from edgert.telemetry.reporter import Reporter
+from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.spool import Spool
+
+STALL_S = 10.0  # a client that stops in the middle of a frame for this long is cut off
+DRAIN_S = 10.0
+THREAD_STACK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """What the supervisor asks for: the slot's folder, the digest it must have, the daemon's boot id."""
+
+    model: str
+    folder: Path
+    digest: str
+    state: StateDir
+    boot: str
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> LoadOrder:
+        return cls(
+            value["model"], Path(value["folder"]), value["digest"], StateDir(Path(value["state"])), value["boot"]
+        )
+
+
+def main() -> None:
+    """Entry of `python -m edgert.serving.worker`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel", type=int, required=True)
+    end = socket.socket(fileno=parser.parse_args().channel)
+    # The supervisor alone decides when a worker ends; a Ctrl-C in its terminal reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    received = channel.receive(end)
+    if received is None:
+        return
+    order = LoadOrder.from_json(received[0])
+    try:
+        config = read_config(order.state)
+        model = load_model(load_version(order.folder, order.digest, config), order.state, config)
+    except EdgeRTError as error:
+        channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
+        sys.exit(1)
+    worker = Worker(order, config, model)
+    worker.start(end)
+    worker.attend(end)
+    worker.stop()
+    # Some engines' own threads make the interpreter's orderly exit slow or fatal; all that matters is closed.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Worker:
+    """Serves connections on a loaded model until told to stop."""
+
+    def __init__(self, order: LoadOrder, config: DeviceConfig, model: LoadedModel) -> None:
+        serving = config.serving
+        manifest = model.version.manifest
+        self._model, self._config = model, config
+        self._batcher = Batcher(model.session, model.batch_cap, serving.queue_max)
+        self._cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
+        self._pipeline = Pipeline(model, self._batcher, self._cache)
+        self._recorder = WindowRecorder(manifest.model)
+        self._reporter = _reporter(order, config, model, self._recorder)
+        self._welcome = wire.json_frame(
+            wire.WELCOME,
+            {
+                "model": manifest.model,
+                "release": manifest.release,
+                "engine": model.artifact.engine,
+                "frame_bytes_max": self._frame_bytes_max,
+                **self._pipeline.welcome(),
+            },
+        )
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._last_word = wire.json_frame(wire.MOVED, {})
+        self._stopping = False
+
+    @property
+    def _frame_bytes_max(self) -> int:
+        return int(self._config.serving.frame_mb * 1024**2)
+
+    def start(self, end: socket.socket) -> None:
+        """Begin to report, and tell the supervisor that connections may come."""
+        threading.stack_size(THREAD_STACK_BYTES)
+        if self._reporter is not None:
+            self._reporter.start()
+            if self._model.degraded:
+                self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
+        channel.send(end, {"op": "ready", **self._facts()})
+
+    def attend(self, end: socket.socket) -> None:
+        """Take the supervisor's messages until it says stop or is gone."""
+        while (received := channel.receive(end)) is not None:
+            message, descriptors = received
+            if message["op"] == "connection":
+                for descriptor in descriptors:
+                    self._accept(socket.socket(fileno=descriptor))
+            elif message["op"] == "stats":
+                with contextlib.suppress(OSError):  # a supervisor that is gone ends the loop
+                    channel.send(end, {"op": "stats", "id": message["id"], **self._facts(), **self._stats()})
+            elif message["op"] == "stop":
+                if message["final"]:
+                    self._last_word = wire.error_frame(ShuttingDown("the daemon is stopping", retry_after_s=1.0))
+                return
+        self._last_word = wire.error_frame(ShuttingDown("the daemon is gone", retry_after_s=1.0))
+
+    def stop(self) -> None:
+        """Answer what has arrived, tell every client to go elsewhere, report what is left."""
+        with self._lock:
+            self._stopping = True
+            for sock in self._connections:
+                # What was sent before this is still read and answered; then the thread sees the end.
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RD)
+        until = time.monotonic() + DRAIN_S
+        while self._connections and time.monotonic() < until:
+            time.sleep(0.002)
+        if self._reporter is not None:
+            self._reporter.stop()
+        self._model.session.close()
+
+    def _accept(self, sock: socket.socket) -> None:
+        with self._lock:
+            if len(self._connections) < self._config.serving.connections_max and not self._stopping:
+                self._connections.add(sock)
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+                return
+        error = Overloaded(
+            f"{self._config.serving.connections_max} clients are connected, the limit", retry_after_s=0.5
+        )
+        with contextlib.suppress(OSError):
+            sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
+        sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """One connection, until it ends."""
+        try:
+            stall = struct.pack("ll", int(STALL_S), 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
+            sock.sendall(self._welcome)
+            self._serve_frames(sock)
+            if self._stopping:
+                sock.sendall(self._last_word)
+        except ProtocolError as error:
+            with contextlib.suppress(OSError):
+                sock.sendall(wire.error_frame(error))
+        except OSError:
+            pass  # the client is gone or takes nothing: there is nobody to tell
+        finally:
+            with self._lock:
+                self._connections.discard(sock)
+            sock.close()
+
+    def _serve_frames(self, sock: socket.socket) -> None:
+        frames = FrameReader(sock, self._frame_bytes_max)
+        views: tuple[wire.WireTensor, ...] = ()
+        arrays: list[Any] = []
+        while (request := frames.read()) is not None:
+            began_ns = frames.began_ns
+            if request.kind == wire.PING:
+                sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
+                continue
+            if request.kind != wire.INFER:
+                raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+            try:
+                if request.tensors is not views or not arrays:
+                    arrays = self._pipeline.arrays(request.tensors)
+                    views = request.tensors
+                deadline_s = time.monotonic() + request.arg / 1e6 if request.arg else None
+                served = self._pipeline.infer(request, arrays, time.perf_counter_ns() - began_ns, deadline_s)
+            except EdgeRTError as error:
+                self._refuse(sock, request, error, began_ns)
+                continue
+            except Exception as error:  # noqa: BLE001  # one request must not take the connection along
+                _log(f"{type(error).__name__} in a request: {error}")
+                self._refuse(sock, request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
+                continue
+            self._send(sock, served, began_ns)
+
+    def _send(self, sock: socket.socket, served: Served, began_ns: int) -> None:
+        encoding_ns = time.perf_counter_ns()
+        send_all(sock, served.parts)
+        sent_ns = time.perf_counter_ns()
+        self._recorder.record(
+            RequestSpan(
+                "ok",
+                (sent_ns - began_ns) // 1000,
+                *served.stages,
+                served.batch,
+                served.cache_hit,
+            )
+        )
+
+    def _refuse(self, sock: socket.socket, request: wire.Frame, error: EdgeRTError, began_ns: int) -> None:
+        outcome = "shed" if isinstance(error, Overloaded) else "error"
+        self._recorder.record(RequestSpan(outcome, (time.perf_counter_ns() - began_ns) // 1000))  # type: ignore[arg-type]
+        sock.sendall(wire.error_frame(error, request_id=request.request_id))
+
+    def _facts(self) -> dict[str, Any]:
+        model = self._model
+        return {
+            "release": model.version.manifest.release,
+            "digest": model.version.digest,
+            "engine": model.artifact.engine,
+            "engine_version": model.engine_version,
+            "precision": model.artifact.precision,
+            "degraded": model.degraded,
+            "tried": list(model.tried),
+            "batch_cap": self._batcher.cap,
+            "load_s": round(model.load_s, 3),
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        return {
+            "connections": len(self._connections),
+            "waiting": self._batcher.waiting,
+            "batches_closed": dict(self._batcher.closed),
+            "cache": self._cache.as_json(),
+            "requests": self._recorder.snapshot().as_json(),
+        }
+
+
+class FrameReader:
+    """Reads frames off a blocking socket. `began_ns` is when the first bytes of the last frame were here."""
+
+    def __init__(self, sock: socket.socket, frame_bytes_max: int) -> None:
+        self._recv_into = sock.recv_into
+        self._frames = wire.FrameBuffer(frame_bytes_max)
+        self.began_ns = 0
+
+    def read(self) -> wire.Frame | None:
+        """The next frame, or None at the end. Raises ProtocolError, also for a client that stalls inside a frame."""
+        frames = self._frames
+        request = frames.next_frame()
+        self.began_ns = time.perf_counter_ns()
+        if request is not None:
+            return request
+        inside = False
+        while True:
+            try:
+                if not inside:
+                    count = self._recv_into(frames.writable())
+                    self.began_ns = time.perf_counter_ns()
+                else:
+                    missing = frames.missing()
+                    count = self._recv_into(frames.writable()[:missing], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                if not inside:
+                    continue  # an idle client may stay as long as it likes
+                raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from None
+            if not count:
+                return None
+            frames.wrote(count)
+            request = frames.next_frame()
+            if request is not None:
+                return request
+            inside = True
+
+
+def _reporter(order: LoadOrder, config: DeviceConfig, model: LoadedModel, recorder: WindowRecorder) -> Reporter | None:
+    """The thread that reports; None where the spool cannot be opened: a full disk must not stop serving."""
+    try:
+        return Reporter(
+            recorder,
+            Spool(order.state.spool, log=_log),
+            Topics(config.site, config.device),
+            boot=order.boot,
+            model_version=release_id(model.version.manifest.release),
+            window_s=config.serving.window_s,
+            log=_log,
+        )
+    except EdgeRTError as error:
+        _log(f"telemetry: nothing is recorded: {error.message}")
+        return None
+
+
+def _log(line: str) -> None:
+    print(f"edgertd: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""A/B slots of one model: which version is live, which is on trial, which one we go back to.
+
+All that is true of a model's slots stands in one file, `state.json`, and changes by writing a new one
+beside it, fsync, rename, fsync of the folder. So a crash at any instant leaves the old state or the new
+one. A slot's folder is only ever written while `state.json` does not name it.
+
+On trial, the version serves but is not trusted yet: unless `mark_good` comes in time, the one before it
+returns. A reboot during a trial ends it the same way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+
+FORMAT = 1
+SLOT_NAMES = ("a", "b")
+STAGE_NAME = "stage"
+TRIAL_S_MAX = 24 * 3600.0
+
+
+class State(str, Enum):
+    """Where a model stands. 'First' states have no good version to go back to."""
+
+    EMPTY = "empty"  # nothing serves
+    FIRST_STAGED = "first-staged"  # the first version lies in a slot, nothing serves
+    FIRST_TRIAL = "first-trial"  # the first version serves on trial
+    STEADY = "steady"  # a good version serves
+    STAGED = "staged"  # a good version serves, a new one lies in the other slot
+    TRIAL = "trial"  # a new version serves on trial, the good one lies in the other slot
+
+
+class Event(str, Enum):
+    INSTALL = "install"
+    ACTIVATE = "activate"
+    MARK_GOOD = "mark-good"
+    ROLLBACK = "rollback"
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.EMPTY,        Event.INSTALL):   State.FIRST_STAGED,
+    (State.FIRST_STAGED, Event.INSTALL):   State.FIRST_STAGED,
+    (State.FIRST_STAGED, Event.ACTIVATE):  State.FIRST_TRIAL,
+    (State.FIRST_STAGED, Event.ROLLBACK):  State.EMPTY,
+    (State.FIRST_TRIAL,  Event.MARK_GOOD): State.STEADY,
+    (State.FIRST_TRIAL,  Event.ROLLBACK):  State.EMPTY,
+    (State.STEADY,       Event.INSTALL):   State.STAGED,
+    (State.STEADY,       Event.ROLLBACK):  State.STEADY,
+    (State.STAGED,       Event.INSTALL):   State.STAGED,
+    (State.STAGED,       Event.ACTIVATE):  State.TRIAL,
+    (State.STAGED,       Event.ROLLBACK):  State.STEADY,
+    (State.TRIAL,        Event.MARK_GOOD): State.STEADY,
+    (State.TRIAL,        Event.ROLLBACK):  State.STEADY,
+}  # fmt: skip
+
+ON_TRIAL = (State.FIRST_TRIAL, State.TRIAL)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What lies in a slot. `digest` identifies the bundle's whole content; `good` once it was marked so."""
+
+    release: int
+    digest: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Until when a trial lasts, on this boot's clock that also counts suspend (CLOCK_BOOTTIME, seconds)."""
+
+    boot_id: str
+    ends_at_s: float
+
+    def over(self, clock: BootClock) -> bool:
+        return self.boot_id != clock.boot_id or clock.now_s() >= self.ends_at_s
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The content of `state.json`. `ratchet` is the highest release ever marked good."""
+
+    state: State = State.EMPTY
+    active: str | None = None
+    a: Version | None = None
+    b: Version | None = None
+    trial: Trial | None = None
+    ratchet: int = 0
+
+    @property
+    def spare(self) -> str:
+        """The slot that does not serve; where nothing serves, `a`."""
+        return "b" if self.active == "a" else "a"
+
+    def version(self, slot: str | None) -> Version | None:
+        return None if slot is None else getattr(self, slot)
+
+    def with_slot(self, slot: str, version: Version | None) -> SlotState:
+        return replace(self, a=version) if slot == "a" else replace(self, b=version)
+
+
+def step(before: SlotState, event: Event, *, trial: Trial | None = None, version: Version | None = None) -> SlotState:
+    """The state after `event`: pure, so that each row of the table can be tested as data.
+
+    `version` goes with INSTALL, `trial` with ACTIVATE. Raises TransitionRefused, naming the way on.
+    """
+    after = TRANSITIONS.get((before.state, event))
+    if after is None:
+        raise TransitionRefused(f"cannot {event.value} while the model is {before.state.value}; {_ADVICE[event]}")
+    if event is Event.INSTALL:
+        return replace(before.with_slot(before.spare, version), state=after)
+    if event is Event.ACTIVATE:
+        return replace(before, state=after, active=before.spare, trial=trial)
+    if event is Event.MARK_GOOD:
+        return _marked_good(before, after)
+    return _rolled_back(before, after)
+
+
+def _marked_good(before: SlotState, after: State) -> SlotState:
+    version = before.version(before.active)
+    assert before.active is not None  # a trial always has an active slot, and a version in it
+    assert version is not None
+    good = before.with_slot(before.active, replace(version, good=True))
+    return replace(good, state=after, trial=None, ratchet=max(before.ratchet, version.release))
+
+
+def _rolled_back(before: SlotState, after: State) -> SlotState:
+    if before.state in (State.STAGED, State.FIRST_STAGED):  # nothing new serves yet: drop what was staged
+        return replace(before.with_slot(before.spare, None), state=after)
+    if before.state is State.FIRST_TRIAL:
+        assert before.active is not None
+        return replace(before.with_slot(before.active, None), state=after, active=None, trial=None)
+    fallback = before.version(before.spare)
+    if fallback is None or not fallback.good:
+        raise TransitionRefused("there is no earlier good version to go back to; deploy one")
+    if before.state is State.TRIAL:  # what failed its trial is not kept
+        assert before.active is not None
+        before = before.with_slot(before.active, None)
+    return replace(before, state=after, active=before.spare, trial=None)
+
+
+_ADVICE = {
+    Event.INSTALL: "mark-good or rollback the version on trial first",
+    Event.ACTIVATE: "install a bundle first",
+    Event.MARK_GOOD: "only a version on trial can be marked good: activate it first",
+    Event.ROLLBACK: "there is nothing to go back from",
+}
+
+
+class BootClock:
+    """Seconds since this boot, suspend included, and the boot's identity."""
+
+    def __init__(self) -> None:
+        try:
+            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            self.boot_id = "unknown"
+
+    def now_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SlotStore:
+    """The slots of one model on disk: `folder/{state.json, lock, a/, b/, stage/}`."""
+
+    def __init__(self, folder: Path, clock: BootClock | None = None) -> None:
+        self.folder = folder
+        self.clock = clock or BootClock()
+
+    def read(self) -> SlotState:
+        """The present state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
+        path = self.folder / "state.json"
+        try:
+            return _from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return SlotState()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageFailed(
+                f"{path} cannot be read ({error}); remove {self.folder} and deploy the model again"
+            ) from error
+
+    @contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """Hold the model's slots against every other process. Without `wait`, raises SlotsBusy if somebody has them."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise SlotsBusy(f"another command works on {self.folder.name} at this moment; try again") from error
+        finally:
+            os.close(descriptor)
+
+    def slot_folder(self, slot: str) -> Path:
+        return self.folder / slot
+
+    def activate(self, trial_s: float) -> SlotState:
+        """Make the staged version live, on trial for `trial_s` seconds."""
+        trial = Trial(self.clock.boot_id, self.clock.now_s() + min(trial_s, TRIAL_S_MAX))
+        return self._apply(Event.ACTIVATE, trial=trial)
+
+    def mark_good(self) -> SlotState:
+        """End the trial: the live version is the one to come back to from now on."""
+        return self._apply(Event.MARK_GOOD)
+
+    def rollback(self, *, wait: bool = True) -> SlotState:
+        """Go back to the good version before, or drop what is staged."""
+        return self._apply(Event.ROLLBACK, wait=wait)
+
+    def expire_trial(self, *, wait: bool = True) -> bool:
+        """Roll back a trial that was not confirmed in time or that a reboot cut short; whether there was one."""
+        with self.locked(wait=wait):
+            before = self.read()
+            if before.state not in ON_TRIAL or (before.trial is not None and not before.trial.over(self.clock)):
+                return False
+            self.commit(step(before, Event.ROLLBACK))
+            return True
+
+    def put_staged(self, version: Version) -> SlotState:
+        """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
+        before = self.read()
+        staged = step(before, Event.INSTALL, version=version)
+        try:
+            # state.json must not name the slot while its folder is replaced.
+            without = before.with_slot(before.spare, None)
+            if before.state in (State.STAGED, State.FIRST_STAGED):
+                without = step(before, Event.ROLLBACK)
+            if without != before:
+                self.commit(without)
+            target = self.slot_folder(before.spare)
+            shutil.rmtree(target, ignore_errors=True)
+            (self.folder / STAGE_NAME).rename(target)
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise StorageFailed(f"cannot fill slot {before.spare} in {self.folder}: {error.strerror}") from error
+        self.commit(staged)
+        return staged
+
+    def commit(self, state: SlotState) -> None:
+        """Replace `state.json`, durably. The caller holds the lock."""
+        path, beside = self.folder / "state.json", self.folder / ".state.json.new"
+        value = {"format": FORMAT, **asdict(state), "state": state.state.value}
+        try:
+            with beside.open("wb") as file:
+                file.write(json.dumps(value, indent=1).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+    def _apply(self, event: Event, trial: Trial | None = None, wait: bool = True) -> SlotState:
+        with self.locked(wait=wait):
+            after = step(self.read(), event, trial=trial)
+            self.commit(after)
+            return after
+
+
+def _from_json(value: dict[str, Any]) -> SlotState:
+    if value["format"] != FORMAT:
+        raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
+    a, b, trial = value["a"], value["b"], value["trial"]
+    return SlotState(
+        state=State(value["state"]),
+        active=value["active"],
+        a=None if a is None else Version(**a),
+        b=None if b is None else Version(**b),
+        trial=None if trial is None else Trial(**trial),
+        ratchet=int(value["ratchet"]),
+    )
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

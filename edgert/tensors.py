@@ -1,0 +1,137 @@
+"""Tensors in the terms of the Open Inference Protocol v2: name, datatype, shape, request, response.
+
+https://github.com/kserve/open-inference-protocol (datatype names: `FP32`, `INT8`, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgert.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Open Inference Protocol name -> NumPy name. BYTES tensors (a JPEG, say) travel as UINT8.
+NUMPY_NAMES = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+DATATYPES = {numpy_name: name for name, numpy_name in NUMPY_NAMES.items()}
+MAX_RANK = 8
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a model takes or gives under one name.
+
+    `shape` counts elements per axis; -1 stands for an axis whose length each request chooses.
+    Axis 0 is the batch axis of every model that `batchable` says can be batched.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.datatype not in NUMPY_NAMES:
+            raise RequestError(f"tensor {self.name!r} has datatype {self.datatype!r}; known: {', '.join(NUMPY_NAMES)}")
+        if len(self.shape) > MAX_RANK or any(n < -1 for n in self.shape):
+            raise RequestError(
+                f"tensor {self.name!r} has shape {list(self.shape)}; at most {MAX_RANK} axes, each >= 0 or -1"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of `datatype`."""
+        import numpy as np  # the supervisor handles specs without paying for NumPy's memory
+
+        return np.dtype(NUMPY_NAMES[self.datatype])
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one item: `shape` without the batch axis."""
+        return self.shape[1:]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TensorSpec:
+        return cls(str(value["name"]), str(value["datatype"]), tuple(int(n) for n in value["shape"]))
+
+    @classmethod
+    def of(cls, name: str, array: NDArray[Any]) -> TensorSpec:
+        """The spec that describes exactly `array`."""
+        if array.dtype.name not in DATATYPES:
+            raise RequestError(f"tensor {name!r} has dtype {array.dtype}; send one of {', '.join(DATATYPES)}")
+        return cls(name, DATATYPES[array.dtype.name], array.shape)
+
+
+def batchable(specs: Sequence[TensorSpec]) -> bool:
+    """Whether rows of different requests may be laid one after the other along axis 0."""
+    return all(spec.shape and spec.shape[0] == -1 for spec in specs)
+
+
+def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor of `datatype` and `shape` may be given where `spec` is asked for."""
+    return (
+        datatype == spec.datatype
+        and len(shape) == len(spec.shape)
+        and all(want in (-1, got) for want, got in zip(spec.shape, shape, strict=True))
+    )
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Microseconds that one request spent in each stage of the daemon, in serving order.
+
+    `engine_us` is that of the whole batch the request was part of; `queue_us` is the wait for it.
+    """
+
+    decode_us: int = 0
+    preprocess_us: int = 0
+    cache_us: int = 0
+    queue_us: int = 0
+    engine_us: int = 0
+    postprocess_us: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """One request as an app states it: arrays by input name, and how long it may take."""
+
+    model: str
+    inputs: dict[str, NDArray[Any]]
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True)
+class InferResponse:
+    """The answer: arrays by output name, the version that gave it, and where the time went.
+
+    `batch` counts the items of the engine run that this answer came from; 0 for a cache hit.
+    """
+
+    model: str
+    release: int
+    outputs: dict[str, NDArray[Any]]
+    stages: StageTimes
+    batch: int
+    cache_hit: bool
