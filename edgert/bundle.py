@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -120,11 +121,11 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleCorrupt(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        try:
-            yield _open(file, trusted)
-        except IsADirectoryError as error:
-            raise BundleCorrupt(f"{path} is a folder, not a bundle") from error
+        yield _open(file, trusted)
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:

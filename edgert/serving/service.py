@@ -20,7 +20,16 @@ from typing import Any
 
 from edgert import wire
 from edgert.config import StateDir
-from edgert.errors import DeviceError, EdgeRTError, EngineFailed, ModelNotFound, Overloaded, SlotsBusy, Unavailable
+from edgert.errors import (
+    DeviceError,
+    EdgeRTError,
+    EngineFailed,
+    ModelNotFound,
+    Overloaded,
+    ShuttingDown,
+    SlotsBusy,
+    Unavailable,
+)
 from edgert.serving import channel
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
 
@@ -92,6 +101,7 @@ class ModelService:
         self._restart_at_s: float | None = None
         self._trial_until_s: float | None = None
         self._give_up_pending = False
+        self._stopped = False
         self.fault: EdgeRTError | None = None
 
     # --- what the supervisor asks -------------------------------------------------------------
@@ -189,6 +199,7 @@ class ModelService:
 
     def stop(self) -> None:
         """The daemon stops: every worker answers what it has and refuses the rest."""
+        self._stopped = True
         for worker in (self.current, self.next):
             if worker is not None:
                 worker.stop(final=True, now_s=self._clock())
@@ -346,9 +357,10 @@ class ModelService:
             settled(error)
 
     def _unavailable(self) -> EdgeRTError:
-        if self.next is not None or self._restart_at_s is not None:
-            wait_s = LOADING_RETRY_S
-            return Unavailable(f"model {self.model} is loading", retry_after_s=wait_s)
+        if self._stopped:
+            return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
+        if self.current is not None or self.next is not None or self._restart_at_s is not None:
+            return Unavailable(f"model {self.model} is loading", retry_after_s=LOADING_RETRY_S)
         if self.fault is not None:
             return Unavailable(f"model {self.model} does not load: {self.fault.message}")
         return ModelNotFound(f"model {self.model} is not active; deploy it")

@@ -1,0 +1,95 @@
+"""A device for tests: a state folder of its own, the real `edgertd` commands, the real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bundles import make_null_bundle
+from edgert import Client
+from edgert.config import StateDir
+from edgert.signing import SigningKey, new_key
+
+WAIT_S_MAX = 30.0
+
+
+@dataclass
+class Device:
+    """`folder` is short, as socket paths must be. Commands fail the test unless `code` says otherwise."""
+
+    folder: Path
+    key: SigningKey = field(default_factory=new_key)
+
+    @property
+    def state(self) -> StateDir:
+        return StateDir(self.folder / "state")
+
+    @property
+    def socket(self) -> Path:
+        return self.state.root / "edgert.sock"
+
+    def prepare(self, config: str = "") -> None:
+        """Write what a bootstrap writes. `config` is appended to config.toml."""
+        self.state.keys.mkdir(parents=True)
+        (self.state.keys / "test.pem").write_bytes(self.key.public.pem())
+        self.state.config.write_text(f'device = "d-test"\nprofile = "this-machine"\n{config}')
+
+    def run(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """One `edgertd` command with --json; its answer."""
+        command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        return dict(json.loads(done.stdout))
+
+    def bundle(self, **options: Any) -> Path:
+        return make_null_bundle(self.folder / "bundles", self.key, **options)
+
+    def deploy(self, **options: Any) -> None:
+        """Install, activate, check and keep a null bundle made with `options`."""
+        model = options.get("model", "echo")
+        self.run("install", os.fspath(self.bundle(**options)))
+        self.run("activate", model)
+        self.run("check", model)
+        self.run("mark-good", model)
+
+    def model(self, name: str = "echo") -> dict[str, Any]:
+        """What `edgertd status` says of one model."""
+        return next(m for m in self.run("status")["models"] if m["model"] == name)
+
+    def client(self, timeout_s: float = 20.0) -> Client:
+        return Client(self.socket, timeout_s=timeout_s)
+
+    def log(self) -> str:
+        return self.state.log.read_text() if self.state.log.exists() else ""
+
+
+@contextmanager
+def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
+    """A prepared device, its daemon running if `started`; everything is gone afterwards."""
+    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
+    try:
+        device.prepare(config)
+        if started:
+            device.run("start")
+        yield device
+    finally:
+        device.run("stop")
+        shutil.rmtree(device.folder, ignore_errors=True)
+
+
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
+    """Poll until `true()`; fail with `what` after `timeout_s`."""
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, f"waited {timeout_s:.0f} s in vain: {what}"
+        time.sleep(0.02)

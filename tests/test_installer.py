@@ -1,0 +1,207 @@
+"""Installing: what is refused, and what is left after a kill at every write that an install makes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgert.config import StateDir, read_config
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineMissing,
+    NotCompatible,
+    ReleaseTooOld,
+    SignatureInvalid,
+    TransitionRefused,
+)
+from edgert.installer import check_files, install, load_version
+from edgert.signing import new_key
+from edgert.slots import SlotStore, State
+from tests.bundles import flip_bit, make_null_bundle
+from tests.devices import Device
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    device = Device(tmp_path)
+    device.prepare()
+    return device
+
+
+def install_on(device: Device, bundle: Path) -> None:
+    install(bundle, device.state, read_config(device.state))
+
+
+def keep(device: Device, **options: object) -> None:
+    install_on(device, device.bundle(**options))
+    store = store_of(device)
+    store.activate(60)
+    store.mark_good()
+
+
+def store_of(device: Device) -> SlotStore:
+    return SlotStore(device.state.models / "echo")
+
+
+def active_release(state: StateDir) -> int | None:
+    """The release that serves, after checking that every byte of it is there."""
+    store = SlotStore(state.models / "echo")
+    slots = store.read()
+    active = slots.version(slots.active)
+    if active is None or slots.active is None:
+        return None
+    version = load_version(store.slot_folder(slots.active), active.digest, read_config(state))
+    for artifact in version.artifacts:
+        check_files(version, artifact)
+    return active.release
+
+
+def test_installing_what_serves_already_changes_nothing(device: Device) -> None:
+    bundle = device.bundle()
+    install_on(device, bundle)
+    store_of(device).activate(60)
+    store_of(device).mark_good()
+    before = store_of(device).read()
+    assert install(bundle, device.state, read_config(device.state)).already_active
+    assert store_of(device).read() == before
+
+
+def refusals(device: Device) -> dict[str, tuple[Path, type[EdgeRTError]]]:
+    folder, key = device.folder / "bad", device.key
+    return {
+        "flipped bit": (flip_bit(make_null_bundle(folder, key, release=5)), BundleCorrupt),
+        "wrong key": (make_null_bundle(folder / "k", new_key(), release=5), SignatureInvalid),
+        "older release": (make_null_bundle(folder, key, release=2), ReleaseTooOld),
+        "reused release": (make_null_bundle(folder / "r", key, release=3, op="sum"), BundleError),
+        "other profile": (make_null_bundle(folder / "p", key, release=5, profile="intel-nuc"), NotCompatible),
+        "other processor": (make_null_bundle(folder / "m", key, release=5, machines=("mips",)), NotCompatible),
+        "missing file": (folder / "nothing.edgert", BundleCorrupt),
+        "a folder": (folder, BundleCorrupt),
+    }
+
+
+@pytest.mark.parametrize("name", ["flipped bit", "wrong key", "older release", "reused release", "other profile",
+                                  "other processor", "missing file", "a folder"])  # fmt: skip
+def test_a_bad_bundle_is_refused_with_its_own_error_and_nothing_changes(device: Device, name: str) -> None:
+    keep(device, release=3)
+    before = store_of(device).read()
+    path, error = refusals(device)[name]
+    with pytest.raises(error):
+        install_on(device, path)
+    assert store_of(device).read() == before
+    assert active_release(device.state) == 3
+    assert not (store_of(device).folder / "stage").exists()
+
+
+def test_a_signed_downgrade_is_taken(device: Device) -> None:
+    keep(device, release=3)
+    keep(device, release=2, downgrade=True)
+    assert active_release(device.state) == 2
+
+
+def test_nothing_is_installed_over_a_trial(device: Device) -> None:
+    install_on(device, device.bundle())
+    store_of(device).activate(60)
+    with pytest.raises(TransitionRefused):
+        install_on(device, device.bundle(release=2))
+
+
+def test_a_device_without_keys_accepts_nothing(device: Device) -> None:
+    (device.state.keys / "test.pem").unlink()
+    with pytest.raises(ConfigInvalid, match="bootstrap"):
+        install_on(device, device.bundle())
+
+
+def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
+    keep(device)
+    (store_of(device).slot_folder("a") / "null/model.json").write_text("{}")
+    with pytest.raises(BundleCorrupt, match="deploy it again"):
+        active_release(device.state)
+
+
+# The child counts each call that changes the disk and is gone, as by SIGKILL, before the n-th.
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+left = int(sys.argv[1])
+def count(event, args):
+    global left
+    writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"):
+        left -= 1
+        if left < 0:
+            os._exit(77)
+from edgert.config import StateDir, read_config
+from edgert.engines import null
+from edgert.installer import install
+from edgert.slots import SlotStore
+state = StateDir(Path(sys.argv[2]))
+config = read_config(state)
+store = SlotStore(state.models / "echo")
+real_fsync = os.fsync
+def fsync(descriptor):
+    global left
+    left -= 1
+    if left < 0:
+        os._exit(77)
+    real_fsync(descriptor)
+os.fsync = fsync
+sys.addaudithook(count)
+step = sys.argv[3]
+if step == "install": install(Path(sys.argv[4]), state, config)
+elif step == "activate": store.activate(60)
+elif step == "mark-good": store.mark_good()
+elif step == "rollback": store.rollback()
+"""
+
+
+@pytest.mark.parametrize("step", ["install", "activate", "mark-good", "rollback"])
+def test_crash_point_each_write_killed_leaves_the_old_version_or_the_new(tmp_path: Path, step: str) -> None:
+    """Kill before the first, second, ... change to the disk; after each the device serves a whole version."""
+    points = 0
+    while True:
+        device = Device(tmp_path / f"{step}-{points}")
+        device.prepare()
+        keep(device, release=1)
+        new = device.bundle(release=2)
+        if step != "install":
+            install_on(device, new)
+        if step in ("mark-good", "rollback"):
+            store_of(device).activate(60)
+        code = subprocess.run(
+            [sys.executable, "-c", KILLED_AT, str(points), os.fspath(device.state.root), step, os.fspath(new)],
+            timeout=60,
+        ).returncode
+        assert code in (0, 77), "the step itself failed"
+        assert active_release(device.state) in (1, 2)
+        recovers(device, new)
+        if code == 0:
+            break
+        points += 1
+    assert points >= 4, "the kills were not counted"
+
+
+def recovers(device: Device, new: Path) -> None:
+    """From whatever was left, the same release can be brought up without an operator's help."""
+    store = store_of(device)
+    if store.read().state is State.TRIAL:
+        store.mark_good()
+    if not install(new, device.state, read_config(device.state)).already_active:
+        store.activate(60)
+        store.mark_good()
+    assert active_release(device.state) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> None:
+    with pytest.raises(EngineMissing, match="tensorrt"):
+        install_on(device, device.bundle(engine="tensorrt"))
+    assert store_of(device).read().state is State.EMPTY

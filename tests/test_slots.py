@@ -1,0 +1,137 @@
+"""A/B slots: every row of the table, and what is true after a crash at any point."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+from edgert.slots import ON_TRIAL, TRANSITIONS, Event, SlotState, SlotStore, State, Trial, Version, step
+
+
+class TestClock:
+    """A boot clock that a test moves."""
+
+    __test__ = False
+    boot_id = "boot-1"
+    seconds = 1000.0
+
+    def now_s(self) -> float:
+        return self.seconds
+
+
+ONE, TWO, THREE = (Version(n, f"digest-{n}", good=False) for n in (1, 2, 3))
+
+
+def reachable() -> Iterator[SlotState]:
+    """Every kind of slot state, each reached by the events that lead there."""
+    trial = Trial("boot-1", 2000.0)
+    empty = SlotState()
+    staged = step(empty, Event.INSTALL, version=ONE)
+    on_trial = step(staged, Event.ACTIVATE, trial=trial)
+    steady = step(on_trial, Event.MARK_GOOD)
+    staged_two = step(steady, Event.INSTALL, version=TWO)
+    trial_two = step(staged_two, Event.ACTIVATE, trial=trial)
+    steady_two = step(trial_two, Event.MARK_GOOD)
+    yield from (empty, staged, on_trial, steady, staged_two, trial_two, steady_two)
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), list(itertools.product(reachable(), Event)), ids=lambda v: getattr(v, "state", v)
+)
+def test_every_row_of_the_table(state: SlotState, event: Event) -> None:
+    expected = TRANSITIONS.get((state.state, event))
+    no_way_back = event is Event.ROLLBACK and state.state is State.STEADY and state.version(state.spare) is None
+    if expected is None or no_way_back:
+        with pytest.raises(TransitionRefused):
+            step(state, event, version=THREE, trial=Trial("boot-1", 1.0))
+        return
+    after = step(state, event, version=THREE, trial=Trial("boot-1", 1.0))
+    assert after.state is expected
+    assert (after.trial is not None) == (after.state in ON_TRIAL)
+    assert (after.active is None) == (after.state in (State.EMPTY, State.FIRST_STAGED))
+    assert after.ratchet >= state.ratchet
+    good_before = {v for v in (state.a, state.b) if v is not None and v.good}
+    if state.state in (State.STAGED, State.TRIAL, State.STEADY) and event is not Event.INSTALL:
+        # Whatever happens to a new version, a good one is never lost to it.
+        assert good_before <= {v for v in (after.a, after.b)}
+
+
+def test_a_failed_trial_returns_to_the_good_version_and_forgets_the_bad_one() -> None:
+    trial = list(reachable())[5]
+    after = step(trial, Event.ROLLBACK)
+    assert after.version(after.active) == Version(1, "digest-1", good=True)
+    assert after.version(after.spare) is None
+
+
+def test_rolling_back_twice_returns_to_where_one_was() -> None:
+    steady_two = list(reachable())[6]
+    back = step(steady_two, Event.ROLLBACK)
+    assert back.version(back.active) == Version(1, "digest-1", good=True)
+    assert back.ratchet == 2
+    assert step(back, Event.ROLLBACK) == steady_two
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SlotStore:
+    return SlotStore(tmp_path / "m", TestClock())  # type: ignore[arg-type]  # the seam is two members
+
+
+def stage(store: SlotStore, version: Version) -> None:
+    with store.locked():
+        folder = store.folder / "stage"
+        folder.mkdir()
+        (folder / "content").write_text(version.digest)
+        store.put_staged(version)
+
+
+def content(store: SlotStore) -> str:
+    active = store.read().active
+    assert active is not None
+    return (store.slot_folder(active) / "content").read_text()
+
+
+def test_two_releases_alternate_between_the_slots(store: SlotStore) -> None:
+    for version in (ONE, TWO, THREE):
+        stage(store, version)
+        store.activate(60)
+        assert content(store) == version.digest
+        store.mark_good()
+    assert store.rollback().version(store.read().active) == Version(2, "digest-2", good=True)
+    assert content(store) == "digest-2"
+
+
+def test_a_trial_ends_by_itself_when_its_time_is_over(store: SlotStore) -> None:
+    stage(store, ONE)
+    store.activate(60)
+    store.mark_good()
+    stage(store, TWO)
+    store.activate(60)
+    assert not store.expire_trial()
+    store.clock.seconds += 61  # type: ignore[attr-defined]
+    assert store.expire_trial()
+    assert content(store) == "digest-1"
+
+
+def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
+    stage(store, ONE)
+    store.activate(60)
+    store.clock.boot_id = "boot-2"
+    assert store.expire_trial()
+    assert store.read().state is State.EMPTY
+
+
+def test_a_damaged_state_file_is_an_error_that_says_what_to_do(store: SlotStore) -> None:
+    stage(store, ONE)
+    (store.folder / "state.json").write_text("{")
+    with pytest.raises(StorageFailed, match="deploy the model again"):
+        store.read()
+
+
+def test_who_may_not_wait_is_told_that_the_slots_are_busy(store: SlotStore) -> None:
+    stage(store, ONE)
+    with store.locked(), pytest.raises(SlotsBusy):
+        store.rollback(wait=False)
