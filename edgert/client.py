@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgert import wire
+from edgert.arrays import from_wire, to_wire
 from edgert.config import default_socket
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, RequestError, Unavailable, WorkerLost
 from edgert.tensors import DATATYPES, InferResponse, TensorSpec, fits
-from edgert.wire import FrameBuffer, OutTensor
+from edgert.wire import FrameBuffer
 
 IDLE_CONNECTIONS_MAX = 32
 RETRY_PAUSE_S = 0.05
@@ -212,7 +213,7 @@ class _Connection:
             model_id=self._model_id,
             flags=0 if cache else wire.FLAG_NO_CACHE,
             arg=min(int(left_s * 1e6) + 1, _ARG_MAX),
-            tensors=[_out(i, array) for i, array in enumerate(arrays)],
+            tensors=[to_wire(i, array) for i, array in enumerate(arrays)],
         )
         try:
             self._send(parts, deadline)
@@ -277,7 +278,7 @@ class _Connection:
     def _response(self, received: wire.Frame, added_axis: bool) -> InferResponse:
         outputs = {}
         for tensor in received.tensors:
-            array = np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape).copy()
+            array = from_wire(tensor).copy()
             outputs[self.outputs[tensor.number]] = array[0] if added_axis else array
         return InferResponse(
             model=self.model or "",
@@ -343,9 +344,6 @@ class _Connection:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
-_DTYPES = {name: TensorSpec("", name, ()).dtype for name in wire.DATATYPE_CODES}
-
-
 def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
     """Send every byte of `parts`, in as few system calls as the kernel takes."""
     total = sum(map(len, parts))
@@ -354,11 +352,6 @@ def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
         return
     rest = memoryview(b"".join(parts))[sent:]
     sock.sendall(rest)
-
-
-def _out(number: int, array: NDArray[Any]) -> OutTensor:
-    described = wire.descriptor(number, DATATYPES[array.dtype.name], array.shape, array.nbytes)
-    return OutTensor(described, array.reshape(-1).view(np.uint8).data if array.nbytes else b"")
 
 
 def _connect(path: Path, deadline: float) -> socket.socket:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.bundles import make_null_bundle
 from edgert import Client
 from edgert.config import StateDir
 from edgert.signing import SigningKey, new_key
+from tests.bundles import make_null_bundle
 
 WAIT_S_MAX = 30.0
 

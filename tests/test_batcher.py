@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.devices import wait_until
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.serving.batcher import Answer, Batcher
 from edgert.tensors import TensorSpec
+from tests.devices import wait_until
 
 
 class GatedSession:
     """Doubles its input; each run waits for a permit, so that a test decides when a batch ends."""
 
     def __init__(self, batch_axis: int = -1, open_gate: bool = False) -> None:
-        self.inputs = (TensorSpec("x", "FP32", (batch_axis, 2)),)
-        self.outputs = (TensorSpec("y", "FP32", (batch_axis, 2)),)
+        self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (batch_axis, 2)),)
+        self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (batch_axis, 2)),)
         self.sizes: list[int] = []
         self.running = threading.Semaphore(0)
         self.permits = threading.Semaphore(10_000 if open_gate else 0)

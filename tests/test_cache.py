@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.devices import wait_until
 from edgert.errors import EngineFailed
 from edgert.serving.cache import ENTRY_OVERHEAD_BYTES, OFF_S, PROBE_LOOKUPS, PredictionCache
+from tests.devices import wait_until
 
 
 def a_cache(max_bytes: int = 10**6, ttl_s: float = 60.0) -> tuple[PredictionCache, list[float]]:

@@ -297,10 +297,8 @@ def test_a_killed_daemon_is_started_again_and_serves_what_it_served() -> None:
             answered = threading.Event()
 
             def again() -> bool:
-                try:
+                with contextlib.suppress(Unavailable):
                     answered.set() if client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist() else None
-                except Unavailable:
-                    pass
                 return answered.is_set()
 
             wait_until(lambda: not device.run("status")["daemon"]["running"] or again(), "it is gone")

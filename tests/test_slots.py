@@ -57,7 +57,7 @@ def test_every_row_of_the_table(state: SlotState, event: Event) -> None:
     good_before = {v for v in (state.a, state.b) if v is not None and v.good}
     if state.state in (State.STAGED, State.TRIAL, State.STEADY) and event is not Event.INSTALL:
         # Whatever happens to a new version, a good one is never lost to it.
-        assert good_before <= {v for v in (after.a, after.b)}
+        assert good_before <= {after.a, after.b}
 
 
 def test_a_failed_trial_returns_to_the_good_version_and_forgets_the_bad_one() -> None:

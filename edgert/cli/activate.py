@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from edgert.cli.output import emit
-from edgert.cli.slot_commands import follow, report_slots, store_of
-from edgert.config import StateDir, read_config
+from edgert.cli.slot_commands import follow, store_of
+from edgert.config import StateDir
 
 
 @click.command()
@@ -30,13 +30,8 @@ def activate(state: StateDir, model: str, trial_s: float, as_json: bool) -> None
     Example:
       edgertd activate digits --trial-s 120
     """
-    config = read_config(state)
-    store = store_of(state, model)
-    slots = store.activate(trial_s)
-    try:
-        serving = follow(state, model)
-    finally:
-        report_slots(state, config, model, store.read())
+    slots = store_of(state, model).activate(trial_s)
+    serving = follow(state, model)
     version = slots.version(slots.active)
     assert version is not None  # activate leaves an active version or raises
     emit(

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from edgert.engines.reporting import stop_reporting
 from edgert.errors import EdgeRTError
+from edgert.reporting import stop_reporting
 
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2

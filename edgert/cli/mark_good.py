@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from edgert.cli.output import emit
-from edgert.cli.slot_commands import follow, report_slots, store_of
-from edgert.config import StateDir, read_config
+from edgert.cli.slot_commands import follow, store_of
+from edgert.config import StateDir
 
 
 @click.command("mark-good")
@@ -20,10 +20,8 @@ def mark_good(state: StateDir, model: str, as_json: bool) -> None:
     Example:
       edgertd check digits && edgertd mark-good digits
     """
-    config = read_config(state)
     slots = store_of(state, model).mark_good()
     follow(state, model)
-    report_slots(state, config, model, slots)
     version = slots.version(slots.active)
     assert version is not None
     emit({"model": model, "release": version.release}, f"release {version.release} of {model} is good", as_json)

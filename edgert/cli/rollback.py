@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from edgert.cli.output import emit
-from edgert.cli.slot_commands import follow, report_slots, store_of
-from edgert.config import StateDir, read_config
+from edgert.cli.slot_commands import follow, store_of
+from edgert.config import StateDir
 
 
 @click.command()
@@ -20,10 +20,8 @@ def rollback(state: StateDir, model: str, as_json: bool) -> None:
     Example:
       edgertd rollback digits
     """
-    config = read_config(state)
     slots = store_of(state, model).rollback()
     follow(state, model)
-    report_slots(state, config, model, slots)
     version = slots.version(slots.active)
     release = None if version is None else version.release
     text = f"nothing serves {model} now" if release is None else f"release {release} of {model} is live again"

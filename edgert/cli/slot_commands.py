@@ -1,14 +1,14 @@
-"""What `activate`, `mark-good` and `rollback` share: change a model's slots, let the daemon follow, report it."""
+"""What `activate`, `mark-good` and `rollback` share: change a model's slots, let the daemon follow."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from edgert.cli.output import progress
-from edgert.config import DeviceConfig, StateDir
-from edgert.errors import DaemonUnreachable, EdgeRTError, ModelNotFound
+from edgert.config import StateDir
+from edgert.errors import DaemonUnreachable, ModelNotFound
 from edgert.serving.control import ask
-from edgert.slots import SlotState, SlotStore
+from edgert.slots import SlotStore
 
 FOLLOW_S_MAX = 240.0  # longer than a worker may take to load
 
@@ -28,25 +28,3 @@ def follow(state: StateDir, model: str) -> dict[str, Any] | None:
     except DaemonUnreachable:
         progress("no daemon runs here; it will serve this version when it starts (edgertd start)")
         return None
-
-
-def report_slots(state: StateDir, config: DeviceConfig, model: str, slots: SlotState) -> None:
-    """Tell the fleet where the model's slots stand (retained). A spool that refuses stops no deployment."""
-    from edgert.telemetry.messages import Topics
-    from edgert.telemetry.spool import Spool
-
-    active, spare = slots.version(slots.active), slots.version(slots.spare)
-    fields: dict[str, object] = {
-        "model": model,
-        "state": slots.state.value,
-        "release": active.release if active else 0,
-        "good": active.good if active else False,
-        "spare_release": spare.release if spare else 0,
-    }
-    try:
-        state.make()
-        spool = Spool(state.spool)
-        spool.retain(f"{Topics(config.site, config.device).deploy}", fields)
-        spool.close()
-    except (EdgeRTError, OSError) as error:
-        progress(f"telemetry: the new state is not reported: {error}")

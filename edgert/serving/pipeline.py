@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import wire
+from edgert.arrays import from_wire, to_wire
 from edgert.errors import RequestError
 from edgert.processing.classify import softmax, top_k
 from edgert.processing.preprocess import byte_spec, preprocessor
 from edgert.serving.batcher import Answer, Batcher
 from edgert.serving.cache import PredictionCache
 from edgert.serving.model import LoadedModel
-from edgert.tensors import DATATYPES, TensorSpec, batchable, fits
+from edgert.tensors import TensorSpec, batchable, fits
 
 ROWS_MAX = 1024
 
@@ -78,7 +79,7 @@ class Pipeline:
                     f"input {i} ({spec.name!r}) takes {wanted.datatype} {list(wanted.shape)}, "
                     f"got {tensor.datatype} {list(tensor.shape)}"
                 )
-            arrays.append(np.frombuffer(tensor.data, wanted.dtype).reshape(tensor.shape))
+            arrays.append(from_wire(tensor))
         self._check_rows(arrays)
         return arrays
 
@@ -107,7 +108,7 @@ class Pipeline:
             model_id=request.model_id,
             flags=wire.FLAG_CACHE_HIT if hit else 0,
             arg=batch,
-            tensors=[_out(i, array) for i, array in enumerate(outputs)],
+            tensors=[to_wire(i, array) for i, array in enumerate(outputs)],
             stages=stages,
         )
         return Served(parts, stages, batch, hit)
@@ -157,9 +158,3 @@ class Pipeline:
         assert self._classify is not None
         shares = softmax(scores) if self._classify.softmax else scores.astype(np.float32, copy=False)
         return list(top_k(shares, self._classify.top_k))
-
-
-def _out(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    array = np.ascontiguousarray(array)
-    described = wire.descriptor(number, DATATYPES[array.dtype.name], array.shape, array.nbytes)
-    return wire.OutTensor(described, array.tobytes() if array.nbytes <= 4096 else array.reshape(-1).view(np.uint8).data)

@@ -27,6 +27,7 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
 from edgert.serving import channel
 from edgert.serving.control import LINE_BYTES_MAX, answer_of, error_answer
+from edgert.serving.device_reporter import DeviceReporter
 from edgert.serving.service import ModelService, WorkerProcess, reject
 
 HELLO_S_MAX = 5.0
@@ -80,6 +81,7 @@ class Supervisor:
         self._state, self._clock = state, clock
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
+        self._reporter = DeviceReporter(state, self._config, self._boot, self._say)
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._greetings: set[_Greeting] = set()
@@ -250,20 +252,10 @@ class Supervisor:
             service.received(worker, message)
 
     def _report(self, event: str, model: str, fields: dict[str, Any]) -> None:
-        """Say what happened on the log and over telemetry; a spool that refuses is not the daemon's end."""
+        """Say what happened to a model, on the log and over telemetry."""
         self._say(f"{model}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
-        # Imported when something happens: a supervisor that only accepts stays small.
-        from edgert.telemetry.messages import Topics
-        from edgert.telemetry.reporter import append_event
-        from edgert.telemetry.spool import Spool
-
-        try:
-            spool = Spool(self._state.spool)
-            topics = Topics(self._config.site, self._config.device)
-            append_event(spool, topics, event, boot=self._boot, ts_ms=int(time.time() * 1000), model=model, **fields)
-            spool.close()
-        except EdgeRTError as error:
-            self._say(f"telemetry: {event} of {model} is not recorded: {error.message}")
+        self._reporter.event(event, model, fields)
+        self._reporter.slots(s.store for s in self._services.values())
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -311,6 +303,7 @@ class Supervisor:
             service = self._service(str(request["model"]))
 
             def settled(error: EdgeRTError | None) -> None:
+                self._reporter.slots(s.store for s in self._services.values())
                 control.reply(answer_of(service.as_json()) if error is None else error_answer(error))
 
             service.sync(settled)

@@ -222,6 +222,7 @@ class Worker:
                 "ok",
                 (sent_ns - began_ns) // 1000,
                 *served.stages,
+                (sent_ns - encoding_ns) // 1000,
                 served.batch,
                 served.cache_hit,
             )

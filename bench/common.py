@@ -1,0 +1,159 @@
+"""What the benchmarks share: a device with a model on it, load from client processes, rows and tables.
+
+Every figure is compared with something measured in the same run: machines are shared and noisy.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DIGITS = ROOT / "examples/digits"
+
+Ask = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a group of clients saw. Times are microseconds."""
+
+    p50_us: float
+    p99_us: float
+    requests_per_s: float
+
+
+@contextmanager
+def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
+    """A daemon of its own that serves digits: the state folder and the socket. All is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
+    state = folder / "state"
+    try:
+        edgert("keys", "new", "--dir", str(folder / "keys"))
+        edgert(
+            "build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"),
+            "--holdout", str(DIGITS / "holdout.npz"), "--target", "this-machine",
+            "--key", str(folder / "keys/default.key.pem"), "--out", str(folder / "digits.edgert"),
+        )  # fmt: skip
+        (state / "keys").mkdir(parents=True)
+        shutil.copy(folder / "keys/default.pem", state / "keys")
+        (state / "config.toml").write_text(f'device = "d-bench"\nprofile = "this-machine"\n{config}')
+        edgertd(state, "start")
+        edgertd(state, "install", str(folder / "digits.edgert"))
+        edgertd(state, "activate", "digits")
+        edgertd(state, "mark-good", "digits")
+        yield state, state / "edgert.sock"
+    finally:
+        if state.exists():
+            edgertd(state, "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def edgert(*words: str) -> None:
+    _command("edgert_deploy.cli", *words)
+
+
+def edgertd(state: Path, *words: str) -> dict[str, Any]:
+    return dict(json.loads(_command("edgert.cli", "--state", str(state), *words, "--json")))
+
+
+def _command(package: str, *words: str) -> str:
+    """Run one of our commands; its stdout. Ends the benchmark with the command's own words where it fails."""
+    code = f"import sys; from {package} import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+class Clients:
+    """`count` client processes that each ask in a closed loop, on command, for a while.
+
+    `make` is called in each process and returns the function that makes one request. They stay connected
+    between rounds, so that rounds of different servers can be interleaved.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Ask], cores: set[int] | None = None) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_client, args=(theirs, make, number, cores), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def round(self, seconds: float) -> Load:
+        """Every client asks for `seconds`."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        times: list[float] = []
+        for pipe in self._pipes:
+            times += pipe.recv()
+        times.sort()
+        return Load(
+            p50_us=times[len(times) // 2],
+            p99_us=times[min(len(times) - 1, int(len(times) * 0.99))],
+            requests_per_s=len(times) / seconds,
+        )
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(5)
+
+
+def _client(pipe: Connection, make: Callable[[int], Ask], number: int, cores: set[int] | None) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
+    ask = make(number)
+    for _ in range(20):
+        ask()
+    pipe.send("ready")
+    while (seconds := pipe.recv()) is not None:
+        times = []
+        now = time.perf_counter
+        until = now() + seconds
+        while (began := now()) < until:
+            ask()
+            times.append((now() - began) * 1e6)
+        pipe.send(times)
+
+
+def median_load(loads: Sequence[Load]) -> Load:
+    return Load(*(statistics.median(values) for values in zip(*((x.p50_us, x.p99_us, x.requests_per_s) for x in loads), strict=True)))
+
+
+def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool) -> None:
+    """Rows as JSON lines, or as a Markdown table of `columns`."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "---|" * len(columns))
+    for row in rows:
+        print("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,26 @@
+"""The floor: the live artifact of a state folder, opened in this process as our worker opens it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgert.config import StateDir, read_config
+from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.installer import load_version
+from edgert.slots import SlotStore
+
+
+def open_session(state_folder: Path, model: str = "digits") -> Session:
+    """The session of `model`'s live version, with the options that a worker gives it."""
+    state = StateDir(state_folder)
+    config = read_config(state)
+    store = SlotStore(state.models / model)
+    slots = store.read()
+    active = slots.version(slots.active)
+    assert active is not None, f"{model} is not live in {state_folder}"
+    assert slots.active is not None
+    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    artifact = version.artifacts[0]
+    threads = config.serving.threads or (os.cpu_count() or 1)
+    return engine_by_name(artifact.engine).load(version.local(artifact), EngineOptions(threads=threads))

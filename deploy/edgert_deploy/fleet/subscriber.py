@@ -1,0 +1,385 @@
+"""The fleet as its reports tell it: `FleetState` (pure) and `FleetSubscriber`, which feeds it from a broker.
+
+Theory of operation: each message is applied once. Reports of one stream carry a `seq` that grows by
+one, so a repeated message is known by (boot, seq) and a missing one leaves a hole, which a late
+arrival fills again. Percentiles come from sketches merged over the last windows: never from other
+percentiles, as the mean of devices' p99.9 is not the fleet's.
+
+`status` and `info` are retained and read through a plain subscription: mosquitto before 2.0.13 hands
+retained messages to shared subscriptions only some of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.errors import EdgeRTError, ProtocolError
+from edgert.telemetry import messages
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
+from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
+from edgert.telemetry.sketch import Sketch, merged
+
+HORIZON_S = 600.0
+WINDOWS_MAX = 64
+DEVICES_MAX = 10_000
+MODELS_PER_DEVICE_MAX = 64
+BOOTS_KEPT_MAX = 4
+HOLES_MAX = 10_000
+# A jump this far is a counter begun anew after a lost spool, not as many lost messages.
+SEQ_JUMP_MAX = 2**31
+STALE_AFTER_WINDOWS = 2.5
+WINDOW_S_DEFAULT = 60.0
+RETRY_MIN_S = 0.5
+RETRY_MAX_S = 15.0
+PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+
+
+class SeqTracker:
+    """Tells new messages of one stream and boot from repeated ones, and counts what never came.
+
+    Counting begins with the first message seen: what was sent before is not held against anyone.
+    """
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self._last: int | None = None
+        self._holes: set[int] = set()
+        self._holes_forgotten = 0
+
+    @property
+    def missing(self) -> int:
+        return len(self._holes) + self._holes_forgotten
+
+    def is_new(self, seq: int) -> bool:
+        """Whether `seq` was not seen before; remembers it."""
+        last = self._last
+        if last is None or abs(seq - last) > SEQ_JUMP_MAX:
+            self.restarts += last is not None
+            self._last = seq
+            return True
+        if seq > last:
+            self._add_holes(last + 1, seq)
+            self._last = seq
+            return True
+        if seq in self._holes:
+            self._holes.remove(seq)
+            return True
+        return False
+
+    def _add_holes(self, first: int, end: int) -> None:
+        room = HOLES_MAX - len(self._holes)
+        self._holes_forgotten += max(0, end - first - room)
+        self._holes.update(range(max(first, end - room), end))
+
+
+@dataclass
+class ModelState:
+    """One model on one device: its last windows, and what it says of itself."""
+
+    windows: deque[tuple[float, HistMessage]] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
+    metrics: MetricsMessage | None = None
+    duplicates: int = 0
+    trackers: dict[tuple[str, str], SeqTracker] = field(default_factory=dict)
+
+    def is_new(self, kind: str, boot: str, seq: int) -> bool:
+        tracker = self.trackers.setdefault((kind, boot), SeqTracker())
+        while len(self.trackers) > 2 * BOOTS_KEPT_MAX:
+            del self.trackers[next(iter(self.trackers))]
+        new = tracker.is_new(seq)
+        self.duplicates += not new
+        return new
+
+    @property
+    def missing(self) -> int:
+        """Histograms that were sent and never came. `metrics` travel at QoS 0 and are not held against the line."""
+        return sum(tracker.missing for (kind, _), tracker in self.trackers.items() if kind == "hist")
+
+    def recent(self, now: float, horizon_s: float) -> list[HistMessage]:
+        """The windows of the last `horizon_s`, by when they came and by the device's own clock.
+
+        Both, as a device that was cut off delivers hours of windows within seconds.
+        """
+        newest_ms = max((hist.ts_ms for _, hist in self.windows), default=0)
+        return [
+            hist
+            for heard_at, hist in self.windows
+            if now - heard_at <= horizon_s and newest_ms - hist.ts_ms <= horizon_s * 1000
+        ]
+
+
+@dataclass
+class DeviceState:
+    """One device. Times are the subscriber's monotonic seconds."""
+
+    site: str
+    device: str
+    known_since: float
+    status: str = "unknown"
+    info: dict[str, Any] = field(default_factory=dict)
+    sys: dict[str, Any] = field(default_factory=dict)
+    heard_at: float | None = None
+    window_s: float = WINDOW_S_DEFAULT
+    models: dict[str, ModelState] = field(default_factory=dict)
+
+    def age_s(self, now: float) -> float | None:
+        """How long ago it last said something itself; None where only retained words are known."""
+        return None if self.heard_at is None else now - self.heard_at
+
+    def state(self, now: float) -> str:
+        """`online`, `offline`, `lost`, or `stale`: said to be online and yet silent for too long."""
+        silent_s = now - (self.known_since if self.heard_at is None else self.heard_at)
+        if self.status in ("online", "unknown") and silent_s > STALE_AFTER_WINDOWS * self.window_s:
+            return "stale"
+        return self.status
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the fleet's table: a model on a device, a device without one, or a model fleet-wide.
+
+    `device` and `site` are None for the fleet's line, `model` is None where a device reports none.
+    Rates and percentiles cover the horizon; counters count since the model's worker began.
+    """
+
+    site: str | None
+    device: str | None
+    model: str | None
+    state: str
+    model_version: str = ""
+    devices: int = 1
+    rate_per_s: float | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    p999_ms: float | None = None
+    max_ms: float | None = None
+    answered: int = 0
+    errors: int = 0
+    shed: int = 0
+    cache_hit_share: float | None = None
+    batch_mean: float | None = None
+    missing: int = 0
+    duplicates: int = 0
+    age_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(self).items()}
+
+
+class FleetState:
+    """What all devices have said. Pure: it is given messages and times, and answers with rows."""
+
+    def __init__(self, horizon_s: float = HORIZON_S) -> None:
+        self.devices: dict[tuple[str, str], DeviceState] = {}
+        self.refused = 0
+        self.last_refusal = ""
+        self._horizon_s = horizon_s
+
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> Topic | None:
+        """Take one message in. Returns its topic, or None where it is repeated or not of this contract."""
+        try:
+            parsed = parse_topic(topic)
+            changed = self._apply(parsed, payload, retained, now)
+        except ProtocolError as error:
+            self.refused += 1
+            self.last_refusal = f"{topic}: {error.message}"
+            return None
+        return parsed if changed else None
+
+    def rows(self, now: float) -> list[Row]:
+        """Every device's models, ordered by site and device, then one line per model for the whole fleet."""
+        ordered = [self.devices[key] for key in sorted(self.devices)]
+        return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
+
+    def fleet_rows(self, now: float) -> list[Row]:
+        names = sorted({name for device in self.devices.values() for name in device.models})
+        return [self._fleet_row(name, now) for name in names]
+
+    def latency(self, model: str, now: float) -> Sketch:
+        """The latencies of `model` over all devices and the horizon, merged exactly."""
+        states = [device.models[model] for device in self.devices.values() if model in device.models]
+        return merged(hist.sketch for state in states for hist in state.recent(now, self._horizon_s))
+
+    def _apply(self, topic: Topic, payload: bytes, retained: bool, now: float) -> bool:
+        device = self._device(topic, now)
+        if not retained:
+            device.heard_at = now
+        if topic.kind == "status":
+            device.status = messages.parse_status(payload)
+        elif topic.kind == "info":
+            device.info = messages.load(payload)
+        elif topic.kind == "sys":
+            device.sys = messages.load(payload)
+        elif topic.kind == "hist":
+            return self._apply_hist(device, topic, HistMessage.from_json(payload), now)
+        elif topic.kind == "metrics":
+            return self._apply_metrics(device, topic, MetricsMessage.from_json(payload))
+        return True
+
+    def _apply_hist(self, device: DeviceState, topic: Topic, hist: HistMessage, now: float) -> bool:
+        model = _model(device, topic)
+        if not model.is_new("hist", hist.boot, hist.seq):
+            return False
+        model.windows.append((now, hist))
+        return True
+
+    def _apply_metrics(self, device: DeviceState, topic: Topic, metrics: MetricsMessage) -> bool:
+        model = _model(device, topic)
+        if not model.is_new("metrics", metrics.boot, metrics.seq):
+            return False
+        device.window_s = max(metrics.window_s, 1.0)
+        if model.metrics is None or metrics.ts_ms >= model.metrics.ts_ms or metrics.boot != model.metrics.boot:
+            model.metrics = metrics
+        return True
+
+    def _device(self, topic: Topic, now: float) -> DeviceState:
+        key = (topic.site, topic.device)
+        if key not in self.devices:
+            if len(self.devices) >= DEVICES_MAX:
+                raise ProtocolError(f"more than {DEVICES_MAX} devices; watch one site at a time")
+            self.devices[key] = DeviceState(topic.site, topic.device, known_since=now)
+        return self.devices[key]
+
+    def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
+        if not device.models:
+            version = str(device.info.get("edgert", device.info.get("edgert_version", "")))
+            state = device.state(now)
+            yield Row(device.site, device.device, None, state, model_version=version, age_s=device.age_s(now))
+        for name, model in sorted(device.models.items()):
+            yield self._model_row(device, name, model, now)
+
+    def _model_row(self, device: DeviceState, name: str, model: ModelState, now: float) -> Row:
+        recent = model.recent(now, self._horizon_s)
+        metrics = model.metrics
+        version = metrics.model_version if metrics else recent[-1].model_version if recent else ""
+        return Row(
+            device.site,
+            device.device,
+            name,
+            device.state(now),
+            model_version=version,
+            **_latency_fields(recent),
+            **_counter_fields([metrics] if metrics else []),
+            missing=model.missing,
+            duplicates=model.duplicates,
+            age_s=device.age_s(now),
+        )
+
+    def _fleet_row(self, name: str, now: float) -> Row:
+        holders = [device for device in self.devices.values() if name in device.models]
+        models = [device.models[name] for device in holders]
+        windows = [hist for model in models for hist in model.recent(now, self._horizon_s)]
+        fields = _latency_fields(windows)
+        rates = [_rate(model.recent(now, self._horizon_s)) for model in models]
+        fields["rate_per_s"] = sum(rate for rate in rates if rate is not None) if windows else None
+        metrics = [model.metrics for model in models if model.metrics]
+        return Row(
+            None,
+            None,
+            name,
+            f"{sum(device.state(now) == 'online' for device in holders)}/{len(holders)} online",
+            model_version=",".join(sorted({said.model_version for said in metrics})),
+            devices=len(holders),
+            **fields,
+            **_counter_fields(metrics),
+            missing=sum(model.missing for model in models),
+            duplicates=sum(model.duplicates for model in models),
+        )
+
+
+class FleetSubscriber:
+    """Feeds a FleetState from a broker, for as long as it is asked to.
+
+    The first connection must succeed; one that is lost later is made again, and `log` says so.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        state: FleetState,
+        site: str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._state = state
+        self._filters = messages.subscriptions(site)
+        self._clock, self._sleep, self._log = clock, sleep, log
+        self._connection = Connection(settings, on_message=self._heard)
+        self._failures = 0
+        self._connected = False
+
+    def open(self) -> None:
+        """Connect and subscribe. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
+        self._connection.open()
+        self._connection.subscribe(self._filters, qos=1)
+        self._connected, self._failures = True, 0
+
+    def listen(self, seconds: float) -> None:
+        """Apply what arrives within `seconds`, connecting again where the connection is lost."""
+        ends_at = self._clock() + seconds
+        while (left := ends_at - self._clock()) > 0:
+            try:
+                if not self._connected:
+                    self.open()
+                    self._log("connected again")
+                self._connection.pump(left)
+            except EdgeRTError as error:
+                self._lost(error)
+                self._sleep(max(0.0, min(ends_at - self._clock(), self._retry_delay_s())))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _lost(self, error: EdgeRTError) -> None:
+        self._connection.abandon()
+        if self._connected or not isinstance(error, BrokerUnreachable):
+            self._log(f"{error.message}; trying again")
+        self._connected = False
+        self._failures += 1
+
+    def _retry_delay_s(self) -> float:
+        return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self._failures, 10))
+
+    def _heard(self, topic: str, payload: bytes, retained: bool) -> None:
+        self._state.apply(topic, payload, retained, self._clock())
+
+
+def _model(device: DeviceState, topic: Topic) -> ModelState:
+    assert topic.model is not None
+    if topic.model not in device.models and len(device.models) >= MODELS_PER_DEVICE_MAX:
+        raise ProtocolError(f"device {device.device} reports more than {MODELS_PER_DEVICE_MAX} models")
+    return device.models.setdefault(topic.model, ModelState())
+
+
+def _latency_fields(windows: list[HistMessage]) -> dict[str, Any]:
+    sketch = merged(hist.sketch for hist in windows)
+    if not sketch.count:
+        return {"rate_per_s": _rate(windows)}
+    percentiles = {name: sketch.quantile(q) for name, q in PERCENTILES.items()}
+    return {**percentiles, "max_ms": sketch.max, "answered": sketch.count, "rate_per_s": _rate(windows)}
+
+
+def _rate(windows: list[HistMessage]) -> float | None:
+    """Requests answered per second over the windows, which follow one another."""
+    seconds = sum(hist.window_s for hist in windows)
+    return sum(hist.sketch.count for hist in windows) / seconds if seconds > 0 else None
+
+
+def _counter_fields(said: list[MetricsMessage]) -> dict[str, Any]:
+    if not said:
+        return {}
+    requests = sum(metrics.number("req_total") for metrics in said)
+    hits = sum(metrics.number("cache_hit_total") for metrics in said)
+    batches = [mean for metrics in said if (mean := metrics.number("batch_mean")) > 0]
+    return {
+        "errors": int(sum(metrics.number("err_total") for metrics in said)),
+        "shed": int(sum(metrics.number("shed_total") for metrics in said)),
+        "cache_hit_share": hits / requests if requests else None,
+        "batch_mean": sum(batches) / len(batches) if batches else None,
+    }

@@ -1,0 +1,90 @@
+"""What the machine says about itself: temperature, memory, load, disk, clock. Linux; reads files only.
+
+Whatever cannot be read here is left out: a virtual machine has no thermometer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES = 512  # struct timex is 208 bytes on 64-bit Linux; zero bytes mean "read only"
+
+
+def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
+    """The hottest of the machine's thermal zones."""
+    zones = [_number(zone / "temp") for zone in root.glob("thermal_zone*")]
+    readings = [milli / 1000 for milli in zones if milli is not None]
+    return round(max(readings), 1) if readings else None
+
+
+def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")) -> bool | None:
+    """Whether a Raspberry Pi is held back now (under-voltage, frequency capped, throttled, hot); else None."""
+    try:
+        return bool(int(path.read_text(), 16) & 0xF)
+    except (OSError, ValueError):
+        return None
+
+
+def rss_bytes() -> int | None:
+    """This process's resident memory."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return None
+
+
+def mem_available_bytes() -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def uptime_s() -> float | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return float(Path("/proc/uptime").read_text().split()[0])
+    return None
+
+
+def disk_free_bytes(path: Path) -> int | None:
+    """What an unprivileged process may still write on the file system that holds `path`."""
+    with contextlib.suppress(OSError):
+        usage = os.statvfs(path)
+        return usage.f_bavail * usage.f_frsize
+    return None
+
+
+def clock_synced() -> bool | None:
+    """Whether the kernel's clock follows a time source; None where it does not say."""
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def sys_fields(disk: Path) -> dict[str, object]:
+    """The fields of the `sys` message; None for what this machine does not tell."""
+    load_1m, load_5m, _ = os.getloadavg()
+    return {
+        "uptime_s": uptime_s(),
+        "load_1m": round(load_1m, 2),
+        "load_5m": round(load_5m, 2),
+        "cpus": os.cpu_count(),
+        "mem_available_bytes": mem_available_bytes(),
+        "disk_free_bytes": disk_free_bytes(disk),
+        "temp_c": temp_c(),
+        "throttled": throttled(),
+        "clock_synced": clock_synced(),
+    }
+
+
+def _number(path: Path) -> int | None:
+    # Some zones of a running board refuse to be read (EAGAIN, ENODATA).
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None

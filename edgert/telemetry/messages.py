@@ -1,0 +1,321 @@
+"""The words on MQTT: topics and flat-JSON payloads, built on the device and parsed by subscribers.
+
+docs/telemetry.md is the contract that this file keeps. Payloads are flat (no arrays, no objects),
+booleans travel as 0 or 1, and every id contains a letter: exporters turn `1.10` into the number 1.1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgert.errors import ConfigInvalid, ProtocolError
+from edgert.telemetry.sketch import SCALE, Sketch
+from edgert.telemetry.spans import SLO_BOUNDS_MS, WindowReport
+
+VERSION = 1
+ROOT = "edgert/v1"
+PAYLOAD_BYTES_MAX = 64 * 1024
+ID_CHARS_MAX = 64
+
+Status = Literal["online", "offline", "lost"]
+STATUSES: tuple[Status, ...] = ("online", "offline", "lost")
+DEVICE_KINDS = ("status", "info", "sys", "event", "deploy")
+MODEL_KINDS = ("metrics", "hist")
+RETAINED_KINDS = ("status", "info", "deploy")
+QOS = {"status": 1, "info": 1, "sys": 0, "metrics": 0, "hist": 1, "event": 1, "deploy": 1}
+
+Scalar = str | int | float
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one device. Raises ConfigInvalid where an id cannot be part of a topic."""
+
+    site: str
+    device: str
+
+    def __post_init__(self) -> None:
+        checked_id("site", self.site)
+        checked_id("device", self.device)
+
+    @property
+    def status(self) -> str:
+        return self._of_device("status")
+
+    @property
+    def info(self) -> str:
+        return self._of_device("info")
+
+    @property
+    def sys(self) -> str:
+        return self._of_device("sys")
+
+    @property
+    def event(self) -> str:
+        return self._of_device("event")
+
+    @property
+    def deploy(self) -> str:
+        return self._of_device("deploy")
+
+    def metrics(self, model: str) -> str:
+        return self._of_device(f"m/{checked_id('model', model)}/metrics")
+
+    def hist(self, model: str) -> str:
+        return self._of_device(f"m/{checked_id('model', model)}/hist")
+
+    def _of_device(self, rest: str) -> str:
+        return f"{ROOT}/{self.site}/{self.device}/{rest}"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic taken apart. `model` is None for what concerns the whole device."""
+
+    site: str
+    device: str
+    kind: str
+    model: str | None = None
+
+
+def parse_topic(topic: str) -> Topic:
+    """Take a topic apart. Raises ProtocolError for one that is not of this contract."""
+    parts = topic.split("/")
+    if "/".join(parts[:2]) == ROOT and all(_ID.match(part) for part in parts[2:]):
+        if len(parts) == 5 and parts[4] in DEVICE_KINDS:
+            return Topic(parts[2], parts[3], parts[4])
+        if len(parts) == 7 and parts[4] == "m" and parts[6] in MODEL_KINDS:
+            return Topic(parts[2], parts[3], parts[6], parts[5])
+    raise ProtocolError(f"topic {topic[:120]!r} is not one of {ROOT}/SITE/DEVICE/...; see docs/telemetry.md")
+
+
+def subscriptions(site: str | None = None) -> tuple[str, ...]:
+    """The topic filters that hold everything of one site, or of all."""
+    return (f"{ROOT}/{'+' if site is None else checked_id('site', site)}/#",)
+
+
+def checked_id(what: str, value: str) -> str:
+    """`value`, fit to be one level of a topic and a label of an exporter. Raises ConfigInvalid."""
+    if len(value) > ID_CHARS_MAX or not _ID.match(value):
+        raise ConfigInvalid(
+            f"{what} id {value[:80]!r} cannot be part of an MQTT topic; use 1 to {ID_CHARS_MAX} of "
+            "A-Z a-z 0-9 . _ - and begin with a letter or a digit"
+        )
+    if _looks_numeric(value):
+        raise ConfigInvalid(
+            f"{what} id {value!r} reads as a number and exporters would change it; "
+            f"put a letter in front: '{what[0]}{value}'"
+        )
+    return value
+
+
+def release_id(release: int) -> str:
+    """A release number as it travels: with a letter in front, so that it stays a label."""
+    return f"r{release}"
+
+
+def dump(fields: Mapping[str, object]) -> bytes:
+    """Flat JSON, UTF-8. None is left out, booleans become 0 or 1; anything nested is a programmer's mistake."""
+    flat: dict[str, Scalar] = {}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        assert isinstance(value, (str, int, float)), f"{name} is {type(value).__name__}; payloads are flat"
+        assert not isinstance(value, float) or math.isfinite(value), f"{name} is {value}"
+        flat[name] = int(value) if isinstance(value, bool) else value
+    return json.dumps(flat, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def load(payload: bytes) -> dict[str, Scalar]:
+    """Parse a flat payload of a version known here. Raises ProtocolError; fields not known are kept."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise ProtocolError(f"a payload of {len(payload)} bytes; the limit is {PAYLOAD_BYTES_MAX}")
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a payload is not JSON: {payload[:60]!r}") from error
+    if not isinstance(fields, dict) or any(isinstance(value, (dict, list)) for value in fields.values()):
+        raise ProtocolError(f"a payload is not a flat JSON object: {payload[:60]!r}")
+    if fields.get("v") != VERSION:
+        raise ProtocolError(f"a payload has v={fields.get('v')!r}; this program reads v={VERSION}: update it")
+    return fields
+
+
+# --- payloads, one function a kind ----------------------------------------------------------
+
+
+def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scalar]:
+    """What every payload but `status` begins with."""
+    fields: dict[str, Scalar] = {"v": VERSION, "ts": ts_ms, "boot": checked_id("boot", boot)}
+    return fields if seq is None else fields | {"seq": seq}
+
+
+def metrics_fields(
+    report: WindowReport, *, up: bool, model_version: str, host: Mapping[str, object]
+) -> dict[str, object]:
+    """The `metrics` payload without its envelope. `host` may hold clock_synced, rss_bytes, temp_c, throttled."""
+    totals, latency = report.totals, report.latency
+    return {
+        "window_s": round(report.window_s, 3),
+        "uptime_s": round(report.uptime_s, 3),
+        "up": up,
+        "req_total": totals.requests,
+        "err_total": totals.errors,
+        "shed_total": totals.shed,
+        "cache_hit_total": totals.cache_hits,
+        "lat_p50_ms": _ms(latency.quantile(0.5)),
+        "lat_p95_ms": _ms(latency.quantile(0.95)),
+        "lat_p99_ms": _ms(latency.quantile(0.99)),
+        "lat_p999_ms": _ms(latency.quantile(0.999)),
+        "lat_max_ms": _ms(latency.max),
+        "lat_sum_ms_total": round(totals.latency_sum_us / 1000, 3),
+        **{f"lat_le_{bound}ms_total": n for bound, n in zip(SLO_BOUNDS_MS, totals.within_ms, strict=True)},
+        **{f"{name}_p99_ms": _ms(sketch.quantile(0.99)) for name, sketch in report.stages.items()},
+        "batch_mean": round(report.batch_mean, 3),
+        **host,
+        "model_version": model_version,
+    }
+
+
+def hist_fields(report: WindowReport, *, model_version: str) -> dict[str, object]:
+    """The `hist` payload without its envelope: the latencies of this window's answered requests."""
+    sketch = report.latency
+    return {
+        "window_s": round(report.window_s, 3),
+        "unit": "ms",
+        "temporality": "delta",
+        "scale": SCALE,
+        "zero": sketch.zero,
+        "count": sketch.count,
+        "sum": round(sketch.sum, 6),
+        "min": sketch.min,
+        "max": sketch.max,
+        "buckets": sketch.encode(),
+        "model_version": model_version,
+    }
+
+
+def _ms(value: float) -> float:
+    return round(value, 4)
+
+
+# --- the subscriber's side ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HistMessage:
+    """One window's latencies of one model, ready to merge."""
+
+    ts_ms: int
+    boot: str
+    seq: int
+    window_s: float
+    model_version: str
+    sketch: Sketch
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> HistMessage:
+        """Raises ProtocolError where the histogram could not be merged with others."""
+        fields = load(payload)
+        shape = (fields.get("unit"), fields.get("temporality"), fields.get("scale"))
+        if shape != ("ms", "delta", SCALE):
+            raise ProtocolError(f"a histogram has unit, temporality, scale {shape}; expected ms, delta, {SCALE}")
+        sketch = Sketch.decode(
+            text_of(fields, "buckets"),
+            zero=int_of(fields, "zero"),
+            sum_ms=float_of(fields, "sum"),
+            min_ms=float_of(fields, "min"),
+            max_ms=float_of(fields, "max"),
+        )
+        if sketch.count != int_of(fields, "count"):
+            raise ProtocolError(f"a histogram's buckets hold {sketch.count} values; its count is {fields['count']}")
+        return cls(
+            ts_ms=int_of(fields, "ts"),
+            boot=text_of(fields, "boot"),
+            seq=int_of(fields, "seq"),
+            window_s=float_of(fields, "window_s"),
+            model_version=text_of(fields, "model_version"),
+            sketch=sketch,
+        )
+
+
+@dataclass(frozen=True)
+class MetricsMessage:
+    """One window's figures of one model; `fields` holds every one of them by its name on the wire."""
+
+    ts_ms: int
+    boot: str
+    seq: int
+    window_s: float
+    model_version: str
+    fields: dict[str, Scalar]
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> MetricsMessage:
+        """Raises ProtocolError."""
+        fields = load(payload)
+        return cls(
+            ts_ms=int_of(fields, "ts"),
+            boot=text_of(fields, "boot"),
+            seq=int_of(fields, "seq"),
+            window_s=float_of(fields, "window_s"),
+            model_version=text_of(fields, "model_version"),
+            fields=fields,
+        )
+
+    def number(self, name: str) -> float:
+        """The field `name`, or 0 where the device did not send it as a number."""
+        value = self.fields.get(name, 0)
+        return value if isinstance(value, (int, float)) else 0
+
+
+def parse_status(payload: bytes) -> Status:
+    """Raises ProtocolError."""
+    text = payload[:16].decode(errors="replace")
+    for status in STATUSES:
+        if text == status:
+            return status
+    raise ProtocolError(f"a status is {text!r}; known: {', '.join(STATUSES)}")
+
+
+def int_of(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong(name, value, "a whole number")
+    return value
+
+
+def float_of(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise _wrong(name, value, "a finite number")
+    return float(value)
+
+
+def text_of(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    return value
+
+
+def _wrong(name: str, value: object, expected: str) -> ProtocolError:
+    return ProtocolError(f"a payload has {name}={value!r}; expected {expected}")
+
+
+def _looks_numeric(value: str) -> bool:
+    # float() also knows `inf`, `nan` and `1_000`; int(..., 0) knows 0x10.
+    for read in (float, lambda text: int(text, 0)):
+        try:
+            read(value)
+        except ValueError:
+            continue
+        return True
+    return False

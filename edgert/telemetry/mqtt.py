@@ -1,0 +1,293 @@
+"""MQTT: one connection to a broker. The only file that knows paho.
+
+Theory of operation: paho is used as a codec with a socket, driven by whoever owns the `Connection`;
+it runs no thread and remembers nothing. Each attempt to connect gets a fresh paho client, so that
+nothing is sent again behind our back: what was not acknowledged still lies in the spool, and goes
+out again from there. MQTT 5 is tried first, as its PUBACK says why a message was refused; a broker
+that does not speak it gets 3.1.1.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+
+KEEPALIVE_S = 30
+CONNECT_TIMEOUT_S = 5.0
+QUEUED_MAX = 100  # paho's own bound is 65,535 messages, 165 MB
+IN_FLIGHT_MAX = 20
+
+PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
+
+
+class BrokerUnreachable(EdgeRTError):
+    """Nothing answers as an MQTT broker at the address, or the connection died."""
+
+    code = "telemetry.broker_unreachable"
+    exit_code = 6
+    retryable = True
+
+
+class BrokerRefused(EdgeRTError):
+    """The broker answered and said no: credentials, rights, protocol or quota."""
+
+    code = "telemetry.broker_refused"
+    exit_code = 4
+
+
+class BrokerTlsFailed(EdgeRTError):
+    """TLS could not be agreed: an unknown authority, a wrong name, an expired certificate, or no TLS there."""
+
+    code = "telemetry.broker_tls_failed"
+    exit_code = 4
+
+
+class _NotSpoken(EdgeRTError):
+    """The broker does not speak the protocol version that was tried."""
+
+
+@dataclass(frozen=True)
+class MqttSettings:
+    """Where the broker is and how to log in. The password is only ever read from a file."""
+
+    host: str
+    port: int = 1883
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    username: str = ""
+    password_file: str = ""
+    protocol: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigInvalid("mqtt.host is empty; give the broker's name or address")
+        if not 0 < self.port < 65536:
+            raise ConfigInvalid(f"mqtt.port is {self.port}; it lies between 1 and 65535")
+        if self.protocol not in ("auto", *PROTOCOLS):
+            raise ConfigInvalid(f"mqtt.protocol is {self.protocol!r}; known: auto, {', '.join(PROTOCOLS)}")
+        if (self.ca or self.cert or self.key) and not self.tls:
+            raise ConfigInvalid("mqtt.ca, cert and key are used with TLS only; set mqtt.tls = true")
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MqttSettings:
+        """Raises ConfigInvalid for a key not known or a value of the wrong type."""
+        for known in fields(cls):
+            if known.name in value and type(value[known.name]).__name__ != known.type:
+                raise ConfigInvalid(f"mqtt.{known.name} is {value[known.name]!r}; expected {known.type}")
+        if unknown := sorted(value.keys() - {known.name for known in fields(cls)}):
+            raise ConfigInvalid(f"mqtt.{unknown[0]} is not a setting; known: {', '.join(f.name for f in fields(cls))}")
+        return cls(**{"host": "", **value})
+
+    def password(self) -> str | None:
+        """The password file's first line; None where no file is named. Raises ConfigInvalid."""
+        if not self.password_file:
+            return None
+        try:
+            return Path(self.password_file).read_text().split("\n")[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Always verifies the broker's certificate and name. Raises ConfigInvalid."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key or None)
+        except (OSError, ssl.SSLError) as error:
+            named = ", ".join(name for name in (self.ca, self.cert, self.key) if name)
+            raise ConfigInvalid(f"the broker's TLS files ({named}) cannot be used: {error}") from error
+        return context
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Will:
+    """What the broker is to publish, retained, should this client vanish."""
+
+    topic: str
+    payload: bytes
+
+
+class Connection:
+    """A connection to one broker, opened and lost any number of times. One thread uses it.
+
+    `on_message(topic, payload, retained)` is called from within `pump`; so is
+    `on_acknowledged(message_id, refused_because)`, whose second argument is None for a success.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        client_id: str = "",
+        *,
+        will: Will | None = None,
+        on_message: Callable[[str, bytes, bool], None] = lambda topic, payload, retained: None,
+        on_acknowledged: Callable[[int, str | None], None] = lambda message_id, refused_because: None,
+    ) -> None:
+        self.protocol = settings.protocol
+        self._settings = settings
+        self._client_id = client_id
+        self._will = will
+        self._on_message = on_message
+        self._on_acknowledged = on_acknowledged
+        self._client: paho.Client | None = None
+        self._granted: dict[int, bool] = {}
+
+    def open(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Connect and log in. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
+        candidates = list(PROTOCOLS) if self.protocol == "auto" else [self.protocol]
+        for protocol in candidates:
+            try:
+                self._open(protocol, timeout_s)
+            except _NotSpoken as error:
+                # Next time all are tried again: the broker may have been replaced.
+                self.protocol = self._settings.protocol
+                if protocol == candidates[-1]:
+                    raise BrokerUnreachable(error.message) from error
+            else:
+                self.protocol = protocol
+                return
+
+    def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
+        """Hand a message over; returns the id that will be acknowledged, or None where it is out already."""
+        assert self._client is not None
+        info = self._client.publish(topic, payload, qos, retain)
+        if info.rc != paho.MQTT_ERR_SUCCESS:
+            raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(info.rc)}")
+        return None if info.is_published() else info.mid
+
+    def subscribe(self, topic_filters: tuple[str, ...], qos: int, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Subscribe and wait until it is granted. Raises BrokerRefused or BrokerUnreachable."""
+        assert self._client is not None
+        code, message_id = self._client.subscribe([(topic_filter, qos) for topic_filter in topic_filters])
+        gives_up_at = time.monotonic() + timeout_s
+        while code == paho.MQTT_ERR_SUCCESS and message_id not in self._granted:
+            if time.monotonic() > gives_up_at:
+                raise BrokerUnreachable(f"the broker {self._settings.address} did not answer SUBSCRIBE")
+            self.pump(0.1)
+        if not self._granted.pop(message_id or 0, False):
+            raise BrokerRefused(
+                f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}; "
+                "let this user read it (docs/telemetry.md shows an access list)"
+            )
+
+    def pump(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the network and serve it. Raises BrokerUnreachable."""
+        assert self._client is not None
+        code = self._client.loop(timeout_s)
+        if code != paho.MQTT_ERR_SUCCESS:
+            raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(code)}")
+
+    def close(self) -> None:
+        """Say goodbye, so that the broker drops the will, and disconnect. Does nothing where not connected."""
+        if self._client is not None:
+            self._client.disconnect()
+            self._drop()
+
+    def abandon(self) -> None:
+        """Let go of the socket without a goodbye: the broker publishes the will."""
+        self._drop()
+
+    def _open(self, protocol: str, timeout_s: float) -> None:
+        client = self._new_client(protocol)
+        answer: list[ReasonCode] = []
+        client.on_connect = lambda _client, _data, _flags, reason, _properties: answer.append(reason)
+        client.connect_timeout = timeout_s
+        address = self._settings.address
+        try:
+            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S)
+        except ssl.SSLError as error:
+            raise BrokerTlsFailed(_tls_advice(address, error)) from error
+        except ConnectionResetError as error:
+            # What most brokers answer to a TLS greeting on a port without TLS.
+            advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
+            raise BrokerUnreachable(f"{address} hung up at once: {error}; {advice}") from error
+        except (OSError, ValueError) as error:
+            raise BrokerUnreachable(
+                f"no broker answers at {address}: {error}; check host, port and firewall, and that it runs"
+            ) from error
+        code, gives_up_at = paho.MQTT_ERR_SUCCESS, time.monotonic() + timeout_s
+        while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:
+            code = client.loop(0.1)
+        if not answer:
+            # A broker of 3.1.1 only may answer a CONNECT of MQTT 5 by hanging up.
+            raise _NotSpoken(f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not")
+        if answer[0].is_failure:
+            raise self._refusal(answer[0])
+        self._client = client
+
+    def _new_client(self, protocol: str) -> paho.Client:
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self._client_id,
+            protocol=PROTOCOLS[protocol],
+            reconnect_on_failure=False,
+        )
+        client.max_queued_messages_set(QUEUED_MAX)
+        client.max_inflight_messages_set(IN_FLIGHT_MAX)
+        if self._settings.username:
+            client.username_pw_set(self._settings.username, self._settings.password())
+        if context := self._settings.tls_context():
+            client.tls_set_context(context)
+        if self._will:
+            client.will_set(self._will.topic, self._will.payload, qos=1, retain=True)
+        client.on_message = lambda _client, _data, message: self._on_message(
+            message.topic, bytes(message.payload), message.retain
+        )
+        client.on_publish = self._published
+        client.on_subscribe = self._subscribed
+        return client
+
+    def _published(
+        self, _client: paho.Client, _data: object, message_id: int, reason: ReasonCode, _properties: Properties
+    ) -> None:
+        self._on_acknowledged(message_id, str(reason) if reason.is_failure else None)
+
+    def _subscribed(
+        self, _client: paho.Client, _data: object, message_id: int, reasons: list[ReasonCode], _properties: Properties
+    ) -> None:
+        self._granted[message_id] = not any(reason.is_failure for reason in reasons)
+
+    def _refusal(self, reason: ReasonCode) -> EdgeRTError:
+        address, user = self._settings.address, self._settings.username
+        if reason.getName() == "Unsupported protocol version":
+            return _NotSpoken(f"the broker {address} refused the protocol version: {reason}")
+        if reason.getName() in ("Bad user name or password", "Not authorized"):
+            said = f"as {user!r}" if user else "without a user name"
+            return BrokerRefused(
+                f"the broker {address} refused the login {said}: {reason}; check the user name and the password file"
+            )
+        return BrokerRefused(f"the broker {address} refused the connection: {reason}")
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and (socket := client.socket()) is not None:
+            socket.close()
+
+
+def _tls_advice(address: str, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the broker {address} shows a certificate that is not trusted: {error.verify_message}; "
+            "give the authority that signed it (ca), and the host name that the certificate bears"
+        )
+    return f"TLS with the broker {address} failed: {error}; check that this port speaks TLS (usually 8883)"

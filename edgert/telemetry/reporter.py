@@ -1,0 +1,169 @@
+"""The reporter: a thread in each worker process that turns its recorder's windows into spooled messages.
+
+Once a second it folds what waits, once a window it cuts and appends `metrics` and `hist`. A spool
+that refuses costs that window's messages, never a request: it is said once on the log, counted in
+`windows_lost`, and tried again with the next window.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from edgert.errors import EdgeRTError
+from edgert.telemetry import host, messages
+from edgert.telemetry.messages import Scalar, Topics
+from edgert.telemetry.spans import WindowRecorder, WindowReport
+from edgert.telemetry.spool import Spool
+
+WINDOW_S = 60.0
+FOLD_EVERY_S = 1.0
+SLICE_PAUSE_S = 0.0005  # lets the serving threads run between two slices of folding
+STOP_TIMEOUT_S = 5.0
+
+
+class Reporter:
+    """Reports one model's recorder to the spool.
+
+    `clock` is monotonic seconds and `wall_clock` seconds since 1970; `wait(seconds)` returns True when
+    it is time to stop, as `threading.Event.wait` does. Tests pass their own and call `tick` themselves.
+    """
+
+    def __init__(
+        self,
+        recorder: WindowRecorder,
+        spool: Spool,
+        topics: Topics,
+        *,
+        boot: str,
+        model_version: str,
+        window_s: float = WINDOW_S,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        wait: Callable[[float], bool] | None = None,
+        host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.windows_lost = 0
+        self._recorder = recorder
+        self._spool = spool
+        self._topics = topics
+        self._boot = messages.checked_id("boot", boot)
+        self._model_version = messages.checked_id("model_version", model_version)
+        self._window_s = window_s
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._host_facts = host_facts
+        self._log = log
+        self._refused = False
+        self._window_ends_at = clock() + window_s
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._thread = threading.Thread(target=self._run, name="telemetry-reporter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and report the part of a window that is left, marked `up: 0`."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT_S)
+        self._report(self._recorder.cut(), up=False)
+
+    def tick(self) -> bool:
+        """Fold, and report the window if it is over; says whether it did."""
+        self._recorder.fold(lambda: time.sleep(SLICE_PAUSE_S))
+        if self._clock() < self._window_ends_at:
+            return False
+        self._report(self._recorder.cut(), up=True)
+        # From now, not from the planned end: after a suspend the windows missed are not made up for.
+        self._window_ends_at = self._clock() + self._window_s
+        return True
+
+    def event(self, name: str, **fields: Scalar | None) -> None:
+        """Report that something happened to this model."""
+        self._guarded(
+            lambda: append_event(
+                self._spool,
+                self._topics,
+                name,
+                boot=self._boot,
+                ts_ms=self._ts_ms(),
+                model=self._recorder.model,
+                model_version=self._model_version,
+                **fields,
+            )
+        )
+
+    def _run(self) -> None:
+        while not self._wait(min(FOLD_EVERY_S, self._window_s)):
+            self.tick()
+
+    def _report(self, report: WindowReport, *, up: bool) -> None:
+        if not self._guarded(lambda: self._append(report, up)):
+            self.windows_lost += 1
+
+    def _append(self, report: WindowReport, up: bool) -> None:
+        model, ts_ms = report.model, self._ts_ms()
+        facts = dict(self._host_facts())
+        metrics = messages.metrics_fields(report, up=up, model_version=self._model_version, host=facts)
+        hist = messages.hist_fields(report, model_version=self._model_version)
+
+        def keep(kind: str, topic: str, fields: Mapping[str, object]) -> None:
+            def numbered(seq: int) -> dict[str, object]:
+                return {**messages.envelope(ts_ms=ts_ms, boot=self._boot, seq=seq), **fields}
+
+            self._spool.append(f"{kind}/{model}", topic, numbered, messages.QOS[kind], kind)
+
+        keep("hist", self._topics.hist(model), hist)
+        keep("metrics", self._topics.metrics(model), metrics)
+
+    def _guarded(self, append: Callable[[], object]) -> bool:
+        """Run `append`; a spool that refuses is logged when it begins to and when it stops."""
+        try:
+            append()
+        except EdgeRTError as error:
+            if not self._refused:
+                self._log(f"telemetry: nothing is recorded for now: {error.message}")
+            self._refused = True
+            return False
+        if self._refused:
+            self._log("telemetry: recording again")
+        self._refused = False
+        return True
+
+    def _ts_ms(self) -> int:
+        return int(self._wall_clock() * 1000)
+
+
+def append_event(
+    spool: Spool,
+    topics: Topics,
+    name: str,
+    *,
+    boot: str,
+    ts_ms: int,
+    model: str | None = None,
+    **fields: Scalar | None,
+) -> int:
+    """Spool an `event` message: `event` holds `name`, `model` what it is about. Raises StorageFailed."""
+    said = {"event": name, "model": model, **fields}
+    return spool.append(
+        "event",
+        topics.event,
+        lambda seq: messages.envelope(ts_ms=ts_ms, boot=boot, seq=seq) | said,
+        messages.QOS["event"],
+        "event",
+    )
+
+
+def host_facts_now() -> dict[str, object]:
+    """What every `metrics` message says of the machine and of this process."""
+    return {
+        "clock_synced": host.clock_synced(),
+        "rss_bytes": host.rss_bytes(),
+        "temp_c": host.temp_c(),
+        "throttled": host.throttled(),
+    }

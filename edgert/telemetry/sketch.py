@@ -1,0 +1,197 @@
+"""The latency sketch: an exponential histogram at fixed scale 5, in milliseconds.
+
+Base 2**(1/32); bucket `i` counts values in (base**i, base**(i+1)], the convention of OpenTelemetry's
+exponential histogram and of Prometheus' native histograms at schema 5
+(https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram).
+Because the scale never changes, merging is the addition of integers: exact, and free of order.
+
+Promise: `quantile` is off by at most (base - 1) / (base + 1) < 1.09 % of the true value, for values
+from 1 microsecond to 17 minutes; what lies outside is clamped to the outermost bucket.
+
+Thread rule: a sketch has one writer at a time. It has no lock of its own; the caller holds one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from edgert.errors import ProtocolError
+
+SCALE = 5
+PER_OCTAVE = 1 << SCALE
+INDEX_MIN = -320
+INDEX_MAX = 640
+BASE = math.pow(2, 1 / PER_OCTAVE)
+RELATIVE_ERROR_MAX = (BASE - 1) / (BASE + 1)
+
+_log2 = math.log2
+_ceil = math.ceil
+
+
+class Sketch:
+    """How often each latency was seen. `sum`, `min` and `max` are exact; `min` and `max` are 0 while empty."""
+
+    __slots__ = ("buckets", "count", "max", "min", "sum", "zero")
+
+    def __init__(self) -> None:
+        self.buckets: dict[int, int] = {}
+        self.zero = 0
+        self.count = 0
+        self.sum = 0.0
+        self.min = 0.0
+        self.max = 0.0
+
+    def record(self, value_ms: float) -> None:
+        """Count one finite value. Zero and less count as zero."""
+        if value_ms > 0:
+            # index_of, written out: a call would cost as much again.
+            index = _ceil(_log2(value_ms) * PER_OCTAVE) - 1
+            if index < INDEX_MIN:
+                index = INDEX_MIN
+            elif index > INDEX_MAX:
+                index = INDEX_MAX
+            buckets = self.buckets
+            buckets[index] = buckets.get(index, 0) + 1
+        else:
+            value_ms = 0.0
+            self.zero += 1
+        if value_ms > self.max:
+            self.max = value_ms
+        if value_ms < self.min or not self.count:
+            self.min = value_ms
+        self.count += 1
+        self.sum += value_ms
+
+    def record_many_us(self, values_us: Sequence[int]) -> None:
+        """Count whole microseconds, 0 or more: the same buckets as `record`, the loop running in C."""
+        if not values_us:
+            return
+        least_ms, most_ms = min(values_us) / 1000, max(values_us) / 1000
+        for position, count in Counter(map(partial(bisect_left, _LOWER_BOUNDS_US), values_us)).items():
+            if position:
+                index = INDEX_MIN + position - 1
+                self.buckets[index] = self.buckets.get(index, 0) + count
+            else:
+                self.zero += count
+        self._widen(least_ms, most_ms)
+        self.count += len(values_us)
+        self.sum += sum(values_us) / 1000
+
+    def merge(self, other: Sketch) -> None:
+        """Add what `other` counted: afterwards this is the sketch of both samples pooled."""
+        if not other.count:
+            return
+        for index, count in other.buckets.items():
+            self.buckets[index] = self.buckets.get(index, 0) + count
+        self._widen(other.min, other.max)
+        self.zero += other.zero
+        self.count += other.count
+        self.sum += other.sum
+
+    def quantile(self, q: float) -> float:
+        """The value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
+
+        Off by at most RELATIVE_ERROR_MAX, and never outside [min, max].
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"a quantile is asked for as a share between 0 and 1, not {q}")
+        rank = max(1, math.ceil(q * self.count))
+        if not self.count or rank <= self.zero:
+            return 0.0
+        if rank == self.count:
+            return self.max
+        seen = self.zero
+        for index in sorted(self.buckets):
+            seen += self.buckets[index]
+            if seen >= rank:
+                return min(max(_middle_ms(index), self.min), self.max)
+        return self.max
+
+    @property
+    def mean(self) -> float:
+        """The exact mean in ms; 0 while empty."""
+        return self.sum / self.count if self.count else 0.0
+
+    def copy(self) -> Sketch:
+        twin = Sketch()
+        twin.merge(self)
+        return twin
+
+    def encode(self) -> str:
+        """The buckets as they travel: `index:count,...`, ascending, without the zero bucket."""
+        return ",".join(f"{index}:{count}" for index, count in sorted(self.buckets.items()))
+
+    @classmethod
+    def decode(
+        cls, buckets: str, *, zero: int = 0, sum_ms: float = 0.0, min_ms: float = 0.0, max_ms: float = 0.0
+    ) -> Sketch:
+        """The sketch that `encode` and its scalar fields describe. Raises ProtocolError."""
+        sketch = cls()
+        sketch.buckets = dict(_parse_buckets(buckets))
+        sketch.zero = zero
+        sketch.count = zero + sum(sketch.buckets.values())
+        sketch.sum, sketch.min, sketch.max = sum_ms, min_ms, max_ms
+        if zero < 0 or not math.isfinite(sum_ms) or not 0 <= min_ms <= max_ms < math.inf:
+            raise ProtocolError(f"a histogram has zero={zero}, sum={sum_ms}, min={min_ms}, max={max_ms}")
+        return sketch
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything that merging keeps exact; `sum` is a float and may differ in its last digits."""
+        if not isinstance(other, Sketch):
+            return NotImplemented
+        mine = (self.buckets, self.zero, self.count, self.min, self.max)
+        return mine == (other.buckets, other.zero, other.count, other.min, other.max)
+
+    __hash__ = None  # type: ignore[assignment]  # a sketch is changed in place
+
+    def __repr__(self) -> str:
+        return f"Sketch(count={self.count}, min={self.min}, max={self.max}, buckets={self.encode()!r})"
+
+    def _widen(self, least_ms: float, most_ms: float) -> None:
+        """Take a non-empty sample's extremes in, before `count` is raised."""
+        self.min = min(self.min, least_ms) if self.count else least_ms
+        self.max = max(self.max, most_ms)
+
+
+def merged(sketches: Iterable[Sketch]) -> Sketch:
+    """One sketch of all the samples pooled."""
+    total = Sketch()
+    for sketch in sketches:
+        total.merge(sketch)
+    return total
+
+
+def index_of(value_ms: float) -> int:
+    """The bucket of a positive value, clamped to INDEX_MIN ... INDEX_MAX."""
+    return min(max(math.ceil(_log2(value_ms) * PER_OCTAVE) - 1, INDEX_MIN), INDEX_MAX)
+
+
+def _middle_ms(index: int) -> float:
+    """The point whose largest relative distance to any value of the bucket is least: 2ab / (a + b)."""
+    lower = math.pow(2, index / PER_OCTAVE)
+    return 2 * lower * BASE / (1 + BASE)
+
+
+def _parse_buckets(text: str) -> Iterable[tuple[int, int]]:
+    last = INDEX_MIN - 1
+    for pair in text.split(",") if text else ():
+        index_text, _, count_text = pair.partition(":")
+        try:
+            index, count = int(index_text), int(count_text)
+        except ValueError:
+            raise ProtocolError(f"a histogram's buckets hold {pair[:40]!r}; expected index:count") from None
+        if not last < index <= INDEX_MAX or count < 1:
+            raise ProtocolError(
+                f"a histogram's buckets hold {pair[:40]!r}; indices ascend within "
+                f"{INDEX_MIN} ... {INDEX_MAX} and counts are 1 or more"
+            )
+        last = index
+        yield index, count
+
+
+# Whole microseconds: us > bound is the same as us > floor(bound), so integers compare exactly.
+_LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]

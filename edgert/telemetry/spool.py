@@ -1,0 +1,364 @@
+"""The spool: what this device has to report, kept on disk until the broker has acknowledged it.
+
+Theory of operation: one SQLite file in WAL mode. Every worker process appends; one forwarder reads
+oldest first and deletes what was acknowledged. Each append is one transaction that draws the
+stream's next `seq`, writes the message and, past the bounds, deletes the oldest of the least
+important kind. `synchronous = NORMAL`: a commit survives the death of any process; a power cut may
+take the last commits along, which is why subscribers tell boots apart.
+
+A database that cannot be read is renamed to `NAME.corrupt-N` and begun anew. The other processes
+notice by the file's inode and follow. The new file then counts from a random number above 2**32, so
+that no `seq` of this boot can come twice.
+
+An object is shared by the threads of one process, but is not to be carried across a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from edgert.errors import StorageFailed
+from edgert.telemetry import messages
+
+SCHEMA_VERSION = 1
+BYTES_MAX = 16 * 1024 * 1024
+ROWS_MAX = 50_000
+BUSY_TIMEOUT_S = 5.0
+CORRUPT_KEPT_MAX = 2
+SEQ_AFTER_LOSS_MIN = 2**32
+SEQ_AFTER_LOSS_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
+
+# What goes first when the spool is full: the lowest number, and among equals the oldest.
+IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
+_ROW_OVERHEAD_BYTES = 64
+_NO_INODE = -1
+
+Payload = Mapping[str, object] | bytes | Callable[[int], Mapping[str, object]]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SpoolBounds:
+    """How much may wait; `size_bytes` counts topics and payloads, the file is somewhat larger."""
+
+    size_bytes: int = BYTES_MAX
+    rows: int = ROWS_MAX
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """A message that waits. `id` grows in the order of appending."""
+
+    id: int
+    topic: str
+    payload: bytes
+    qos: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Retained:
+    """The last word on a retained topic; `version` grows with every change of any of them."""
+
+    topic: str
+    payload: bytes
+    version: int
+
+
+@dataclass(frozen=True)
+class SpoolStats:
+    """What waits, and how many messages the bounds have cost since the file was begun, by kind."""
+
+    rows: int
+    size_bytes: int
+    lost: dict[str, int]
+
+    @property
+    def lost_total(self) -> int:
+        return sum(self.lost.values())
+
+
+class Spool:
+    """One process's view of the spool file. Raises StorageFailed where the disk refuses."""
+
+    def __init__(
+        self, path: Path, bounds: SpoolBounds = SpoolBounds(), log: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.path = path
+        self.bounds = bounds
+        self._log = log
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._inode = _NO_INODE
+        with self._lock, self._translated():
+            self._reopen(suspect=False)
+
+    def append(self, stream: str, topic: str, payload: Payload, qos: int, kind: str) -> int:
+        """Keep one message and return the `seq` it got: 1, 2, 3 ... in each `stream`.
+
+        A callable payload is given that `seq` and returns the fields to send. Where the message alone
+        exceeds the bounds, or all that waits matters more, it is itself what is dropped and counted.
+        """
+        assert kind in IMPORTANCE, kind
+
+        def add(database: sqlite3.Connection) -> int:
+            seq = _next_seq(database, stream)
+            body = _body(payload, seq)
+            size = len(body) + len(topic) + _ROW_OVERHEAD_BYTES
+            if size > self.bounds.size_bytes:  # room for it could only be made by losing all the others
+                _count_lost(database, kind)
+                return seq
+            database.execute(
+                "INSERT INTO message (importance, kind, topic, payload, qos, size) VALUES (?, ?, ?, ?, ?, ?)",
+                (IMPORTANCE[kind], kind, topic, body, qos, size),
+            )
+            _adjust_usage(database, 1, size)
+            self._trim(database)
+            return seq
+
+        return self._transact(add)
+
+    def take(self, limit: int, after_id: int = 0) -> list[Spooled]:
+        """Up to `limit` of the oldest messages with an id above `after_id`; they stay until `done`."""
+
+        def read(database: sqlite3.Connection) -> list[Spooled]:
+            rows = database.execute(
+                "SELECT id, topic, payload, qos, kind FROM message WHERE id > ? ORDER BY id LIMIT ?", (after_id, limit)
+            )
+            return [Spooled(*row) for row in rows]
+
+        return self._transact(read, writes=False)
+
+    def done(self, ids: Iterable[int]) -> None:
+        """Forget messages that have arrived. Ids that are gone already do no harm."""
+
+        def delete(database: sqlite3.Connection) -> None:
+            for message_id in ids:
+                _delete(database, message_id)
+
+        self._transact(delete)
+
+    def retain(self, topic: str, fields: Mapping[str, object]) -> None:
+        """Set the last word on a retained topic; the forwarder publishes it again on every connect."""
+
+        def put(database: sqlite3.Connection) -> None:
+            (version,) = database.execute("SELECT coalesce(max(version), 0) + 1 FROM retained").fetchone()
+            database.execute("REPLACE INTO retained VALUES (?, ?, ?)", (topic, messages.dump(fields), version))
+
+        self._transact(put)
+
+    def retained(self, after_version: int = 0) -> list[Retained]:
+        """The retained topics that changed after `after_version`, in the order of change."""
+
+        def read(database: sqlite3.Connection) -> list[Retained]:
+            rows = database.execute(
+                "SELECT topic, payload, version FROM retained WHERE version > ? ORDER BY version", (after_version,)
+            )
+            return [Retained(*row) for row in rows]
+
+        return self._transact(read, writes=False)
+
+    def stats(self) -> SpoolStats:
+        def read(database: sqlite3.Connection) -> SpoolStats:
+            rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
+            return SpoolStats(rows, size_bytes, dict(database.execute("SELECT kind, count FROM lost")))
+
+        return self._transact(read, writes=False)
+
+    def close(self) -> None:
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._disconnect()
+
+    def _transact(self, work: Callable[[sqlite3.Connection], _T], writes: bool = True) -> _T:
+        """Run `work` in one transaction; on a file found corrupt, once more in a fresh one."""
+        with self._lock, self._translated():
+            if self._database is None or self._inode != _inode_of(self.path):
+                self._reopen(suspect=False)
+            try:
+                return self._attempt(work, writes)
+            except sqlite3.DatabaseError as error:
+                if not _is_corruption(error):
+                    raise
+                self._reopen(suspect=True)
+                return self._attempt(work, writes)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], _T], writes: bool) -> _T:
+        assert self._database is not None
+        self._database.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        try:
+            result = work(self._database)
+            self._database.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+        return result
+
+    def _trim(self, database: sqlite3.Connection) -> None:
+        """Within the bounds again, at the cost of the oldest messages of the least important kind."""
+        while True:
+            rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
+            if rows <= self.bounds.rows and size_bytes <= self.bounds.size_bytes:
+                return
+            victim, kind = database.execute("SELECT id, kind FROM message ORDER BY importance, id LIMIT 1").fetchone()
+            _delete(database, victim)
+            _count_lost(database, kind)
+
+    def _reopen(self, suspect: bool) -> None:
+        """Open the file, or a fresh one where it is corrupt; other processes wait meanwhile."""
+        mine = self._inode
+        self._disconnect()
+        with _exclusively(self.path.with_name(self.path.name + ".lock")):
+            # Of several processes that meet the same corrupt file, the first replaces it.
+            replaced_already = suspect and _inode_of(self.path) != mine
+            # 1 where there was no file to begin with; a file that vanished had counted already.
+            fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
+            try:
+                if suspect and not replaced_already:
+                    raise sqlite3.DatabaseError("found corrupt while in use")
+                self._database = _connect(self.path, fresh_seq)
+            except sqlite3.DatabaseError as error:
+                if not suspect and not _is_corruption(error):
+                    raise
+                aside = _set_aside(self.path)
+                self._log(
+                    f"telemetry: the spool {self.path} was unreadable ({error}); kept as {aside.name}, begun anew"
+                )
+                fresh_seq = random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
+                self._database = _connect(self.path, fresh_seq)
+            self._inode = _inode_of(self.path)
+
+    def _disconnect(self) -> None:
+        if self._database is not None:
+            database, self._database = self._database, None
+            with contextlib.suppress(sqlite3.Error):
+                database.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StorageFailed(
+                f"the telemetry spool {self.path} cannot be used: {error}; "
+                "check that its folder exists, is writable and has space"
+            ) from error
+
+
+# --- the file -------------------------------------------------------------------------------
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS message (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, importance INTEGER NOT NULL, kind TEXT NOT NULL,
+    topic TEXT NOT NULL, payload BLOB NOT NULL, qos INTEGER NOT NULL, size INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS message_by_importance ON message (importance, id);
+CREATE TABLE IF NOT EXISTS stream (name TEXT PRIMARY KEY, seq INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS retained (topic TEXT PRIMARY KEY, payload BLOB NOT NULL, version INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS lost (kind TEXT PRIMARY KEY, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS usage (rows INTEGER NOT NULL, size INTEGER NOT NULL, first_seq INTEGER NOT NULL);
+"""
+
+
+def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
+    """Open and check the file, creating what is missing. Raises sqlite3.DatabaseError."""
+    # Autocommit mode: the transactions are written out. Calls are serialised by the spool's lock.
+    database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA wal_autocheckpoint = 250")  # pages: 1 MB, as flash is small and a WAL never shrinks
+        database.execute("PRAGMA journal_size_limit = 1048576")
+        _prepare(database, first_seq)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
+    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(f"quick_check says {verdict}")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise sqlite3.DatabaseError(f"schema version {version}; this program knows {SCHEMA_VERSION}")
+    if version == 0:
+        database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
+
+
+def _next_seq(database: sqlite3.Connection, stream: str) -> int:
+    database.execute(
+        "INSERT INTO stream SELECT ?, first_seq FROM usage WHERE true "
+        "ON CONFLICT (name) DO UPDATE SET seq = stream.seq + 1",
+        (stream,),
+    )
+    (seq,) = database.execute("SELECT seq FROM stream WHERE name = ?", (stream,)).fetchone()
+    return int(seq)
+
+
+def _delete(database: sqlite3.Connection, message_id: int) -> None:
+    row = database.execute("SELECT size FROM message WHERE id = ?", (message_id,)).fetchone()
+    if row is not None:
+        database.execute("DELETE FROM message WHERE id = ?", (message_id,))
+        _adjust_usage(database, -1, -row[0])
+
+
+def _adjust_usage(database: sqlite3.Connection, rows: int, size_bytes: int) -> None:
+    database.execute("UPDATE usage SET rows = rows + ?, size = size + ?", (rows, size_bytes))
+
+
+def _count_lost(database: sqlite3.Connection, kind: str) -> None:
+    database.execute("INSERT INTO lost VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET count = count + 1", (kind,))
+
+
+def _body(payload: Payload, seq: int) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    return messages.dump(payload(seq) if callable(payload) else payload)
+
+
+def _is_corruption(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file's content is at fault. A full, locked or read-only disk raises a subclass."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def _inode_of(path: Path) -> int:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return _NO_INODE
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the database and its log out of the way, keeping the newest few for whoever looks into it."""
+    names = (file.name.rpartition("-")[2] for file in path.parent.glob(f"{path.name}.corrupt-*"))
+    number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
+    aside, too_old = (path.with_name(f"{path.name}.corrupt-{n}") for n in (number, number - CORRUPT_KEPT_MAX))
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    for stale in (f"{path}-shm", f"{too_old}", f"{too_old}-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stale)
+    return aside
+
+
+@contextlib.contextmanager
+def _exclusively(lock_path: Path) -> Iterator[None]:
+    """Hold a lock between processes; the kernel lets go of it should this one die."""
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

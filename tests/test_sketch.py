@@ -1,0 +1,133 @@
+"""The sketch keeps its promises: merging is exact and order-free, quantiles are within the stated bound."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgert.errors import ProtocolError
+from edgert.telemetry.sketch import (
+    BASE,
+    INDEX_MAX,
+    INDEX_MIN,
+    RELATIVE_ERROR_MAX,
+    Sketch,
+    index_of,
+    merged,
+)
+
+latencies_ms = st.floats(min_value=0.001, max_value=900_000, allow_nan=False)
+samples = st.lists(latencies_ms | st.just(0.0), max_size=80)
+quantiles = st.floats(min_value=0, max_value=1)
+
+
+def sketch_of(values: list[float]) -> Sketch:
+    sketch = Sketch()
+    for value in values:
+        sketch.record(value)
+    return sketch
+
+
+def nearest_rank(values: list[float], q: float) -> float:
+    return sorted(values)[max(1, math.ceil(q * len(values))) - 1]
+
+
+@given(st.lists(samples, max_size=6), st.randoms())
+def test_merging_in_any_order_equals_the_sketch_of_the_pooled_samples(
+    parts: list[list[float]], shuffler: random.Random
+) -> None:
+    pooled = sketch_of([value for part in parts for value in part])
+    shuffled = [sketch_of(part) for part in parts]
+    shuffler.shuffle(shuffled)
+    total = merged(shuffled)
+    assert total == pooled
+    assert total.sum == pytest.approx(pooled.sum)
+
+
+@given(samples, samples, samples)
+def test_merging_is_associative(a: list[float], b: list[float], c: list[float]) -> None:
+    left = merged([merged([sketch_of(a), sketch_of(b)]), sketch_of(c)])
+    right = merged([sketch_of(a), merged([sketch_of(b), sketch_of(c)])])
+    assert left == right
+
+
+@given(st.lists(latencies_ms, min_size=1, max_size=300), quantiles)
+def test_a_quantile_is_within_the_stated_bound_of_the_exact_one(values: list[float], q: float) -> None:
+    assert RELATIVE_ERROR_MAX < 0.0109
+    assert sketch_of(values).quantile(q) == pytest.approx(nearest_rank(values, q), rel=RELATIVE_ERROR_MAX + 1e-9)
+
+
+@given(samples)
+def test_the_wire_form_holds_everything(values: list[float]) -> None:
+    sketch = sketch_of(values)
+    copy = Sketch.decode(sketch.encode(), zero=sketch.zero, sum_ms=sketch.sum, min_ms=sketch.min, max_ms=sketch.max)
+    assert copy == sketch
+    assert copy.sum == sketch.sum
+
+
+@given(st.lists(st.integers(min_value=0, max_value=2**30), max_size=100))
+def test_whole_microseconds_in_bulk_equal_the_values_one_by_one(values_us: list[int]) -> None:
+    bulk = Sketch()
+    bulk.record_many_us(values_us)
+    one_by_one = sketch_of([us / 1000 for us in values_us])
+    assert bulk == one_by_one
+    assert bulk.sum == pytest.approx(one_by_one.sum)
+
+
+@pytest.mark.parametrize("exponent", range(-9, 20))
+def test_an_exact_power_of_two_belongs_to_the_bucket_below_it(exponent: int) -> None:
+    # (base**i, base**(i+1)]: the upper bound is inclusive.
+    value = 2.0**exponent
+    assert index_of(value) == 32 * exponent - 1
+    assert index_of(value * (1 + 1e-12)) == 32 * exponent
+
+
+def test_a_bucket_holds_what_its_bounds_say() -> None:
+    for index in range(-300, 600, 7):
+        assert index_of(BASE**index * 1.0001) == index
+        assert index_of(BASE ** (index + 1) * 0.9999) == index
+
+
+def test_what_lies_outside_the_range_is_clamped_and_the_extremes_stay_exact() -> None:
+    sketch = sketch_of([1e-9, 1e12])
+    assert sketch.buckets == {INDEX_MIN: 1, INDEX_MAX: 1}
+    assert (sketch.min, sketch.max, sketch.quantile(1)) == (1e-9, 1e12, 1e12)
+
+
+def test_zero_and_less_have_a_bucket_of_their_own() -> None:
+    sketch = sketch_of([0.0, -3.0, 5.0])
+    assert (sketch.zero, sketch.count, sketch.min, sketch.quantile(0.5)) == (2, 3, 0.0, 0.0)
+
+
+def test_an_empty_sketch_answers_zero() -> None:
+    assert Sketch().quantile(0.99) == 0
+    assert Sketch().mean == 0
+    assert Sketch().encode() == ""
+
+
+def test_the_mean_of_devices_percentiles_is_wrong_where_the_merged_sketch_is_right() -> None:
+    # Nine quiet devices and a slow one: why sketches travel and percentiles do not.
+    fleet = [[1.0] * 1000 for _ in range(9)] + [[100.0] * 1000]
+    pooled = [value for device in fleet for value in device]
+    right = merged(sketch_of(device) for device in fleet).quantile(0.95)
+    mean_of_percentiles = sum(sketch_of(device).quantile(0.95) for device in fleet) / len(fleet)
+    assert right == pytest.approx(nearest_rank(pooled, 0.95), rel=RELATIVE_ERROR_MAX)
+    assert mean_of_percentiles == pytest.approx(10.9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1", "1:", "1:0", "1:-4", "5:1,5:1", "6:1,5:1", "641:1", "-321:1", "1:2,", "1.5:1"]
+)
+def test_a_malformed_wire_form_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        Sketch.decode(text)
+
+
+@pytest.mark.parametrize("fields", [{"zero": -1}, {"min_ms": 2.0, "max_ms": 1.0}, {"sum_ms": math.inf}])
+def test_impossible_scalars_are_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ProtocolError):
+        Sketch.decode("1:1", **fields)  # type: ignore[arg-type]

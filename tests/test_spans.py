@@ -1,0 +1,128 @@
+"""The recorder loses no span, counts exactly, and keeps its memory bounded."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgert.telemetry import spans
+from edgert.telemetry.spans import SLO_BOUNDS_MS, RequestSpan, WindowRecorder
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ok(total_us: int, **others: int) -> RequestSpan:
+    return RequestSpan("ok", total_us, **others)  # type: ignore[arg-type]
+
+
+def recorder_of(*recorded: RequestSpan) -> WindowRecorder:
+    recorder = WindowRecorder("digits", Clock())
+    for span in recorded:
+        recorder.record(span)
+    return recorder
+
+
+def test_totals_accumulate_over_windows_while_sketches_hold_one() -> None:
+    clock = Clock()
+    recorder = WindowRecorder("digits", clock)
+    recorder.record(ok(3_000))
+    recorder.record(RequestSpan("error", 50))
+    clock.now = 160.0
+    first = recorder.cut()
+    recorder.record(ok(4_000))
+    recorder.record(RequestSpan("shed", 5))
+    second = recorder.cut(now=200.0)
+
+    assert (first.totals.requests, first.totals.errors, first.totals.shed) == (2, 1, 0)
+    assert (second.totals.requests, second.totals.errors, second.totals.shed) == (4, 1, 1)
+    assert (first.latency.count, second.latency.count) == (1, 1)
+    assert second.latency.max == 4.0
+    assert (first.window_s, second.window_s, second.uptime_s) == (60.0, 40.0, 100.0)
+    assert second.totals.latency_sum_us == 7_000
+
+
+def test_only_answered_requests_count_as_latency() -> None:
+    report = recorder_of(ok(9_000), RequestSpan("shed", 3), RequestSpan("error", 70_000)).cut()
+    assert (report.latency.count, report.latency.max) == (1, 9.0)
+    assert sum(report.totals.within_ms) == sum(bound >= 10 for bound in SLO_BOUNDS_MS)
+
+
+@given(st.lists(st.integers(min_value=0, max_value=3_000_000), max_size=200))
+def test_slo_counters_are_exact(durations_us: list[int]) -> None:
+    report = recorder_of(*map(ok, durations_us)).cut()
+    exact = [sum(us <= bound * 1000 for us in durations_us) for bound in SLO_BOUNDS_MS]
+    assert list(report.totals.within_ms) == exact
+
+
+def test_a_cache_hit_says_nothing_about_the_engine() -> None:
+    hit = RequestSpan("ok", 40, cache_us=5, batch=0, cache_hit=True)
+    ran = RequestSpan("ok", 900, cache_us=6, queue_us=20, engine_us=800, batch=1)
+    report = recorder_of(hit, ran).cut()
+    assert report.totals.cache_hits == 1
+    assert report.stages["cache"].count == 2
+    assert (report.stages["engine"].count, report.stages["queue"].count) == (1, 1)
+    assert report.stages["engine"].min == 0.8
+
+
+def test_batch_mean_is_the_mean_over_engine_runs_not_over_requests() -> None:
+    # One run of four items and one of one: 2.5 items a run, though most requests saw a batch of four.
+    report = recorder_of(*[ok(10, batch=4)] * 4, ok(10, batch=1)).cut()
+    assert report.batch_mean == pytest.approx(2.5)
+    assert recorder_of().cut().batch_mean == 0
+
+
+def test_spans_recorded_by_many_threads_while_windows_are_cut_are_each_counted_once() -> None:
+    recorder = WindowRecorder("digits")
+
+    def serve() -> None:
+        for _ in range(5_000):
+            recorder.record(ok(5))
+
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    reports = []
+    while any(thread.is_alive() for thread in threads):
+        reports.append(recorder.cut())
+    reports.append(recorder.cut())
+    assert sum(report.latency.count for report in reports) == 20_000
+    assert reports[-1].totals.requests == 20_000
+
+
+def test_memory_is_bounded_where_nobody_folds() -> None:
+    recorder = recorder_of(*[ok(5)] * (spans.PENDING_MAX * 3))
+    assert len(recorder._pending) <= spans.PENDING_MAX
+    assert recorder.cut().totals.requests == spans.PENDING_MAX * 3
+
+
+def test_fold_pauses_between_slices() -> None:
+    recorder = recorder_of(*[ok(5)] * (spans.FOLD_SLICE * 3 + 1))
+    pauses: list[None] = []
+    recorder.fold(lambda: pauses.append(None))
+    assert len(pauses) == 4
+
+
+def test_a_snapshot_shows_everything_since_the_start_and_takes_nothing_from_the_window() -> None:
+    recorder = recorder_of(ok(1_000))
+    recorder.cut()
+    recorder.record(ok(2_000))
+    live = recorder.snapshot()
+    assert (live.latency.count, live.totals.requests) == (2, 2)
+    assert live.last_window is not None
+    assert live.last_window.latency.count == 1
+    assert recorder.cut().latency.count == 1
+    assert json.loads(json.dumps(live.as_json()))["latency_ms"]["max"] == 2.0
+
+
+def test_a_snapshot_before_the_first_window_has_none() -> None:
+    assert recorder_of().snapshot().as_json()["last_window"] is None

@@ -1,0 +1,207 @@
+"""What was appended is there after any death; the bounds hold; a corrupt file never stops anyone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import StorageFailed
+from edgert.telemetry import spool as spool_module
+from edgert.telemetry.spool import Spool, SpoolBounds, Spooled
+
+# Appends until it is killed, printing each seq once the append has returned.
+APPENDER = """
+import sys
+from pathlib import Path
+from edgert.telemetry.spool import Spool
+spool = Spool(Path(sys.argv[1]))
+while True:
+    print(spool.append("hist/digits", "t", lambda seq: {"seq": seq}, 1, "hist"), flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "telemetry.db"
+
+
+def add(spool: Spool, kind: str = "hist", stream: str = "hist/digits", size: int = 0) -> int:
+    return spool.append(stream, "topic", lambda seq: {"seq": seq, "pad": "x" * size}, 1, kind)
+
+
+def seqs(messages: list[Spooled]) -> list[int]:
+    return [json.loads(message.payload)["seq"] for message in messages]
+
+
+def test_messages_come_out_oldest_first_and_stay_until_they_are_done(path: Path) -> None:
+    spool = Spool(path)
+    assert [add(spool) for _ in range(3)] == [1, 2, 3]
+    first, second, third = spool.take(10)
+    assert seqs([first, second, third]) == [1, 2, 3]
+    assert (first.topic, first.qos, first.kind) == ("topic", 1, "hist")
+    assert spool.take(10, after_id=first.id) == [second, third]
+    spool.done([first.id, second.id, second.id])
+    assert spool.take(10) == [third]
+    assert spool.stats().rows == 1
+
+
+def test_each_stream_counts_by_itself(path: Path) -> None:
+    spool = Spool(path)
+    assert [add(spool, stream=name) for name in ("a", "b", "a", "a", "b")] == [1, 1, 2, 3, 2]
+
+
+def test_counting_goes_on_where_the_last_process_left_off(path: Path) -> None:
+    spool = Spool(path)
+    add(spool)
+    spool.close()
+    assert add(Spool(path)) == 2
+
+
+def test_a_payload_may_be_fields_or_bytes_as_well(path: Path) -> None:
+    spool = Spool(path)
+    spool.append("s", "t", {"a": True}, 0, "metrics")
+    spool.append("s", "t", b"raw", 0, "metrics")
+    assert [message.payload for message in spool.take(2)] == [b'{"a":1}', b"raw"]
+
+
+def test_when_full_metrics_go_first_and_events_last_and_each_loss_is_counted(path: Path) -> None:
+    spool = Spool(path, SpoolBounds(rows=4))
+    for kind in ("event", "hist", "metrics", "metrics", "metrics", "hist", "hist", "event", "event"):
+        add(spool, kind, stream=kind)
+    left = [(message.kind, json.loads(message.payload)["seq"]) for message in spool.take(10)]
+    assert left == [("event", 1), ("hist", 3), ("event", 2), ("event", 3)]
+    assert spool.stats().lost == {"metrics": 3, "hist": 2}
+    assert spool.stats().lost_total == 5
+
+
+def test_the_bound_in_bytes_holds(path: Path) -> None:
+    spool = Spool(path, SpoolBounds(size_bytes=10_000))
+    for _ in range(50):
+        add(spool, size=900)
+    stats = spool.stats()
+    assert stats.size_bytes <= 10_000
+    assert stats.rows + stats.lost["hist"] == 50
+    assert seqs(spool.take(50))[-1] == 50
+
+
+def test_one_message_larger_than_the_spool_drives_nothing_else_out(path: Path) -> None:
+    spool = Spool(path, SpoolBounds(size_bytes=1_000))
+    add(spool)
+    assert add(spool, "event", stream="event", size=5_000) == 1
+    assert (spool.stats().rows, spool.stats().lost) == (1, {"event": 1})
+
+
+def test_usage_is_what_lies_there(path: Path) -> None:
+    spool = Spool(path)
+    for _ in range(5):
+        add(spool)
+    spool.done([message.id for message in spool.take(5)])
+    assert (spool.stats().rows, spool.stats().size_bytes) == (0, 0)
+
+
+def test_threads_and_processes_append_at_once_without_losing_or_repeating_a_seq(path: Path) -> None:
+    ours = Spool(path)
+    script = APPENDER.replace("while True:", "for _ in range(60):")
+    others = [subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [add(ours) for _ in range(60)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for other in others:
+        other.communicate(timeout=30)
+        assert other.returncode == 0
+    assert sorted(seqs(ours.take(1000))) == list(range(1, 241))
+
+
+def test_what_was_appended_survives_the_kill_of_its_process(path: Path) -> None:
+    appender = subprocess.Popen([sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE)
+    assert appender.stdout is not None
+    reported = [int(appender.stdout.readline()) for _ in range(40)]
+    os.kill(appender.pid, signal.SIGKILL)
+    reported += [int(line) for line in appender.communicate()[0].split()]
+    found = seqs(Spool(path).take(10_000))
+    assert found[: len(reported)] == reported
+    assert found == list(range(1, len(found) + 1))
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database", b"SQLite format 3\x00" + b"\xff" * 9000], ids=["foreign", "torn"]
+)
+def test_a_corrupt_file_is_set_aside_and_a_fresh_one_begun(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    said: list[str] = []
+    spool = Spool(path, log=said.append)
+    # A number that this boot cannot have used before, as subscribers drop what they have seen.
+    assert add(spool) >= spool_module.SEQ_AFTER_LOSS_MIN
+    assert path.with_name("telemetry.db.corrupt-1").read_bytes() == content
+    assert "telemetry.db.corrupt-1" in said[0]
+
+
+def test_a_file_of_another_schema_is_set_aside(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    add(Spool(path))
+    assert path.with_name("telemetry.db.corrupt-1").exists()
+
+
+def test_a_file_that_goes_bad_in_use_is_replaced_once_and_every_process_follows(path: Path) -> None:
+    first, second = Spool(path), Spool(path)
+    for _ in range(40):
+        add(first, size=500)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    new = add(first, stream="new")
+    assert new >= spool_module.SEQ_AFTER_LOSS_MIN
+    assert add(second, stream="new") == new + 1
+    assert seqs(second.take(10)) == seqs(first.take(10)) == [new, new + 1]
+    assert len(list(path.parent.glob("*.corrupt-?"))) == 1
+
+
+def test_only_the_newest_corrupt_files_are_kept(path: Path) -> None:
+    for number in range(5):
+        path.write_bytes(b"bad %d" % number)
+        Spool(path).close()
+        path.unlink()
+    assert sorted(file.name[-1] for file in path.parent.glob("*.corrupt-?")) == ["4", "5"]
+
+
+def test_a_file_that_was_removed_in_use_is_begun_anew_with_numbers_not_used_before(path: Path) -> None:
+    spool = Spool(path)
+    add(spool)
+    for file in path.parent.glob("telemetry.db*"):
+        file.unlink()
+    assert add(spool) >= spool_module.SEQ_AFTER_LOSS_MIN
+
+
+def test_a_folder_that_does_not_exist_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="folder"):
+        Spool(tmp_path / "nowhere" / "telemetry.db")
+
+
+def test_a_payload_that_cannot_be_built_leaves_nothing_behind(path: Path) -> None:
+    spool = Spool(path)
+    with pytest.raises(ZeroDivisionError):
+        spool.append("s", "t", lambda seq: {"x": 1 / 0}, 1, "hist")
+    assert spool.stats().rows == 0
+    assert spool.append("s", "t", {}, 1, "hist") == 1
+
+
+def test_the_last_word_on_a_retained_topic_is_kept_and_changes_are_told_apart(path: Path) -> None:
+    spool = Spool(path)
+    spool.retain("deploy", {"digits_active": "r1"})
+    spool.retain("deploy", {"digits_active": "r2"})
+    (word,) = spool.retained()
+    assert word.payload == b'{"digits_active":"r2"}'
+    assert spool.retained(after_version=word.version) == []
