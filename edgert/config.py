@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,29 +156,35 @@ def default_socket() -> Path:
 def read_config(state: StateDir) -> DeviceConfig:
     """Raises ConfigInvalid when `config.toml` is missing, is no TOML or has a key that is not known."""
     try:
-        value = tomllib.loads(state.config.read_text())
+        text = state.config.read_text()
     except FileNotFoundError as error:
         raise ConfigInvalid(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigInvalid(f"{state.config} cannot be read: {error}") from error
-    serving = _section(ServingConfig, value.pop("serving", {}), "serving", state.config)
-    mqtt = _section(MqttConfig, value.pop("mqtt", {}), "mqtt", state.config)
-    config = _section(DeviceConfig, {**value, "serving": serving, "mqtt": mqtt}, "", state.config)
-    return config if config.machine else _with_machine(config)
+    config = parse_config(text, os.fspath(state.config))
+    return config if config.machine else replace(config, machine=platform.machine())
 
 
-def _with_machine(config: DeviceConfig) -> DeviceConfig:
-    return DeviceConfig(**{**vars(config), "machine": platform.machine()})
+def parse_config(text: str, where: str) -> DeviceConfig:
+    """The configuration that `text` holds; `where` names it in errors. Raises ConfigInvalid."""
+    try:
+        value = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigInvalid(f"{where} is not TOML: {error}") from error
+    serving = _section(ServingConfig, value.pop("serving", {}), f"[serving] in {where}")
+    mqtt = _section(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
+    return _section(DeviceConfig, {**value, "serving": serving, "mqtt": mqtt}, where)
 
 
 T = TypeVar("T")
 
 
-def _section(cls: type[T], value: dict[str, Any], name: str, path: Path) -> T:
+def _section(cls: type[T], value: dict[str, Any], where: str) -> T:
     """An instance of the dataclass `cls` from a TOML table, each value of the type its field has."""
-    where = f"[{name}] in {path}" if name else str(path)
+    if not isinstance(value, dict):
+        raise ConfigInvalid(f"{where} must be a table, got {value!r}")
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller gives a dataclass
     for key, given in value.items():
         if key not in known:

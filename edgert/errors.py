@@ -171,6 +171,12 @@ class SlotsBusy(DeviceError):
     retryable = True
 
 
+class NotBootstrapped(DeviceError):
+    """There is no edgertd on the device, or it was never told who it is."""
+
+    code = "device.not_bootstrapped"
+
+
 class HealthCheckFailed(DeviceError):
     """The active version's answers differ from the bundle's golden outputs."""
 

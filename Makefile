@@ -1,0 +1,56 @@
+# make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
+# make test    all tests; installs the servers that they need (mosquitto, sshd) where it may
+# make check   what CI runs: format, lint, types, import layers, tests
+# make setup   .venv with all that development, tests and benchmarks need; the others call it
+
+SHELL := /bin/bash
+VENV ?= .venv
+# The first Python on the path that EdgeRT runs on; `make PYTHON=/usr/bin/python3.12 ...` chooses another.
+PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test check format servers clean
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 to 3.13 found; install one: sudo apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	@echo "installing into $(VENV) (about 1 GB, a minute or two)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=23.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed.
+demo: setup
+	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
+
+test: setup servers
+	@$(BIN)/python -m pytest
+
+check: setup servers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The tests start these themselves, on free ports; they need only be installed.
+servers:
+	@missing=""; \
+	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || missing="$$missing mosquitto"; \
+	PATH="$$PATH:/usr/sbin" command -v sshd >/dev/null || missing="$$missing openssh-server"; \
+	test -z "$$missing" && exit 0; \
+	install="apt-get install -y --no-install-recommends$$missing"; \
+	if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; \
+	elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive $$install -qq; \
+	else echo "error: the tests need$$missing; install with: sudo $$install" >&2; exit 1; fi
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,70 @@
+"""The builder seam: one source model in, one artifact per engine out. One file a builder.
+
+Adding a target is one file here, one line in `BUILDERS` and one row in `tests/test_builders.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.profiles import DeviceProfile
+from edgert_deploy.source import SourceModel
+
+# engine name -> "module:Class"; each module imports its vendor's tools only when it builds.
+BUILDERS = {
+    "tflite": "edgert_deploy.builders.tflite:TFLiteBuilder",
+    "openvino": "edgert_deploy.builders.openvino:OpenVINOBuilder",
+    "onnxruntime": "edgert_deploy.builders.onnxruntime:ONNXRuntimeBuilder",
+    "tensorrt": "edgert_deploy.builders.tensorrt:TensorRTBuilder",
+}
+
+Precision = Literal["int8", "fp32"]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a builder made: `path` is what the engine opens, `companions` are files it needs beside it.
+
+    `judged_by` names the engine that measures the artifact's accuracy on this host: the target's own
+    where it runs here, else the nearest that reads the same file (TensorRT's Q/DQ graph: onnxruntime).
+    `tools` are the versions that had a hand in it, for the receipt.
+    """
+
+    engine: str
+    precision: Precision
+    path: Path
+    companions: tuple[Path, ...]
+    judged_by: str
+    tools: dict[str, str]
+
+
+class Builder(Protocol):
+    """Makes one engine's artifact. Deterministic: the same input and versions give the same bytes."""
+
+    engine: str
+
+    def build(
+        self,
+        source: SourceModel,
+        calibration: CalibrationSet,
+        profile: DeviceProfile,
+        precision: Precision,
+        out_dir: Path,
+        progress: Callable[[str], None],
+    ) -> Artifact:
+        """Write the artifact into `out_dir` (exists, empty). Raises OperatorUnsupported or BuildFailed."""
+        ...
+
+
+def builder_for(engine: str) -> Builder:
+    """The builder of `engine`'s artifacts. Raises ConfigInvalid for an engine nothing is built for."""
+    if engine not in BUILDERS:
+        raise ConfigInvalid(f"nothing is built for engine {engine!r}; known: {', '.join(BUILDERS)}")
+    module, _, cls = BUILDERS[engine].partition(":")
+    return cast(Builder, getattr(importlib.import_module(module), cls)())

@@ -1,0 +1,109 @@
+"""Samples that a model is quantised with (calibration) and judged by (hold-out)."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import CalibrationInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.source import SourceModel
+
+LABELS = "labels"
+SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """`inputs[name]` has all samples of that input along axis 0, in the model's dtype and item shape.
+
+    `labels`, where given, holds one class index (int64) a sample.
+    """
+
+    inputs: dict[str, NDArray[Any]]
+    labels: NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+def load_samples(path: Path, source: SourceModel, *, at_least: int) -> CalibrationSet:
+    """Read an .npz whose arrays are named as the model's inputs, plus `labels` where there are any.
+
+    Raises CalibrationInvalid: unreadable, an input missing, wrong dtype or item shape, fewer than
+    `at_least` samples, NaN or infinity, a label count that differs.
+    """
+    arrays = _read(path)
+    inputs = {}
+    for spec in source.inputs:
+        if spec.name not in arrays:
+            found = ", ".join(repr(name) for name in arrays) or "none"
+            raise CalibrationInvalid(
+                f"{path} has no array {spec.name!r}; name one array after each input (found: {found})"
+            )
+        inputs[spec.name] = _checked(path, spec, arrays[spec.name])
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        raise CalibrationInvalid(f"{path} has differing numbers of samples: {counts}; give each input the same number")
+    count = next(iter(counts.values()))
+    if count < at_least:
+        raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
+    labels = _checked_labels(path, arrays[LABELS], count) if LABELS in arrays and LABELS not in inputs else None
+    return CalibrationSet(inputs, labels)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """Every array of the archive; nothing in it is unpickled."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+        if size > SAMPLES_BYTES_MAX:
+            raise CalibrationInvalid(f"{path} unpacks to {size} bytes; at most {SAMPLES_BYTES_MAX}: give fewer samples")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise CalibrationInvalid(
+            f"{path} is not an .npz file of plain arrays ({type(error).__name__}: {str(error)[:200]}); "
+            "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"
+        ) from error
+    except MemoryError as error:
+        raise CalibrationInvalid(
+            f"{path} holds an array larger than this machine's memory; give fewer samples"
+        ) from error
+
+
+def _checked(path: Path, spec: TensorSpec, array: Any) -> NDArray[Any]:
+    if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {path} is {getattr(array, 'dtype', 'no array')}, the model takes {spec.dtype}; "
+            "convert the samples exactly as your application does (scaled and normalised, not raw bytes)"
+        )
+    if array.shape[1:] != spec.item_shape or array.ndim != len(spec.shape):
+        want = ", ".join(["samples", *(str(n) for n in spec.item_shape)])
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {path} has shape {list(array.shape)}; the model takes [{want}]"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        bad = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {path} has NaN or infinity in sample {bad}; remove that sample"
+        )
+    return np.ascontiguousarray(array)
+
+
+def _checked_labels(path: Path, labels: NDArray[Any], count: int) -> NDArray[Any]:
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise CalibrationInvalid(
+            f"labels of {path} are {labels.dtype} of shape {list(labels.shape)}; give one whole number a sample: [{count}]"
+        )
+    if labels.size and int(labels.min()) < 0:
+        raise CalibrationInvalid(f"labels of {path} include {int(labels.min())}; classes count from 0")
+    return labels.astype(np.int64)

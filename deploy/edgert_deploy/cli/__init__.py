@@ -1,0 +1,40 @@
+"""`edgert`: the host's command. One file a subcommand, found lazily, so that `--help` imports no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from edgert import __version__
+from edgert.cli.command import LazyGroup, main_with_errors
+
+# name -> ("module:attribute", the line that --help shows)
+COMMANDS = {
+    "keys": ("edgert_deploy.cli.keys:keys", "Make and list the keys that bundles are signed with."),
+    "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
+    "inspect": ("edgert_deploy.cli.inspect:inspect", "Show what a bundle holds."),
+    "verify": ("edgert_deploy.cli.verify:verify", "Check a bundle's signature and every byte."),
+    "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),
+    "watch": ("edgert_deploy.cli.watch:watch", "Show the fleet's latency as it arrives over MQTT."),
+    "device": ("edgert_deploy.cli.device:device", "Add, list and remove devices."),
+    "bootstrap": ("edgert_deploy.cli.bootstrap:bootstrap", "Install edgert and an engine on a bare device."),
+    "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),
+    "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),
+    "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=COMMANDS,
+    help="Build checked INT8 models for a mixed fleet, ship them over SSH, watch their latency.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="edgert")
+def edgert() -> None:
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return main_with_errors(edgert, argv)

@@ -1,0 +1,172 @@
+"""`edgert build`: one model in, one checked and signed bundle out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.signing import read_signing_key
+from edgert_deploy.calibration import load_samples
+from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.pack import (
+    CALIBRATION_SAMPLES_MIN,
+    HOLDOUT_SAMPLES_MIN,
+    BuildRequest,
+    BuildResult,
+    BuildRow,
+    build_bundle,
+)
+from edgert_deploy.processing import read_classify, read_preprocess
+from edgert_deploy.profiles import load_profile
+from edgert_deploy.source import load_source
+
+COLUMNS = (
+    ("target", 18),
+    ("engine", 11),
+    ("precision", 9),
+    ("size", 20),
+    ("metric", 14),
+    ("FP32", 7),
+    ("artifact", 8),
+    ("diff", 8),
+    ("gate", 4),
+)
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("model", type=FILE)
+@click.option(
+    "--calibration", type=FILE, required=True, help="Samples to quantise with (.npz, arrays named as inputs)."
+)
+@click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on (.npz).")
+@click.option("--target", "targets", multiple=True, required=True, help="A device profile; may be given again.")
+@click.option("--out", type=FILE, required=True, help="The bundle to write.")
+@click.option(
+    "--release", type=click.IntRange(1, 2**53 - 1), default=1, show_default=True, help="Must rise with every deploy."
+)
+@click.option("--name", help="The model's name on devices (default: that of the file).")
+@click.option("--key", type=FILE, help="Private key to sign with (default: default.key.pem of the user's keys).")
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Accuracy that an artifact may lose.",
+)
+@click.option("--precision", type=click.Choice(["int8", "fp32"]), help="For all targets (default: each profile's own).")
+@click.option("--preprocess", type=FILE, help="How devices turn 8-bit values into the model's (.toml).")
+@click.option("--labels", type=FILE, help="Names of the classes, one a line.")
+@click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def build(
+    model: Path,
+    calibration: Path,
+    holdout: Path,
+    targets: tuple[str, ...],
+    out: Path,
+    release: int,
+    name: str | None,
+    key: Path | None,
+    max_drop: float,
+    precision: Any,
+    preprocess: Path | None,
+    labels: Path | None,
+    devices: Path | None,
+    as_json: bool,
+) -> None:
+    """Build, check and sign a bundle of MODEL (.onnx) for one or more targets.
+
+    Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then.
+    """
+    profiles = tuple(load_profile(target, devices) for target in targets)
+    signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
+    source = load_source(model)
+    request = BuildRequest(
+        source=source,
+        calibration=load_samples(calibration, source, at_least=CALIBRATION_SAMPLES_MIN),
+        holdout=load_samples(holdout, source, at_least=HOLDOUT_SAMPLES_MIN),
+        targets=profiles,
+        model=name or name_from(model),
+        release=release,
+        max_drop=max_drop,
+        precision=precision,
+        preprocess=None if preprocess is None else read_preprocess(preprocess, source),
+        classify=None if labels is None else read_classify(labels, source),
+    )
+    if not as_json:
+        _print_cells(heading for heading, _ in COLUMNS)
+    result = build_bundle(request, signing_key, out, _progress, lambda row: None if as_json else _print_row(row))
+    if as_json:
+        click.echo(json.dumps(_as_json(result, request)))
+    else:
+        click.echo(f"{result.path}: {_size(result.size_bytes)}, release {release}, signed by {result.key_id}")
+
+
+def name_from(path: Path) -> str:
+    """A model name made of the file's: lower case, everything else that is not allowed as `-`."""
+    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _print_row(row: BuildRow) -> None:
+    ratio = row.source_size_bytes / max(row.size_bytes, 1)
+    _print_cells(
+        (
+            row.target,
+            row.engine,
+            row.precision,
+            f"{_size(row.size_bytes)} ({ratio:.1f}x less)",
+            row.accuracy.metric,
+            f"{row.accuracy.fp32:.4f}",
+            f"{row.accuracy.artifact:.4f}",
+            f"{0.0 - row.accuracy.drop:+.4f}",
+            "pass" if row.passed else "FAIL",
+        )
+    )
+
+
+def _print_cells(cells: Any) -> None:
+    click.echo("  ".join(cell.ljust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True)).rstrip())
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
+
+
+def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
+    return {
+        "bundle": str(result.path),
+        "size_bytes": result.size_bytes,
+        "digest": result.digest,
+        "key_id": result.key_id,
+        "model": request.model,
+        "release": request.release,
+        "targets": [
+            {
+                "target": row.target,
+                "artifact": row.artifact,
+                "engine": row.engine,
+                "precision": row.precision,
+                "size_bytes": row.size_bytes,
+                "source_size_bytes": row.source_size_bytes,
+                "metric": row.accuracy.metric,
+                "samples": row.accuracy.samples,
+                "fp32": row.accuracy.fp32,
+                "artifact_accuracy": row.accuracy.artifact,
+                "drop": row.accuracy.drop,
+                "max_drop": row.accuracy.max_drop,
+                "judged_by": row.judged_by,
+                "build_s": round(row.build_s, 3),
+                "passed": row.passed,
+            }
+            for row in result.rows
+        ],
+    }

@@ -1,0 +1,200 @@
+"""`edgert device`: the devices of the inventory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
+from edgert_deploy.facts import describe, misfits, pick_profile, probe
+from edgert_deploy.inventory import Device, SshAddress, find_inventory, fingerprint
+from edgert_deploy.profiles import list_profiles, load_profile
+
+
+@click.group()
+def device() -> None:
+    """Add, list and remove devices.
+
+    \b
+    Examples:
+      edgert device add here --local ./device
+      edgert device add kitchen pi@10.0.0.7 --group canary
+      edgert device list
+    """
+
+
+@device.command()
+@click.argument("name")
+@click.argument("address", required=False, metavar="[USER@HOST[:PORT]]")
+@click.option(
+    "--local", "folder", type=click.Path(file_okay=False, path_type=Path), help="This machine; its state lies here."
+)
+@click.option(
+    "--profile", "profile_name", help="A name of devices/*.toml [default: the one that fits what the device says]."
+)
+@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept; without it you are asked.")
+@click.option(
+    "--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key [default: agent, ~/.ssh]."
+)
+@click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
+@click.option("--site", default="default", show_default=True, help="Where it stands; becomes part of its MQTT topics.")
+@click.option("--home", help="Where bootstrap installs on the device [default: /opt/edgert, or ~/.local/share/edgert].")
+@click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
+@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@inventory_option
+@json_option
+def add(
+    name: str,
+    address: str | None,
+    folder: Path | None,
+    profile_name: str | None,
+    wanted: str | None,
+    identity: Path | None,
+    groups: tuple[str, ...],
+    site: str,
+    home: str | None,
+    state: str | None,
+    devices_dir: Path | None,
+    inventory_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Add a device, over SSH or this machine.
+
+    Its SSH host key is shown and, once you agree, the only one ever accepted. There is no option to agree
+    unseen: scripts give the fingerprint they expect. The device is asked what it is; nothing is installed yet.
+
+    \b
+    Examples:
+      edgert device add kitchen pi@10.0.0.7
+      edgert device add nuc-3 root@nuc-3:2222 --fingerprint SHA256:abc... --profile intel-nuc --group line-2
+      edgert device add here --local ./device
+    """
+    if (address is None) == (folder is None):
+        raise click.UsageError("give either USER@HOST[:PORT] or --local DIR")
+    inventory = find_inventory(inventory_file)
+    if name in {d.name for d in inventory.devices()}:
+        raise ConfigInvalid(f"{inventory.path} has a device {name} already: edgert device remove {name}")
+    if folder is not None:
+        draft = _local(name, folder)
+    else:
+        assert address is not None  # one of both is given
+        key = _agreed_host_key(SshAddress.parse(address), wanted)
+        draft = Device(name, "ssh", address, "", state or "", host_key=key, identity=_absolute(identity))
+    draft = Device(**{**vars(draft), "site": site, "groups": groups})
+    known, facts_line = _completed(draft, profile_name, home, state, devices_dir)
+    inventory.add(known)
+    text = f"{name} is a {known.profile} ({facts_line}); it stands in {inventory.path}"
+    emit({"device": described(known), "inventory": str(inventory.path)}, text, as_json)
+    click.echo(f"next: edgert bootstrap {name}", err=True)
+
+
+@device.command("list")
+@click.argument("selector", default="all")
+@inventory_option
+@json_option
+def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
+    """List the devices of SELECTOR: names, groups or `all`, separated by commas.
+
+    \b
+    Example:
+      edgert device list canary,kitchen
+    """
+    inventory = find_inventory(inventory_file)
+    present = inventory.devices()
+    devices = inventory.select(selector) if present else []
+    rows = [("NAME", "PROFILE", "ADDRESS", "SITE", "GROUPS", "HOST KEY")]
+    rows += [
+        (d.name, d.profile, d.address, d.site, ",".join(d.groups), fingerprint(d.host_key) if d.host_key else "-")
+        for d in devices
+    ]
+    text = columns(rows) if devices else f"{inventory.path} has no device yet: edgert device add"
+    emit({"devices": [described(d) for d in devices], "inventory": str(inventory.path)}, text, as_json)
+
+
+@device.command()
+@click.argument("name")
+@inventory_option
+@json_option
+def remove(name: str, inventory_file: Path | None, as_json: bool) -> None:
+    """Take a device out of the inventory. On the device itself nothing changes.
+
+    \b
+    Example:
+      edgert device remove kitchen
+    """
+    inventory = find_inventory(inventory_file)
+    gone = inventory.remove(name)
+    text = f"{name} is out of {inventory.path}; it goes on serving what it has in {gone.state}"
+    emit({"removed": described(gone), "inventory": str(inventory.path)}, text, as_json)
+
+
+def described(known: Device) -> dict[str, Any]:
+    """A device as --json shows it."""
+    value = asdict(known)
+    value["groups"] = list(known.groups)
+    value["fingerprint"] = fingerprint(known.host_key) if known.host_key else None
+    return value
+
+
+def _local(name: str, folder: Path) -> Device:
+    state = folder.resolve()
+    for socket in (state / "edgert.sock", StateDir(state).control_socket):
+        if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigInvalid(
+                f"{socket} is too long for a socket (at most {SOCKET_PATH_BYTES_MAX} bytes): give a shorter --local"
+            )
+    return Device(name, "local", str(state), "", str(state))
+
+
+def _agreed_host_key(address: SshAddress, wanted: str | None) -> str:
+    """The host key, once the user or --fingerprint says that it is the device's."""
+    from edgert_deploy.transports.ssh import scan_host_key
+
+    key = scan_host_key(address, wanted)
+    shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
+    click.echo(shown, err=True)
+    if wanted is not None:
+        return key
+    click.echo("compare it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(f"{shown}; nobody is here to agree: give --fingerprint once you know that it is right")
+    if not click.confirm("Is it this device's?", default=False, err=True):
+        raise ConfigInvalid("not added: the host key was not agreed to")
+    return key
+
+
+def _completed(
+    draft: Device, profile_name: str | None, home: str | None, state: str | None, devices_dir: Path | None
+) -> tuple[Device, str]:
+    """The device with what it says of itself filled in, and that in one line."""
+    from edgert_deploy.transports import open_transport
+
+    transport = open_transport(draft)
+    try:
+        facts = probe(transport, draft.name)
+    finally:
+        transport.close()
+    local = draft.transport == "local"
+    if profile_name is None:
+        profile = pick_profile(list_profiles(devices_dir), facts, local=local)
+    else:
+        profile = load_profile(profile_name, devices_dir)
+        for reason in misfits(profile, facts):
+            click.echo(f"warning: profile {profile.name} {reason}; the device is {describe(facts)}", err=True)
+    filled = {
+        "profile": profile.name,
+        "state": draft.state or facts.default_state,
+        "home": "" if local else home or facts.default_home,
+    }
+    return Device(**{**vars(draft), **filled}), describe(facts)
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.expanduser().absolute())

@@ -1,0 +1,41 @@
+"""`edgert verify`: a bundle's signature and every byte behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from edgert.bundle import open_bundle
+from edgert.signing import read_public_key
+from edgert_deploy.cli.keys import key_paths, keys_dir
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    "key_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Public key to trust; may be given again (default: default.pem of the user's keys).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
+    """Check BUNDLE's signature and every byte. Exits with 5 where either is wrong."""
+    trusted = tuple(read_public_key(path) for path in key_files or (key_paths(keys_dir(), "default")[1],))
+    with open_bundle(bundle, trusted) as opened:
+        opened.verify_files()
+        assert opened.signed_by is not None  # open_bundle raises where no trusted key signed
+        manifest, key_id = opened.manifest, opened.signed_by.key_id
+        if as_json:
+            click.echo(
+                json.dumps(
+                    {"model": manifest.model, "release": manifest.release, "digest": opened.digest, "key_id": key_id}
+                )
+            )
+        else:
+            click.echo(
+                f"{bundle}: {manifest.model} release {manifest.release}, signed by {key_id}, every byte as signed"
+            )

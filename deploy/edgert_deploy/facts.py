@@ -1,0 +1,207 @@
+"""What a device says of itself: as a bare machine (before anything is installed) and through `edgertd status`.
+
+Profiles are matched against the first; plans are made from the second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert_deploy.profiles import DeviceProfile
+from edgert_deploy.transports import Transport
+
+PROBE_S_MAX = 30.0
+PYTHON_MIN = (3, 10)
+LOCAL_PROFILE = "this-machine"
+MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
+
+# `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
+_PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
+_PROBE = f"""
+echo machine=$(uname -m)
+echo uid=$(id -u)
+echo "home=$HOME"
+echo glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
+echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
+echo "model=$(tr -d '\\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
+test -d /run/systemd/system && echo systemd=1
+for name in python3 python3.13 python3.12 python3.11 python3.10; do
+  found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
+done
+exit 0
+"""
+_32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """A machine as it came. `python` is the version of `python_path`, both "" where there is none from 3.10 up."""
+
+    machine: str
+    python: str
+    python_path: str
+    glibc: str
+    memory_mb: int
+    uid: int
+    home: str
+    model: str
+    systemd: bool
+
+    @property
+    def default_state(self) -> str:
+        return "/var/lib/edgert" if self.uid == 0 else f"{self.home}/.local/state/edgert"
+
+    @property
+    def default_home(self) -> str:
+        return "/opt/edgert" if self.uid == 0 else f"{self.home}/.local/share/edgert"
+
+
+@dataclass(frozen=True)
+class VersionFacts:
+    """A version in a slot."""
+
+    release: int
+    digest: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's slots. `ratchet` is the highest release known to have been good there."""
+
+    state: str
+    active: VersionFacts | None
+    spare: VersionFacts | None
+    ratchet: int
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What `edgertd status` says. `engines` names the installed ones only."""
+
+    device: str
+    profile: str
+    machine: str
+    edgert: str
+    daemon_running: bool
+    disk_free_bytes: int
+    engines: Mapping[str, str]
+    keys: tuple[str, ...]
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+
+    @classmethod
+    def from_status(cls, value: Mapping[str, Any]) -> DeviceFacts:
+        """Raises DeviceError when `value` is not what `edgertd status` gives."""
+        try:
+            return cls(
+                device=str(value["device"]),
+                profile=str(value["profile"]),
+                machine=str(value["machine"]),
+                edgert=str(value["edgert"]),
+                daemon_running=bool(value["daemon"]["running"]),
+                disk_free_bytes=int(value["disk_free_bytes"]),
+                engines={str(k): str(v) for k, v in value["engines"].items() if v is not None},
+                keys=tuple(str(key) for key in value["keys"]),
+                models={str(model["model"]): _model(model) for model in value["models"]},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DeviceError(
+                f"the device's status cannot be read ({type(error).__name__}: {error}): bootstrap it again with this edgert"
+            ) from error
+
+
+def probe(transport: Transport, name: str) -> MachineFacts:
+    """Ask a bare machine. Raises DeviceError where it is not a Linux that we can read."""
+    result = transport.run(["sh", "-c", _PROBE], PROBE_S_MAX)
+    lines = [line.partition("=") for line in result.stdout.splitlines()]
+    found = {key: value.strip() for key, _, value in lines if key != "python"}
+    pythons = [value.split(" ", 2) for key, _, value in lines if key == "python"]
+    if not result.ok or not found.get("machine"):
+        raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
+    usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
+    python, bits, path = usable[0] if usable else ("", "64", "")
+    machine = found["machine"]
+    return MachineFacts(
+        machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
+        python=python,
+        python_path=path,
+        glibc=found.get("glibc", ""),
+        memory_mb=_whole(found.get("memory_kb", "")) // 1024,
+        uid=_whole(found.get("uid", "")),
+        home=found.get("home", ""),
+        model=found.get("model", ""),
+        systemd="systemd" in found,
+    )
+
+
+def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
+    """Why `profile` is not for this machine; empty where it is."""
+    reasons = []
+    if profile.machines and facts.machine not in profile.machines:
+        reasons.append(f"is for {', '.join(profile.machines)}")
+    if not facts.python or version(facts.python) < version(profile.python):
+        reasons.append(f"needs Python {profile.python}")
+    if version(facts.glibc) < version(profile.glibc):
+        reasons.append(f"needs glibc {profile.glibc}")
+    if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
+        reasons.append(f"needs {profile.memory_mb} MB of memory")
+    return reasons
+
+
+def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
+    """The profile that bears the machine's name, else the generic one, else the only one that fits.
+
+    Raises ConfigInvalid: with what none fits on, or with the candidates where several fit.
+    """
+    fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
+    if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
+        return mine[0]
+    named = [p for p in fitting if _is_called(facts.model, p.name)]
+    generic = [p for p in fitting if p.name.startswith("generic-")]
+    for candidates in (named, generic, fitting):
+        if len(candidates) == 1:
+            return candidates[0]
+    if fitting:
+        names = ", ".join(p.name for p in fitting)
+        raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}; say which with --profile")
+    why = "; ".join(f"{p.name} {', '.join(misfits(p, facts))}" for p in profiles if local or p.name != LOCAL_PROFILE)
+    raise ConfigInvalid(
+        f"no profile fits {describe(facts)}: {why or 'there are no profiles'}. "
+        "Write one under devices/, or say which with --profile"
+    )
+
+
+def describe(facts: MachineFacts) -> str:
+    """The machine in one line."""
+    model = f"{facts.model}, " if facts.model else ""
+    python = f"Python {facts.python}" if facts.python else "no Python from 3.10 up"
+    return f"{model}{facts.machine}, {python}, glibc {facts.glibc or 'none'}, {facts.memory_mb} MB of memory"
+
+
+def version(text: str) -> tuple[int, ...]:
+    """`3.11.2` as (3, 11, 2); () for what is no version."""
+    return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
+
+
+def _is_called(model: str, profile_name: str) -> bool:
+    """Whether the words of `raspberry-pi-4` stand in the machine's own name, one after the other."""
+    words = r"[^a-z0-9]+".join(map(re.escape, profile_name.split("-")))
+    return re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", model.lower()) is not None
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _model(value: Mapping[str, Any]) -> ModelFacts:
+    active, spare = _version(value["active"]), _version(value["spare"])
+    known_good = [v.release for v in (active, spare) if v is not None and v.good]
+    return ModelFacts(str(value["state"]), active, spare, max([0, int(value.get("ratchet") or 0), *known_good]))
+
+
+def _version(value: Mapping[str, Any] | None) -> VersionFacts | None:
+    return None if value is None else VersionFacts(int(value["release"]), str(value["digest"]), bool(value["good"]))

@@ -1,0 +1,303 @@
+"""The inventory: the fleet as the user wrote it, one TOML table a device.
+
+    [devices.kitchen]
+    transport = "ssh"
+    address = "pi@10.0.0.7"            # user and port may be left to ~/.ssh/config
+    host_key = "ssh-ed25519 AAAA..."   # the only key that this device may show
+    profile = "raspberry-pi-4"
+    state = "/home/pi/.local/state/edgert"
+    home = "/home/pi/.local/share/edgert"
+    site = "plant-1"
+    groups = ["canary"]
+
+People edit this file: comments and order survive every change that a command makes, and a change replaces
+the file at once or not at all. Look-up order: --inventory, ./inventory.toml where there is one,
+$EDGERT_CONFIG_DIR/inventory.toml, ~/.config/edgert/inventory.toml.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Table
+
+from edgert.errors import ConfigInvalid
+
+# Names become MQTT topic segments and file names.
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+ALL = "all"
+DEVICES_MAX = 10_000
+INVENTORY_BYTES_MAX = 16 * 1024**2
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
+
+    `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local.
+    """
+
+    name: str
+    transport: str
+    address: str
+    profile: str
+    state: str
+    home: str = ""
+    host_key: str = ""
+    identity: str = ""
+    site: str = "default"
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SshAddress:
+    """[USER@]HOST[:PORT]; what is None is for ~/.ssh/config and the defaults to say."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SshAddress:
+        """Raises ConfigInvalid. An IPv6 address with a port stands in brackets: pi@[fe80::1]:2222."""
+        user, at, rest = text.rpartition("@")
+        match = re.fullmatch(
+            r"\[([^\]]+)\](?::(\d{1,5}))?|([^:\[\]]+)(?::(\d{1,5}))?|((?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*(?:%\w+)?)",
+            rest,
+        )
+        if not match or (at and not user) or any(c.isspace() for c in text) or text.startswith("-"):
+            raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
+        host = match[1] or match[3] or match[5]
+        port = match[2] or match[4]
+        if port is not None and not 0 < int(port) < 65536:
+            raise ConfigInvalid(f"{text!r} has port {port}; give one from 1 to 65535")
+        return cls(host, user or None, int(port) if port else None)
+
+
+class Inventory:
+    """An inventory file. Every method reads it anew; changes lock it against other commands."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def devices(self) -> list[Device]:
+        """Every device, in the file's order; none where the file is missing. Raises ConfigInvalid."""
+        return _devices(self._read(), self.path)
+
+    def device(self, name: str) -> Device:
+        """Raises ConfigInvalid for a name that is not there."""
+        return select(self.devices(), name, self.path, groups=False)[0]
+
+    def select(self, selector: str) -> list[Device]:
+        """The devices of `selector`: names, groups or `all`, separated by commas. Raises ConfigInvalid."""
+        return select(self.devices(), selector, self.path)
+
+    def add(self, device: Device) -> None:
+        """Raises ConfigInvalid where the name is taken by a device or a group, or is no name."""
+        _check_name("device", device.name)
+        for group in device.groups:
+            _check_name("group", group)
+        with self._changing() as document:
+            present = _devices(document, self.path)
+            if device.name in {d.name for d in present}:
+                raise ConfigInvalid(
+                    f"{self.path} has a device {device.name} already: edgert device remove {device.name}"
+                )
+            _check_groups([*present, device], self.path)
+            tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
+            tables[device.name] = _as_table(device)
+
+    def remove(self, name: str) -> Device:
+        """Take a device out and return it. Raises ConfigInvalid for a name that is not there."""
+        with self._changing() as document:
+            (gone,) = select(_devices(document, self.path), name, self.path, groups=False)
+            del document["devices"][name]
+            return gone
+
+    def _read(self) -> tomlkit.TOMLDocument:
+        try:
+            data = self.path.read_bytes()
+            if len(data) > INVENTORY_BYTES_MAX:
+                raise ConfigInvalid(f"{self.path} has {len(data)} bytes; at most {INVENTORY_BYTES_MAX} are read")
+            return tomlkit.parse(data)
+        except FileNotFoundError:
+            return tomlkit.document()
+        except (OSError, ValueError, TOMLKitError) as error:
+            raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
+        """Read under a lock, let the caller change the document, replace the file."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigInvalid(f"cannot write inventory {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            document = self._read()
+            yield document
+            _replace_file(self.path, tomlkit.dumps(document).encode())
+        finally:
+            os.close(lock)
+
+
+def config_folder() -> Path:
+    """$EDGERT_CONFIG_DIR, else ~/.config/edgert: the user's keys and inventory."""
+    given = os.environ.get("EDGERT_CONFIG_DIR")
+    return Path(given) if given else Path.home() / ".config" / "edgert"
+
+
+def find_inventory(given: Path | None = None) -> Inventory:
+    """The inventory by the look-up order above."""
+    if given is not None:
+        return Inventory(given)
+    here = Path("inventory.toml")
+    return Inventory(here if here.exists() else config_folder() / "inventory.toml")
+
+
+def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
+    """The devices that `selector` means, each once, in the inventory's order. Raises ConfigInvalid."""
+    wanted = [word.strip() for word in selector.split(",") if word.strip()]
+    chosen: set[str] = set()
+    for word in wanted:
+        found = {d.name for d in devices if d.name == word or (groups and (word == ALL or word in d.groups))}
+        if not found:
+            raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices)}")
+        chosen |= found
+    if not chosen:
+        raise ConfigInvalid(f"no device is selected by {selector!r}: give names, groups or {ALL}")
+    return [d for d in devices if d.name in chosen]
+
+
+def fingerprint(host_key: str) -> str:
+    """SHA256:... of an OpenSSH public key line, as ssh-keygen -l shows it. Raises ConfigInvalid."""
+    try:
+        blob = base64.b64decode(host_key.split()[1], validate=True)
+    except (IndexError, binascii.Error) as error:
+        raise ConfigInvalid(f"{host_key[:60]!r} is no host key: it reads `ssh-ed25519 AAAA...`") from error
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _what(word: str, groups: bool) -> str:
+    return (
+        f"device or group {word!r}" if groups and word != ALL else f"device {word!r}" if word != ALL else "device yet"
+    )
+
+
+def _known(devices: list[Device]) -> str:
+    names = [d.name for d in devices][:20] or ["none (edgert device add)"]
+    groups = sorted({g for d in devices for g in d.groups})[:20]
+    return f"devices {', '.join(names)}" + (f"; groups {', '.join(groups)}" if groups else "")
+
+
+def _check_name(what: str, name: str) -> None:
+    if name == ALL or not NAME.fullmatch(name):
+        raise ConfigInvalid(f"{what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, and not {ALL!r}")
+
+
+def _check_groups(devices: list[Device], path: Path) -> None:
+    names = {d.name for d in devices}
+    for device in devices:
+        for group in names.intersection(device.groups):
+            raise ConfigInvalid(f"{path}: {group!r} is a device and also a group of {device.name}: rename one")
+
+
+def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
+    value = document.unwrap()
+    tables = value.get("devices", {})
+    if not isinstance(tables, dict) or set(value) - {"devices"}:
+        raise ConfigInvalid(f"{path}: every device is a table [devices.NAME]; found {', '.join(map(str, value))}")
+    if len(tables) > DEVICES_MAX:
+        raise ConfigInvalid(f"{path} has {len(tables)} devices; at most {DEVICES_MAX} are read")
+    devices = [_device(name, table, path) for name, table in tables.items()]
+    _check_groups(devices, path)
+    return devices
+
+
+def _device(name: str, table: Any, path: Path) -> Device:
+    where = f"[devices.{name}] in {path}"
+    _check_name("device", name)
+    known = {f.name for f in fields(Device)} - {"name"}
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{where} is no table")
+    if unknown := set(table) - known:
+        raise ConfigInvalid(f"{where} has an unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
+    for key, given in table.items():
+        _check_value(where, key, given)
+    try:
+        device = Device(name=name, **{**table, "groups": tuple(table.get("groups", ()))})
+    except TypeError as error:
+        raise ConfigInvalid(f"{where}: transport, address, profile and state must be there") from error
+    return _checked(device, where)
+
+
+def _check_value(where: str, key: str, given: Any) -> None:
+    if key == "groups":
+        if not isinstance(given, list) or not all(isinstance(g, str) for g in given):
+            raise ConfigInvalid(f"{where}: groups must be a list of strings")
+        for group in given:
+            _check_name("group", group)
+    elif not isinstance(given, str):
+        raise ConfigInvalid(f"{where}: {key} must be a string, got {given!r}")
+
+
+def _checked(device: Device, where: str) -> Device:
+    checks: dict[str, Callable[[], bool]] = {
+        "state must be an absolute path": lambda: device.state.startswith("/"),
+        "home must be an absolute path": lambda: device.home.startswith("/") or device.transport != "ssh",
+        "host_key must be there: remove the device and add it again": lambda: (
+            bool(device.host_key) or device.transport != "ssh"
+        ),
+    }
+    for message, holds in checks.items():
+        if not holds():
+            raise ConfigInvalid(f"{where}: {message}")
+    if device.transport == "ssh":
+        SshAddress.parse(device.address)
+        fingerprint(device.host_key)
+    return device
+
+
+def _as_table(device: Device) -> Table:
+    """The device's fields, those left at their default not written."""
+    table = tomlkit.table()
+    for field in fields(Device):
+        given = getattr(device, field.name)
+        if field.name != "name" and given != field.default:
+            table.add(field.name, list(given) if isinstance(given, tuple) else given)
+    return table
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    """Write beside, fsync, rename, fsync the folder; an inventory that is a link stays one."""
+    target = path.resolve()
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            beside.chmod(target.stat().st_mode & 0o777)
+        beside.replace(target)
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigInvalid(f"cannot write inventory {path}: {error.strerror}") from error

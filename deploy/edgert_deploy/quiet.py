@@ -1,0 +1,36 @@
+"""Silence for vendors' tools, which print banners and progress bars wherever they like.
+
+Standard output belongs to the command's result (`--json` must stay JSON), so while such a tool runs,
+file descriptors 1 and 2 go to a temporary file. Native code is silenced with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Discard all that this process writes to stdout and stderr, and Python's warnings."""
+    with ExitStack() as stack:
+        sink = stack.enter_context(tempfile.TemporaryFile("w+"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            stack.callback(_restore, os.dup(descriptor), descriptor)
+            os.dup2(sink.fileno(), descriptor)
+        # Python's own streams may not be descriptors 1 and 2 (a test captures them).
+        stack.enter_context(redirect_stdout(sink))
+        stack.enter_context(redirect_stderr(sink))
+        yield
+
+
+def _restore(saved: int, descriptor: int) -> None:
+    os.dup2(saved, descriptor)
+    os.close(saved)

@@ -1,0 +1,106 @@
+"""What keeps `edgertd` running on a device: a systemd unit where systemd runs, else edgertd's own keeper.
+
+For root it is a system unit, for another user one of their own, which needs lingering to survive the log-out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+
+from edgert.errors import DeviceError
+from edgert_deploy.facts import MachineFacts
+from edgert_deploy.inventory import Device
+from edgert_deploy.remote import RemoteDaemon, edgertd
+from edgert_deploy.transports import Result, Transport
+
+UNIT = "edgertd.service"
+START_S_MAX = 1000.0
+QUICK_S_MAX = 60.0
+
+# Over SSH a user's own service manager is found only with the first; systemd makes that folder at log-in or by linger.
+_USER_RUNTIME = "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A systemd unit: where it lies, what it says, and the words that reach its manager."""
+
+    path: str
+    text: str
+    systemctl: str
+    user: bool
+
+
+def unit_for(device: Device, facts: MachineFacts) -> Unit | None:
+    """The unit that keeps edgertd running there, or None where the keeper does."""
+    if not facts.systemd or device.transport == "local":
+        return None
+    user = facts.uid != 0
+    template = (files("edgert_deploy") / "systemd" / ("edgertd-user.service" if user else UNIT)).read_text()
+    text = Template(template).substitute(edgertd=_quoted(edgertd(device)[0]), state=_quoted(device.state))
+    if user:
+        path = f"{facts.home}/.config/systemd/user/{UNIT}"
+        return Unit(path, text, f"{_USER_RUNTIME}systemctl --user", user=True)
+    return Unit(f"/etc/systemd/system/{UNIT}", text, "systemctl", user=False)
+
+
+def start(transport: Transport, device: Device) -> None:
+    """Start what bootstrap set up, where it does not run already. Raises DeviceError with what it said."""
+    if device.transport != "local" and _systemd_has_unit(transport, device):
+        _systemctl(transport, device, "start")
+    else:
+        RemoteDaemon(transport, device).call("start")
+
+
+def enable(transport: Transport, device: Device, unit: Unit) -> None:
+    """Make a unit that lies there known, and wanted at each boot."""
+    _shell(
+        transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "systemd took the unit", device
+    )
+    if unit.user:
+        advice = f"run there, as root: loginctl enable-linger {device.address.partition('@')[0]}"
+        done = transport.run(["sh", "-c", "loginctl enable-linger"], QUICK_S_MAX)
+        if not done.ok:
+            raise DeviceError(f"{device.name}: the service would end with the log-out; {advice} ({done.complaint()})")
+
+
+def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
+    """End what runs and start what is installed now."""
+    if unit is not None:
+        _shell(transport, f"{unit.systemctl} restart {UNIT}", "edgertd started", device, START_S_MAX)
+        return
+    daemon = RemoteDaemon(transport, device)
+    daemon.call("stop")
+    daemon.call("start")
+
+
+def _systemd_has_unit(transport: Transport, device: Device) -> bool:
+    script = f"test -d /run/systemd/system && {_manager()} cat {UNIT} | grep -qF -- {shlex.quote(device.state)}"
+    return transport.run(["sh", "-c", script], QUICK_S_MAX).ok
+
+
+def _systemctl(transport: Transport, device: Device, verb: str) -> None:
+    _shell(transport, f"{_manager()} {verb} {UNIT}", f"systemd could {verb} edgertd", device, START_S_MAX)
+
+
+def _manager() -> str:
+    """The words for the manager of whoever logs in, decided over there."""
+    return f"{_USER_RUNTIME}systemctl $(test $(id -u) = 0 || echo --user)"
+
+
+def _shell(transport: Transport, script: str, what: str, device: Device, timeout_s: float = QUICK_S_MAX) -> Result:
+    done = transport.run(["sh", "-c", script], timeout_s)
+    if not done.ok:
+        raise DeviceError(
+            f"{device.name}: it is not so that {what}: {done.complaint()}; look there with: journalctl -u {UNIT} -e"
+        )
+    return done
+
+
+def _quoted(word: str) -> str:
+    """`word` as systemd reads it in a unit: specifiers and variables doubled, quoted where it has spaces."""
+    escaped = word.replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if " " in escaped else escaped

@@ -1,0 +1,27 @@
+"""ONNX operator -> the function that writes it into the lowering. One dict; each module owns a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgert_deploy.tflite_lowering.graph import Node
+from edgert_deploy.tflite_lowering.lowering import Lowering
+from edgert_deploy.tflite_lowering.ops import (
+    convolution,
+    elementwise,
+    matrix,
+    movement,
+    normalization,
+    reduction,
+    resize,
+)
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    **convolution.LOWERINGS,
+    **elementwise.LOWERINGS,
+    **matrix.LOWERINGS,
+    **movement.LOWERINGS,
+    **normalization.LOWERINGS,
+    **reduction.LOWERINGS,
+    **resize.LOWERINGS,
+}

@@ -1,0 +1,293 @@
+"""Operators that move elements and compute nothing: reshapes, transposes, joins, cuts, look-ups, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.tflite_lowering.lowering import (
+    FLOAT32,
+    TO_CHANNELS_FIRST,
+    TO_CHANNELS_LAST,
+    Layout,
+    Lowering,
+    Uncovered,
+)
+
+MIRROR_REFLECT = 0  # schema MirrorPadMode: the edge element itself is not repeated
+
+
+# --- shape only
+
+
+def reshape(lowering: Lowering, node: Node) -> None:
+    """Reshape, Flatten, Squeeze, Unsqueeze: ONNX's shape inference has worked out the new shape."""
+    source, output = node.inputs[0], node.outputs[0]
+    if _flattens_features(lowering, node):
+        lowering.feature_order[output] = _channels_last_order(lowering.shape(source).dims[1:])
+        tensor = lowering.channels_last(source)
+    else:
+        tensor = lowering.in_native_order(source)
+    lowering.reshape(tensor, lowering.shape(output), lowering.define(output))
+
+
+def _flattens_features(lowering: Lowering, node: Node) -> bool:
+    """Whether a channels-last value is flattened for constant weights only, which are then permuted instead."""
+    source, output = node.inputs[0], node.outputs[0]
+    if lowering.layout(source) is not Layout.CHANNELS_LAST:
+        return False
+    dims, user = lowering.shape(source).dims, lowering.only_user(output)
+    if lowering.shape(output).dims != (dims[0], int(np.prod(dims[1:]))) or user is None:
+        return False
+    takes = user.op_type == "MatMul" or (user.op_type == "Gemm" and not user.attributes.get("transA", 0))
+    if not takes or user.inputs[0] != output or output in user.inputs[1:]:
+        return False
+    return lowering.is_constant(user.inputs[1]) and lowering.shape(user.inputs[1]).rank == 2
+
+
+def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
+    """Where each element of a flattened channels-last item lies in the flattened ONNX item."""
+    return np.moveaxis(np.arange(int(np.prod(item))).reshape(item), 0, -1).reshape(-1)
+
+
+def transpose(lowering: Lowering, node: Node) -> None:
+    """Between the two layouts, a transposition is only another name for the same tensor."""
+    source, output = node.inputs[0], node.outputs[0]
+    rank = lowering.shape(source).rank
+    order = tuple(int(i) for i in node.attributes.get("perm", reversed(range(rank))))
+    if lowering.layout(source) is Layout.CHANNELS_LAST and order == TO_CHANNELS_LAST:
+        lowering.alias(output, Layout.NATIVE, lowering.channels_last(source))
+    elif order == TO_CHANNELS_FIRST:
+        lowering.alias(output, Layout.CHANNELS_LAST, lowering.native(source))
+    else:
+        lowering.transpose(lowering.native(source), order, lowering.define(output))
+
+
+def expand(lowering: Lowering, node: Node) -> None:
+    """Broadcasting to a shape that the batch is no part of, or that the value has its batch in already."""
+    source, output = node.inputs[0], node.outputs[0]
+    before, after = lowering.shape(source), lowering.shape(output)
+    if before == after:
+        lowering.alias(output, Layout.NATIVE, lowering.native(source))
+        return
+    if lowering.dtype(source) != FLOAT32:
+        raise Uncovered("only float32 is covered")
+    if after.signature.count(-1) > before.signature.count(-1):
+        raise Uncovered("expanding a computed value to the batch is not covered")
+    zeros = np.zeros([1 if length == -1 else length for length in after.signature], np.float32)
+    inputs = [lowering.native(source), lowering.constant(zeros, f"{output}_zeros")]
+    lowering.arithmetic("ADD", inputs, lowering.define(output))
+
+
+# --- joining and cutting
+
+
+def concat(lowering: Lowering, node: Node) -> None:
+    layout = lowering.common_layout(node.inputs)
+    shape = lowering.shape(node.outputs[0])
+    axis = int(node.attributes["axis"]) % shape.rank
+    if shape.signature[axis] == -1:
+        raise Uncovered("joining along the batch is not covered")
+    inputs = [_joined(lowering, node, name, layout) for name in node.inputs]
+    output = lowering.define(node.outputs[0], layout)
+    lowering.emit("CONCATENATION", inputs, [output], axis=lowering.axis(axis, shape.rank, layout))
+
+
+def _joined(lowering: Lowering, node: Node, name: str, layout: Layout) -> int:
+    """An operand of a join; a constant that ONNX expanded to the batch (a class token) is expanded here too."""
+    if name not in lowering.graph.expanded_constants:
+        return lowering.tensor(name, layout)
+    peer = next((n for n in node.inputs if lowering.shape(n).signature[0] == -1), None)
+    if peer is None or lowering.dtype(peer) != FLOAT32 or layout is not Layout.NATIVE:
+        raise Uncovered(f"{name!r} depends on the batch")
+    shape = lowering.shape(peer)
+    one = BatchShape((*shape.dims[:1], *(1,) * (shape.rank - 1)), (*shape.signature[:1], *(1,) * (shape.rank - 1)))
+    label = f"{node.outputs[0]}_expanded"
+    first = _cut(lowering, lowering.native(peer), [0] * shape.rank, list(one.signature), label, one)
+    nothing = lowering.arithmetic("MUL", [first, lowering.constant(np.float32(0), label)], lowering.scratch(label, one))
+    constant = lowering.shape(name)
+    expanded = BatchShape(constant.dims, (-1, *constant.dims[1:]))
+    return lowering.arithmetic("ADD", [nothing, lowering.tensor(name, layout)], lowering.scratch(label, expanded))
+
+
+def split(lowering: Lowering, node: Node) -> None:
+    source, layout = node.inputs[0], lowering.layout(node.inputs[0])
+    shape = lowering.shape(source)
+    axis = int(node.attributes.get("axis", 0)) % shape.rank
+    if shape.signature[axis] == -1:
+        raise Uncovered("splitting the batch is not covered")
+    place = lowering.axis(axis, shape.rank, layout)
+    start = 0
+    for output in node.outputs:
+        length = lowering.shape(output).dims[axis]
+        piece = lowering.laid_out(lowering.shape(output), layout)
+        begin = [start if i == place else 0 for i in range(piece.rank)]
+        _cut_into(
+            lowering, lowering.tensor(source, layout), begin, list(piece.signature), lowering.define(output, layout)
+        )
+        start += length
+
+
+def slice_(lowering: Lowering, node: Node) -> None:
+    source, layout = node.inputs[0], lowering.layout(node.inputs[0])
+    shape, cut = lowering.shape(source), lowering.shape(node.outputs[0])
+    starts = lowering.integers(node, "starts", 1) or []
+    axes = lowering.integers(node, "axes", 3) or list(range(len(starts)))
+    steps = lowering.integers(node, "steps", 4) or [1] * len(starts)
+    rank = lowering.laid_out(shape, layout).rank
+    begin, stride = [0] * rank, [1] * rank
+    for axis, start, step in zip(axes, starts, steps, strict=True):
+        if shape.signature[axis] == -1 and (start != 0 or step != 1 or cut.signature[axis] != -1):
+            raise Uncovered("cutting the batch is not covered")
+        place = lowering.axis(axis, shape.rank, layout)
+        begin[place], stride[place] = _start(start, shape.dims[axis], step), step
+    piece = lowering.laid_out(cut, layout)
+    tensor, output = lowering.tensor(source, layout), lowering.define(node.outputs[0], layout)
+    if all(step == 1 for step in stride):
+        _cut_into(lowering, tensor, begin, list(piece.signature), output)
+        return
+    _strided(lowering, tensor, begin, stride, piece, output)
+
+
+def _start(start: int, length: int, step: int) -> int:
+    """ONNX's start, counted from the front and kept inside the axis."""
+    start = start + length if start < 0 else start
+    return min(max(start, 0), length - 1 if step < 0 else length)
+
+
+def _strided(
+    lowering: Lowering, tensor: int, begin: list[int], stride: list[int], piece: BatchShape, output: int
+) -> None:
+    """The end is where the last element plus one step lies; masks leave the batch, and ends before 0, open."""
+    last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
+    open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
+    inputs = [tensor, *(lowering.index_constant(values, "cut") for values in (begin, last, stride))]
+    lowering.emit("STRIDED_SLICE", inputs, [output], endMask=sum(1 << i for i in open_ends))
+
+
+def _cut(lowering: Lowering, tensor: int, begin: list[int], size: list[int], label: str, shape: BatchShape) -> int:
+    output = lowering.scratch(label, shape)
+    _cut_into(lowering, tensor, begin, size, output)
+    return output
+
+
+def _cut_into(lowering: Lowering, tensor: int, begin: list[int], size: list[int], output: int) -> None:
+    """SLICE; a size of -1 reads to the end."""
+    inputs = [tensor, lowering.index_constant(begin, "begin"), lowering.index_constant(size, "size")]
+    lowering.emit("SLICE", inputs, [output])
+
+
+# --- look-up
+
+
+def gather(lowering: Lowering, node: Node) -> None:
+    source, chosen = node.inputs
+    shape = lowering.shape(source)
+    axis = int(node.attributes.get("axis", 0)) % shape.rank
+    if lowering.is_constant(chosen):
+        if shape.signature[axis] == -1:
+            raise Uncovered("choosing from the batch is not covered")
+        values = lowering.value(chosen, "the index")
+        indices = lowering.index_constant(values % shape.dims[axis], chosen)  # TFLite takes no negative index
+    else:
+        indices = lowering.native(chosen)
+    output = lowering.define(node.outputs[0])
+    lowering.emit("GATHER", [lowering.native(source), indices], [output], axis=axis, batchDims=0)
+
+
+# --- padding
+
+
+def pad(lowering: Lowering, node: Node) -> None:
+    source, layout = node.inputs[0], lowering.layout(node.inputs[0])
+    mode = node.attributes.get("mode", "constant")
+    shape = lowering.shape(source)
+    amounts = _pad_amounts(lowering, node, shape.rank, layout)
+    if amounts.min() < 0:
+        raise Uncovered("negative padding is not covered; use Slice")
+    if any(
+        shape.signature[axis] == -1 and amounts[lowering.axis(axis, shape.rank, layout)].any()
+        for axis in range(shape.rank)
+    ):
+        raise Uncovered("padding the batch is not covered")
+    if mode not in ("constant", "reflect"):
+        raise Uncovered(f"mode {mode!r} is not covered")
+    inputs = [lowering.tensor(source, layout), lowering.index_constant(amounts, "pads")]
+    value = 0.0 if mode == "reflect" else _pad_value(lowering, node)
+    if value and lowering.dtype(source) == FLOAT32:
+        _pad_with(lowering, node, inputs, amounts, value, layout)
+        return
+    if value:
+        raise Uncovered("padding integers with another value than 0 is not covered")
+    output = lowering.define(node.outputs[0], layout)
+    if mode == "reflect":
+        lowering.emit("MIRROR_PAD", inputs, [output], mode=MIRROR_REFLECT)
+    else:
+        lowering.emit("PAD", inputs, [output])
+
+
+def _pad_with(
+    lowering: Lowering, node: Node, inputs: list[int], amounts: NDArray[np.int32], value: float, layout: Layout
+) -> None:
+    """Pad with zeros, then add `value` where they are: the quantiser leaves the value of PADV2 in float32."""
+    output = node.outputs[0]
+    shape = lowering.laid_out(lowering.shape(output), layout)
+    item = [1 if length == -1 else length for length in shape.signature]
+    mask = np.full(item, value, np.float32)
+    mask[tuple(slice(before, n - after) for (before, after), n in zip(amounts, item, strict=True))] = 0
+    padded = lowering.scratch(f"{output}_zeros", shape)
+    lowering.emit("PAD", inputs, [padded])
+    lowering.arithmetic("ADD", [padded, lowering.constant(mask, f"{output}_value")], lowering.define(output, layout))
+
+
+def _pad_amounts(lowering: Lowering, node: Node, rank: int, layout: Layout) -> NDArray[np.int32]:
+    pads = lowering.integers(node, "pads", 1) or []
+    axes = lowering.integers(node, "axes", 3) or list(range(rank))
+    amounts = np.zeros((4 if layout is Layout.CHANNELS_LAST else rank, 2), np.int32)
+    for i, axis in enumerate(axes):
+        amounts[lowering.axis(axis, rank, layout)] = pads[i], pads[i + len(axes)]
+    return amounts
+
+
+def _pad_value(lowering: Lowering, node: Node) -> float:
+    if "value" in node.attributes:
+        return float(node.attributes["value"])
+    return float(lowering.value(node.input(2), "the value").reshape(())) if node.input(2) else 0.0
+
+
+def space_to_depth(lowering: Lowering, node: Node) -> None:
+    output = lowering.define(node.outputs[0], Layout.CHANNELS_LAST)
+    block = int(node.attributes["blocksize"])
+    lowering.emit("SPACE_TO_DEPTH", [lowering.channels_last(node.inputs[0])], [output], blockSize=block)
+
+
+def depth_to_space(lowering: Lowering, node: Node) -> None:
+    """ONNX's DCR mode is TFLite's; CRD (PixelShuffle) has the channels in another order, put right by a look-up."""
+    source, block = lowering.channels_last(node.inputs[0]), int(node.attributes["blocksize"])
+    if node.attributes.get("mode", "DCR") == "CRD":
+        shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
+        order = np.arange(shape.dims[3]).reshape(-1, block * block).T.reshape(-1)
+        reordered = lowering.scratch(f"{node.outputs[0]}_reordered", shape)
+        lowering.emit("GATHER", [source, lowering.index_constant(order, "order")], [reordered], axis=3, batchDims=0)
+        source = reordered
+    lowering.emit("DEPTH_TO_SPACE", [source], [lowering.define(node.outputs[0], Layout.CHANNELS_LAST)], blockSize=block)
+
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    "Concat": concat,
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Flatten": reshape,
+    "Gather": gather,
+    "Pad": pad,
+    "Reshape": reshape,
+    "Slice": slice_,
+    "SpaceToDepth": space_to_depth,
+    "Split": split,
+    "Squeeze": reshape,
+    "Transpose": transpose,
+    "Unsqueeze": reshape,
+}

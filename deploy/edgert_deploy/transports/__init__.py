@@ -1,0 +1,121 @@
+"""The transport seam: run a command on a device, move a file there or back. Nothing here knows what EdgeRT is.
+
+Adding a transport is one file here, one line in `TRANSPORTS` and one row in `tests/test_transports.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from edgert.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from edgert_deploy.inventory import Device
+
+# name -> "module:Class"; the class is called with the device as the inventory has it, and connects when first used.
+TRANSPORTS = {
+    "ssh": "edgert_deploy.transports.ssh:SshTransport",
+    "local": "edgert_deploy.transports.local:LocalTransport",
+}
+
+OUTPUT_BYTES_MAX = 16 * 1024**2  # what one command may print before it is given up
+INPUT_BYTES_MAX = 1024**2
+EOF_GRACE_S = 2.0  # a command that left a child behind keeps its pipes open: its answer is complete without it
+TAIL_CHARS = 800
+
+LineSink = Callable[[str], None]
+ByteProgress = Callable[[int, int], None]  # bytes that are there, bytes in all
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended and what it printed."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def complaint(self) -> str:
+        """One readable line for a message: the command, its exit code, the end of what it said."""
+        said = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
+        return f"`{shlex.join(self.argv)[:200]}` ended with {self.exit_code}: {said or 'it said nothing'}"
+
+
+class Transport(Protocol):
+    """A way to one device. One thread at a time uses it.
+
+    Every method raises DeviceUnreachable when the device cannot be reached or the link dies, and
+    HostKeyMismatch when another machine answers in its place.
+    """
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        """Run `argv` there and wait for its end; no shell reads the words. `on_stderr` gets each line as it comes.
+
+        Raises DeviceError when it takes longer than `timeout_s` or prints more than OUTPUT_BYTES_MAX.
+        """
+        ...
+
+    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+        """Make `remote` a copy of `local`, whole and with the same SHA-256, or leave what was there.
+
+        Folders above it are made. Raises StorageFailed when the device's disk refuses it.
+        """
+        ...
+
+    def get(self, remote: str, local: Path) -> None:
+        """Make `local` a copy of `remote`, whole, or leave what was there. Raises StorageFailed."""
+        ...
+
+    def close(self) -> None:
+        """Let the link go; a later call opens it again."""
+        ...
+
+
+def open_transport(device: Device) -> Transport:
+    """The transport of `device`, not connected yet. Raises ConfigInvalid for a name not known."""
+    if device.transport not in TRANSPORTS:
+        raise ConfigInvalid(
+            f"device {device.name} has transport {device.transport!r} in the inventory; known: {', '.join(TRANSPORTS)}"
+        )
+    module, _, cls = TRANSPORTS[device.transport].partition(":")
+    return cast(Transport, getattr(importlib.import_module(module), cls)(device))
+
+
+class LineBuffer:
+    """Bytes in, whole lines out to a sink; all bytes are kept, up to OUTPUT_BYTES_MAX."""
+
+    def __init__(self, sink: LineSink | None = None) -> None:
+        self._sink = sink
+        self._kept = bytearray()
+        self._line = b""
+
+    def feed(self, data: bytes) -> None:
+        self._kept += data
+        if self._sink is None:
+            return
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            self._sink(line.decode(errors="replace").rstrip("\r"))
+
+    def text(self) -> str:
+        """Everything so far; hands out a last line that has no newline."""
+        if self._sink is not None and self._line:
+            self._sink(self._line.decode(errors="replace"))
+            self._line = b""
+        return self._kept.decode(errors="replace")
+
+    @property
+    def full(self) -> bool:
+        return len(self._kept) > OUTPUT_BYTES_MAX

@@ -1,0 +1,358 @@
+"""SSH through Fabric: one connection a device, the host key pinned, everything under a deadline.
+
+The only host key ever accepted is the one in the inventory, taken down when the device was added. It is
+compared when the key exchange ends, before a user name, a login or a byte of payload is sent.
+Fabric's own default accepts any key. Jump hosts from ~/.ssh/config must stand in ~/.ssh/known_hosts.
+
+A link can die without a word. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection whose traffic
+nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, a
+bounded number of times, into a name that no other upload uses; the hash of what lies there is
+compared before it gets its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import select
+import shlex
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fabric
+import paramiko
+
+from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
+from edgert_deploy.inventory import Device, SshAddress, fingerprint
+from edgert_deploy.transports import (
+    EOF_GRACE_S,
+    INPUT_BYTES_MAX,
+    ByteProgress,
+    LineBuffer,
+    LineSink,
+    Result,
+)
+
+# What it logs as an error is raised as well: without a handler Python would print it, traceback and all.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_CHUNK_BYTES = 32 * 1024  # one SFTP write; they are pipelined, so a larger one gains nothing
+HASH_S_MAX = 600.0
+QUICK_S_MAX = 30.0
+_NOTICE_S = 0.5
+_NO_EXIT_CODE = -1  # paramiko's word for a channel that closed without one: a lost link, or a signal over there
+HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
+
+
+@dataclass(frozen=True)
+class LinkLimits:
+    """How long a link may keep us waiting, and how often it is tried again."""
+
+    connect_s: int = 10
+    keepalive_s: int = 5
+    dead_after_s: float = 20.0
+    attempts: int = 4
+    pause_s: float = 1.0
+
+
+class SshTransport:
+    """A `Transport` over one SSH connection, opened at the first call and again where it was lost."""
+
+    def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
+        self.device = device
+        self.limits = limits or LinkLimits()
+        self._connection: fabric.Connection | None = None
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        assert len(input) <= INPUT_BYTES_MAX, "send files with put"
+        with self._translated(), contextlib.closing(self._open().create_session()) as channel:
+            channel.settimeout(self.limits.dead_after_s)
+            channel.exec_command(shlex.join(argv))
+            channel.sendall(input)
+            channel.shutdown_write()
+            out, err = LineBuffer(), LineBuffer(on_stderr)
+            self._follow(channel, out, err, time.monotonic() + timeout_s, f"`{argv[0]}`", timeout_s)
+            exit_code = channel.recv_exit_status()
+            if exit_code == _NO_EXIT_CODE and not self._alive():
+                raise EOFError("the connection ended while the command ran")
+            return Result(tuple(argv), exit_code, out.text(), err.text())
+
+    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+        digest, size = _sha256(local)
+        target = PurePosixPath(remote)
+        partial = str(target.with_name(f".{target.name}.{uuid.uuid4().hex}.part"))
+        self._must(["mkdir", "-p", str(target.parent)])
+        try:
+            self._upload_all(local, partial, size, progress, mode)
+            if self._remote_sha256(partial) != digest:
+                raise StorageFailed(
+                    f"{self.device.name}: {remote} arrived with other bytes than were sent; send it again"
+                )
+            self._must(["mv", "-f", partial, remote])
+        except BaseException:
+            with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
+                self.run(["rm", "-f", partial], QUICK_S_MAX)
+            raise
+
+    def get(self, remote: str, local: Path) -> None:
+        partial = local.with_name(f".{local.name}.{uuid.uuid4().hex}.part")
+        try:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            with self._translated(f"reading {remote}"), contextlib.closing(self._sftp()) as sftp:
+                sftp.get(remote, str(partial), prefetch=True, max_concurrent_prefetch_requests=64)
+            if self._remote_sha256(remote) != _sha256(partial)[0]:
+                raise StorageFailed(f"{self.device.name}: {remote} changed while it was read; read it again")
+            partial.replace(local)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {local}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> fabric.Connection:
+        if self._connection is None or not self._connection.is_connected:
+            self.close()
+            self._connection = _connect(self.device, self.limits)
+        return self._connection
+
+    def _sftp(self) -> paramiko.SFTPClient:
+        sftp = paramiko.SFTPClient.from_transport(self._open().transport)
+        sftp.get_channel().settimeout(self.limits.dead_after_s)
+        return sftp
+
+    def _follow(
+        self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
+    ) -> None:
+        """Collect what the command prints until it ended and its pipes are empty."""
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        ended_at: float | None = None
+        while True:
+            while channel.recv_ready():
+                out.feed(channel.recv(65536))
+            while channel.recv_stderr_ready():
+                err.feed(channel.recv_stderr(65536))
+            now = time.monotonic()
+            if out.full or err.full:
+                raise DeviceError(f"{what} on {self.device.name} printed more than a command may; it was given up")
+            if channel.exit_status_ready():
+                ended_at = ended_at or now
+                empty = not channel.recv_ready() and not channel.recv_stderr_ready()
+                if empty and (channel.eof_received or channel.closed or now > ended_at + EOF_GRACE_S):
+                    return
+            if now > deadline:
+                raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s and was given up")
+            # After the other side's end of file the descriptor stays readable: only the clock may wait then.
+            if channel.eof_received:
+                time.sleep(0.01)
+            else:
+                poll.poll(100)
+
+    def _upload_all(self, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int) -> None:
+        """Send the file, going on after a lost link where the device has it, `attempts` times at most."""
+        for attempt in range(1, self.limits.attempts + 1):
+            try:
+                with self._translated(f"writing {partial}"), contextlib.closing(self._sftp()) as sftp:
+                    _upload(sftp, local, partial, size, progress, mode)
+                return
+            except DeviceUnreachable as error:
+                self.close()
+                if attempt == self.limits.attempts:
+                    raise DeviceUnreachable(f"{error.message}; gave up after {attempt} attempts") from error
+                time.sleep(self.limits.pause_s)
+
+    def _remote_sha256(self, path: str) -> str:
+        return self._must(["sha256sum", path], HASH_S_MAX).stdout.lstrip("\\").partition(" ")[0]
+
+    def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+        result = self.run(argv, timeout_s)
+        if not result.ok:
+            raise StorageFailed(f"{self.device.name}: {result.complaint()}")
+        return result
+
+    @contextmanager
+    def _translated(self, doing: str = "") -> Iterator[None]:
+        """Turn what paramiko and the socket raise into our errors, once."""
+        name = self.device.name
+        try:
+            yield
+        except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
+            raise self._link_died(error) from error
+        except OSError as error:
+            # SFTP reports the device's refusals (no space, no permission, no such file) as OSError, and
+            # paramiko a channel that went down under it too, without an errno.
+            if error.errno is None and (str(error) == "Socket is closed" or not self._alive()):
+                raise self._link_died(error) from error
+            raise StorageFailed(f"{name} refused {doing or 'the command'}: {error.strerror or error}") from error
+
+    def _link_died(self, error: BaseException) -> DeviceUnreachable:
+        self.close()
+        reason = str(error) or type(error).__name__
+        return DeviceUnreachable(f"the link to {self.device.name} died: {reason}; check the network and try again")
+
+    def _alive(self) -> bool:
+        """Whether the connection stands, once paramiko's own thread had the time to notice that it fell."""
+        if self._connection is None or self._connection.transport is None:
+            return False
+        self._connection.transport.join(_NOTICE_S)
+        return bool(self._connection.transport.is_active())
+
+
+def scan_host_key(address: SshAddress, wanted: str | None = None, limits: LinkLimits | None = None) -> str:
+    """The host key that `address` shows, as an OpenSSH public key line. Nothing is sent but the key exchange.
+
+    A server has a key of each kind; with `wanted` (SHA256:...) the one of that fingerprint is looked for.
+    Raises DeviceUnreachable, and HostKeyMismatch where none is the wanted one.
+    """
+    seen: list[str] = []
+    disabled: list[str] = []
+    for _ in range(HOST_KEY_KINDS_MAX):
+        key = _scan_once(address, disabled, limits or LinkLimits(), last=bool(seen))
+        if key is None:
+            break
+        seen.append(f"{key.get_name()} {key.get_base64()}")
+        if wanted is None or fingerprint(seen[-1]) == wanted:
+            return seen[-1]
+        disabled += ["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] if key.get_name() == "ssh-rsa" else [key.get_name()]
+    shown = ", ".join(fingerprint(key) for key in seen)
+    raise HostKeyMismatch(
+        f"{address.host} shows {shown}, not {wanted}: another machine answers there, or the fingerprint is another "
+        "device's. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    )
+
+
+class _Seen(Exception):  # carries a value out of paramiko, it is no error
+    def __init__(self, key: paramiko.PKey) -> None:
+        self.key = key
+
+
+class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko ships no types
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        raise _Seen(key)
+
+
+def _scan_once(address: SshAddress, disabled: list[str], limits: LinkLimits, last: bool) -> paramiko.PKey | None:
+    connection = _prepared(address, "", limits, {"disabled_algorithms": {"keys": disabled}})
+    connection.client.set_missing_host_key_policy(_OnlyLook())
+    try:
+        connection.open()
+    except _Seen as seen:
+        return seen.key
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        if last:  # no key of another kind to show
+            return None
+        raise DeviceUnreachable(f"{address.host} cannot be reached over SSH: {_reason(error)}") from error
+    finally:
+        connection.client.close()
+    raise AssertionError("a connection without a pinned key was opened")
+
+
+def _connect(device: Device, limits: LinkLimits) -> fabric.Connection:
+    """Open a connection on which the device has shown its pinned key and let us in."""
+    connection = _prepared(SshAddress.parse(device.address), device.identity, limits, {})
+    kind, blob = device.host_key.split()[:2]
+    host = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
+    connection.client.get_host_keys().add(host, kind, paramiko.PKey.from_type_string(kind, base64.b64decode(blob)))
+    try:
+        connection.open()
+    except paramiko.BadHostKeyException as error:
+        connection.client.close()
+        shown = f"{error.key.get_name()} {error.key.get_base64()}"
+        raise HostKeyMismatch(
+            f"{device.name} ({device.address}) shows host key {fingerprint(shown)}; pinned is "
+            f"{fingerprint(device.host_key)}. Nothing was sent. If the device was set up anew, compare the "
+            f"fingerprint on its own console, then: edgert device remove {device.name}, and add it again"
+        ) from error
+    except paramiko.AuthenticationException as error:
+        connection.client.close()
+        raise DeviceUnreachable(
+            f"{device.name} ({device.address}) does not let {connection.user} in: {error}. "
+            "Put your public key there (ssh-copy-id), or name the private one with --identity"
+        ) from error
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        connection.client.close()
+        raise DeviceUnreachable(f"{device.name} ({device.address}) cannot be reached: {_reason(error)}") from error
+    connection.transport.set_keepalive(limits.keepalive_s)
+    if isinstance(connection.transport.sock, socket.socket):
+        connection.transport.sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead_after_s * 1000)
+        )
+    return connection
+
+
+def _prepared(
+    address: SshAddress, identity: str, limits: LinkLimits, connect_kwargs: dict[str, Any]
+) -> fabric.Connection:
+    """A Fabric connection, not open, that accepts no host key by itself; user and port as ~/.ssh/config has them."""
+    kwargs = {"banner_timeout": limits.connect_s, "auth_timeout": limits.connect_s, "channel_timeout": limits.connect_s}
+    if identity:
+        path = Path(identity).expanduser()
+        if not path.is_file():
+            raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
+        kwargs["key_filename"] = [str(path)]  # type: ignore[assignment]
+    connection = fabric.Connection(
+        address.host,
+        user=address.user,
+        port=address.port,
+        connect_timeout=limits.connect_s,
+        connect_kwargs={**kwargs, **connect_kwargs},
+    )
+    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    _guard_gateways(connection.gateway)
+    return connection
+
+
+def _guard_gateways(gateway: Any) -> None:
+    """Let a jump host in only where the user's known_hosts has it (a ProxyCommand does its own checking)."""
+    while isinstance(gateway, fabric.Connection):
+        gateway.client.load_system_host_keys()
+        gateway.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        gateway = gateway.gateway
+
+
+def _upload(
+    sftp: paramiko.SFTPClient, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int
+) -> None:
+    """Write the rest of `local` behind what `partial` holds already."""
+    try:
+        done = min(sftp.stat(partial).st_size or 0, size)
+    except FileNotFoundError:
+        done = 0
+    with local.open("rb") as source, sftp.open(partial, "r+b" if done else "wb") as target:
+        target.chmod(mode)  # before the first byte: it may be a secret
+        target.set_pipelined(True)
+        source.seek(done)
+        target.seek(done)
+        while chunk := source.read(_CHUNK_BYTES):
+            target.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, size)
+
+
+def _sha256(path: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(1024**2):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return f"{text}; is it on, and is the address right?"

@@ -1,0 +1,265 @@
+"""The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
+
+A device needs no internet: it installs from this folder alone. The requirements come out of edgert's own wheel.
+pip judges environment markers by the interpreter it runs in, also when it downloads for another machine; so
+markers are judged here, for the device, over the whole tree, and what pip left out is asked for by name.
+"""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+import edgert
+from edgert.errors import ConfigInvalid, EngineMissing
+
+ROUNDS_MAX = 6  # each adds what the markers of the last round's wheels ask for
+PIP_S_MAX = 1800.0
+KEY_FORMAT = "1"
+PIWHEELS_HINT = (
+    ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
+)
+# What needs no install: the null engine is edgert's own.
+ENGINES_WITHOUT_WHEELS = ("null",)
+
+
+@dataclass(frozen=True)
+class WheelTarget:
+    """Where the wheels are to run: Python `3.11`, `uname -m`, glibc `2.36`."""
+
+    python: str
+    machine: str
+    glibc: str
+
+    def platforms(self) -> tuple[str, ...]:
+        """The platform tags that fit, newest first (PEP 600; the old names of PEP 513, 571 and 599 too)."""
+        major, _, minor = self.glibc.partition(".")
+        if major != "2" or not minor.isdigit():
+            raise ConfigInvalid(
+                f"glibc {self.glibc!r} is none that wheels are made for: EdgeRT runs on glibc from 2.28 up"
+            )
+        newest_first = [f"manylinux_2_{n}_{self.machine}" for n in range(int(minor), 4, -1)]
+        old_names = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+        old = [f"{name}_{self.machine}" for n, name in old_names.items() if n <= int(minor)]
+        return (*newest_first, *old, f"linux_{self.machine}")
+
+    def environment(self, extra: str = "") -> dict[str, str]:
+        """What environment markers (PEP 508) say there."""
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": f"{self.python}.0",
+            "python_version": self.python,
+            "sys_platform": "linux",
+            "extra": extra,
+        }
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """Wheels for one kind of device. `requirement` is what is installed from them; `digest` names the whole."""
+
+    wheels: tuple[Path, ...]
+    requirement: str
+    digest: str
+
+
+def prepare(
+    target: WheelTarget, engine: str, say: Callable[[str], None] = lambda _: None, *, refresh: bool = False
+) -> Wheelhouse:
+    """Collect edgert's wheel and all that it needs with `engine` on `target`.
+
+    What was collected before is used again unless `refresh`. Raises ConfigInvalid: no wheels for that machine,
+    no network, or no pip here.
+    """
+    extra = "" if engine in ENGINES_WITHOUT_WHEELS else engine
+    own = own_wheel(say)
+    requirements = _direct_requirements(own, extra, target)
+    folder = cache_folder() / "wheels" / _key(target, requirements)
+    if refresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        say(f"collecting wheels for Python {target.python} on {target.machine} with glibc {target.glibc}")
+        with _beside(folder) as partial:
+            _collect(partial, requirements, target, say)
+    wheels = (own, *sorted(folder.glob("*.whl")))
+    version = parse_wheel_filename(own.name)[1]
+    name = f"edgert[{extra}]" if extra else "edgert"
+    return Wheelhouse(wheels, f"{name}=={version}", _digest(wheels))
+
+
+def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
+    """edgert's own wheel: built from its source tree where this is one, else the released one of this version."""
+    kept_in = cache_folder() / "own"
+    kept_in.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept_in) as folder:
+        built, source = Path(folder), source_tree()
+        if source is not None:
+            say(f"building edgert's wheel from {source}")
+            # Without isolation nothing is fetched: it works offline wherever hatchling is at hand.
+            isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+            _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(built), str(source)], "build edgert's own wheel")
+        else:
+            wanted = f"edgert=={edgert.__version__}"
+            _pip(["download", "--no-deps", "--only-binary=:all:", "--dest", str(built), wanted], f"find {wanted}")
+        wheel = next(built.glob("edgert-*.whl"))
+        kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
+        kept.parent.mkdir(exist_ok=True)
+        os.replace(wheel, kept)
+        return kept
+
+
+def source_tree() -> Path | None:
+    """The repository that this very code runs from, or None where it was installed from a wheel."""
+    root = Path(edgert.__file__).resolve().parents[1]
+    return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/edgert, else ~/.cache/edgert. May be removed at any time."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "edgert"
+
+
+def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
+    """What the tree below `roots` needs on `target` and no wheel of `wheels` is: pip's blind spot."""
+    by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
+    todo, seen, absent = list(roots), set[tuple[str, str]](), []
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *sorted(requirement.extras)):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            if name in by_name:
+                todo += _needs(by_name[name], extra, target)
+            elif not extra:
+                absent.append(requirement)
+    return absent
+
+
+def _collect(
+    folder: Path, requirements: Sequence[Requirement], target: WheelTarget, say: Callable[[str], None]
+) -> None:
+    wanted = list(requirements)
+    for _ in range(ROUNDS_MAX):
+        _download(folder, wanted, target)
+        more = missing(requirements, list(folder.glob("*.whl")), target)
+        if not more:
+            return
+        say(f"also for that machine: {', '.join(str(each) for each in more)}")
+        wanted += more
+    raise ConfigInvalid(f"the wheels for {target} were not complete after {ROUNDS_MAX} rounds; last: {wanted[-1]}")
+
+
+def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
+    platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
+    # Markers were judged for the device already; pip would judge them for this host.
+    plain = [str(_without_marker(requirement)) for requirement in wanted]
+    _pip(
+        ["download", "--only-binary=:all:", "--dest", str(folder), "--implementation", "cp"]
+        + ["--python-version", target.python, *platforms, *plain],
+        f"find wheels for Python {target.python} on {target.machine} with glibc {target.glibc}",
+    )
+
+
+def _pip(words: Sequence[str], doing: str) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigInvalid(f"pip is missing in {sys.prefix}, and is needed to {doing}: {sys.executable} -m ensurepip")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigInvalid(f"pip did not {doing} within {PIP_S_MAX:.0f} s: check the network") from error
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()[-600:]]
+        hint = PIWHEELS_HINT if any("armv7l" in word for word in words) else ""
+        raise ConfigInvalid(f"cannot {doing}: {' '.join(errors)[-800:]}{hint}")
+
+
+def _direct_requirements(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
+    if extra and extra not in (_metadata(wheel).get_all("Provides-Extra") or []):
+        raise EngineMissing(f"edgert knows no wheels for engine {extra!r}: install it on the device by hand")
+    found = _needs(wheel, "", target) + (_needs(wheel, extra, target) if extra else [])
+    if extra and len(found) == len(_needs(wheel, "", target)):
+        raise EngineMissing(
+            f"engine {extra} has no wheels for Python {target.python} on {target.machine}: "
+            "give the device another engine (--engine) or another Python"
+        )
+    return sorted({str(requirement): requirement for requirement in found}.values(), key=str)
+
+
+def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
+    """The requirements of a wheel that hold on `target`; with `extra`, those that the extra adds."""
+    found = []
+    for line in _metadata(wheel).get_all("Requires-Dist") or []:
+        requirement = Requirement(line)
+        holds = requirement.marker is None or requirement.marker.evaluate(target.environment(extra))
+        always = requirement.marker is None or requirement.marker.evaluate(target.environment(""))
+        if holds and (not extra or not always):
+            found.append(requirement)
+    return found
+
+
+def _metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA") and n.count("/") == 1)
+        return email.parser.BytesParser().parsebytes(archive.read(name), headersonly=True)
+
+
+def _without_marker(requirement: Requirement) -> Requirement:
+    plain = Requirement(str(requirement))
+    plain.marker = None
+    return plain
+
+
+def _key(target: WheelTarget, requirements: Sequence[Requirement]) -> str:
+    words = [KEY_FORMAT, target.python, target.machine, target.glibc, *(str(r) for r in requirements)]
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return f"py{target.python}-{target.machine}-glibc{target.glibc}-{digest}"
+
+
+def _digest(wheels: Sequence[Path]) -> str:
+    """The wheels' names and, for edgert's own, its content: other names carry a version that says as much."""
+    digest = hashlib.sha256(wheels[0].read_bytes())
+    for wheel in wheels:
+        digest.update(wheel.name.encode() + b"\n")
+    return digest.hexdigest()
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A new folder that becomes `folder` when the block ends well, and vanishes when it does not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first with the same content
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

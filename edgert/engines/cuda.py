@@ -1,0 +1,157 @@
+"""CUDA, as little of it as TensorRT needs: memory, copies and one stream on GPU 0.
+
+`cuda-bindings` comes first (wheels for x86-64 and aarch64), `pycuda` second (built on the device). Both
+are imported only in `open_cuda`. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edgert.errors import EngineFailed, EngineMissing
+
+
+class Cuda(Protocol):
+    """One stream on one GPU. Copies are queued on the stream; `synchronize` waits for all that was queued.
+
+    `stream` is the handle that TensorRT takes; `compute_capability` is such as "8.7".
+    """
+
+    stream: int
+    compute_capability: str
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of new memory on the GPU; `close` frees it."""
+        ...
+
+    def copy_in(self, address: int, array: NDArray[Any]) -> None: ...
+
+    def copy_out(self, array: NDArray[Any], address: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_cuda() -> Cuda:
+    """The first binding that is installed, on GPU 0. Raises EngineMissing, or EngineFailed where no GPU answers."""
+    try:
+        return BindingsCuda(_cuda_runtime())
+    except ImportError:
+        pass
+    try:
+        import pycuda.driver
+    except ImportError as error:
+        raise EngineMissing(
+            f"TensorRT needs a CUDA binding, and neither cuda-bindings nor pycuda can be imported here ({error}); "
+            "install one with: pip install 'edgert[tensorrt]'"
+        ) from error
+    return PycudaCuda(pycuda.driver)
+
+
+class BindingsCuda:
+    """`cuda-bindings`: the CUDA runtime API, whose context of GPU 0 all threads share."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._cleanup = ExitStack()
+        attribute = runtime.cudaDeviceAttr
+        major = self._call(runtime.cudaDeviceGetAttribute, attribute.cudaDevAttrComputeCapabilityMajor, 0)
+        minor = self._call(runtime.cudaDeviceGetAttribute, attribute.cudaDevAttrComputeCapabilityMinor, 0)
+        self.compute_capability = f"{major}.{minor}"
+        stream = self._call(runtime.cudaStreamCreate)
+        self._cleanup.callback(runtime.cudaStreamDestroy, stream)
+        self.stream = int(stream)
+
+    def allocate(self, size_bytes: int) -> int:
+        address = self._call(self._runtime.cudaMalloc, size_bytes)
+        self._cleanup.callback(self._runtime.cudaFree, address)
+        return int(address)
+
+    def copy_in(self, address: int, array: NDArray[Any]) -> None:
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._call(self._runtime.cudaMemcpyAsync, address, array.ctypes.data, array.nbytes, kind, self.stream)
+
+    def copy_out(self, array: NDArray[Any], address: int) -> None:
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._call(self._runtime.cudaMemcpyAsync, array.ctypes.data, address, array.nbytes, kind, self.stream)
+
+    def synchronize(self) -> None:
+        self._call(self._runtime.cudaStreamSynchronize, self.stream)
+
+    def close(self) -> None:
+        self._cleanup.close()
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        """Every function returns (status, value) or (status,)."""
+        status, *values = function(*args)
+        if int(status) != 0:
+            raise EngineFailed(f"CUDA's {function.__name__} failed: {getattr(status, 'name', status)}; is there a GPU?")
+        return values[0] if values else None
+
+
+class PycudaCuda:
+    """`pycuda`: the driver API, whose context belongs to a thread; each call makes it the thread's own."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        try:
+            driver.init()
+            device = driver.Device(0)
+            major, minor = device.compute_capability()
+            self._context = device.retain_primary_context()
+            with _Current(self._context):
+                self._stream = driver.Stream()
+        except driver.Error as error:
+            raise EngineFailed(f"CUDA cannot be started: {error}; is there a GPU?") from error
+        self.compute_capability = f"{major}.{minor}"
+        self.stream = int(self._stream.handle)
+        self._memory: list[Any] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        memory = self._call(self._driver.mem_alloc, size_bytes)
+        self._memory.append(memory)
+        return int(memory)
+
+    def copy_in(self, address: int, array: NDArray[Any]) -> None:
+        self._call(self._driver.memcpy_htod_async, address, array, self._stream)
+
+    def copy_out(self, array: NDArray[Any], address: int) -> None:
+        self._call(self._driver.memcpy_dtoh_async, array, address, self._stream)
+
+    def synchronize(self) -> None:
+        self._call(self._stream.synchronize)
+
+    def close(self) -> None:
+        for memory in self._memory:
+            self._call(memory.free)
+        self._memory.clear()
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        try:
+            with _Current(self._context):
+                return function(*args)
+        except self._driver.Error as error:
+            raise EngineFailed(f"CUDA failed: {error}") from error
+
+
+class _Current:
+    """Makes a pycuda context the calling thread's, for as long as a `with` block lasts."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.push()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._context.pop()
+
+
+def _cuda_runtime() -> Any:
+    from cuda.bindings import runtime
+
+    return runtime

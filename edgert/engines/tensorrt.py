@@ -1,0 +1,299 @@
+"""TensorRT: the engine for NVIDIA Jetson. Written against the API that 10.3 (JetPack 6) and 11 share.
+
+The artifact is a Q/DQ ONNX graph; a plan is built from it on the device, by `prepare`, as a step of
+the deployment: it takes minutes, and the version before serves meanwhile. A plan fits one GPU and one
+TensorRT, so its name in `cache_dir` says both, and another of either means another build.
+
+Parsing and building are tried on a machine without a GPU through TensorRT-RTX, which has the same API;
+loading and running have not been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines import EngineOptions, LocalArtifact
+from edgert.engines.cuda import Cuda, open_cuda
+from edgert.errors import EngineFailed, EngineMissing, StorageFailed
+from edgert.tensors import TensorSpec, batchable
+
+Progress = Callable[[str], None]
+
+
+class TensorRTEngine:
+    name = "tensorrt"
+
+    def version(self) -> str:
+        return str(_sdk().__version__)
+
+    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> None:
+        """Build the plan for this GPU into `options.cache_dir`, unless it is there."""
+        tensorrt, cuda = _sdk(), open_cuda()
+        try:
+            if options.cache_dir is not None:
+                _plan(tensorrt, cuda, artifact, options, progress)
+        finally:
+            cuda.close()
+
+    def load(self, artifact: LocalArtifact, options: EngineOptions) -> TensorRTSession:
+        tensorrt, cuda = _sdk(), open_cuda()
+        try:
+            log = _log(tensorrt)
+            runtime = tensorrt.Runtime(log)
+            engine = _engine(tensorrt, runtime, cuda, artifact, options)
+            if engine is None:
+                raise EngineFailed(f"TensorRT cannot load its plan of {artifact.path.name}: {log.reason()}")
+            return TensorRTSession(tensorrt, cuda, (log, runtime, engine), artifact, max(options.buckets))
+        except BaseException:
+            cuda.close()
+            raise
+
+
+def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int) -> str:
+    """The file name of the plan that fits exactly this artifact, TensorRT, GPU and largest batch."""
+    return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}.plan"
+
+
+class TensorRTSession:
+    """Memory on the GPU for the largest batch; a smaller one uses the front of it."""
+
+    def __init__(
+        self, tensorrt: Any, cuda: Cuda, loaded: tuple[Any, Any, Any], artifact: LocalArtifact, batch_max: int
+    ) -> None:
+        self.inputs, self.outputs = artifact.inputs, artifact.outputs
+        self._cuda = cuda
+        self._batches = batchable(self.inputs) and batchable(self.outputs)
+        self._batch_max = batch_max if self._batches else 1
+        # TensorRT's objects do not keep alive those that made them: all three are kept here.
+        self._loaded: tuple[Any, ...] = loaded
+        log, _, engine = loaded
+        self._context = engine.create_execution_context()
+        if self._context is None:
+            raise EngineFailed(f"TensorRT cannot make a context for {artifact.path.name}: {log.reason()}")
+        for spec in (*self.inputs, *self.outputs):
+            _check_datatype(tensorrt, engine, spec)
+        self._addresses = {spec.name: self._allocate(spec) for spec in (*self.inputs, *self.outputs)}
+        self._shaped_for = 0
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if self._context is None:
+            raise EngineFailed("the session is closed")
+        count = len(tensors[0]) if self._batches else 1
+        if count > self._batch_max:
+            step = self._batch_max
+            pieces = [self.run([array[i : i + step] for array in tensors]) for i in range(0, count, step)]
+            return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+        self._shape(count)
+        for spec, array in zip(self.inputs, tensors, strict=True):
+            self._cuda.copy_in(self._addresses[spec.name], array)
+        if not self._context.execute_async_v3(self._cuda.stream):
+            raise EngineFailed("TensorRT could not run this batch")
+        answers = [np.empty(_shape(spec, count), spec.dtype) for spec in self.outputs]
+        for spec, answer in zip(self.outputs, answers, strict=True):
+            self._cuda.copy_out(answer, self._addresses[spec.name])
+        self._cuda.synchronize()
+        return answers
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._context, self._loaded = None, ()
+            self._cuda.close()
+
+    def _shape(self, count: int) -> None:
+        """Tell the context the batch, where it differs from the last one's."""
+        if count == self._shaped_for:
+            return
+        for spec in self.inputs:
+            if not self._context.set_input_shape(spec.name, _shape(spec, count)):
+                raise EngineFailed(f"TensorRT refuses a batch of {count} for input {spec.name!r}")
+        self._shaped_for = count
+
+    def _allocate(self, spec: TensorSpec) -> int:
+        elements = int(np.prod(_shape(spec, self._batch_max)))
+        address = self._cuda.allocate(max(1, elements * spec.dtype.itemsize))
+        self._context.set_tensor_address(spec.name, address)
+        return address
+
+
+def build_plan(
+    tensorrt: Any,
+    model: bytes,
+    inputs: tuple[TensorSpec, ...],
+    batch_max: int,
+    progress: Progress,
+    configure: Callable[[Any], None] = lambda config: None,
+) -> bytes:
+    """Parse an ONNX model and build its plan. `configure` may set more on the builder's configuration.
+
+    Raises EngineFailed with what TensorRT says.
+    """
+    log = _log(tensorrt)
+    builder = tensorrt.Builder(log)
+    network = builder.create_network(1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = tensorrt.OnnxParser(network, log)
+    if not parser.parse(model):
+        reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
+        raise EngineFailed(f"TensorRT {tensorrt.__version__} cannot read the model: {reasons or log.reason()}")
+    config = builder.create_builder_config()
+    if any(spec.shape[:1] == (-1,) for spec in inputs):
+        config.add_optimization_profile(_profile(builder, inputs, batch_max))
+    config.progress_monitor = monitor = _monitor(tensorrt, progress)
+    configure(config)
+    plan = builder.build_serialized_network(network, config)
+    del monitor  # the configuration does not keep it alive, so it must last until here
+    if plan is None:
+        raise EngineFailed(f"TensorRT {tensorrt.__version__} cannot build the model: {log.reason()}")
+    return bytes(plan)
+
+
+def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int) -> Any:
+    profile = builder.create_optimization_profile()
+    for spec in inputs:
+        # Tuned for a lone request, which is the usual one at the edge; larger batches run as well.
+        profile.set_shape(spec.name, _shape(spec, 1), _shape(spec, 1), _shape(spec, batch_max))
+    return profile
+
+
+def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> bytes:
+    """The plan from `cache_dir`, built and kept there where it is missing."""
+    version, capability = str(tensorrt.__version__), cuda.compute_capability
+    batch_max, kept = max(options.buckets), _kept(tensorrt, cuda, artifact, options)
+    try:
+        if kept is not None and kept.is_file():
+            return kept.read_bytes()
+        model = artifact.path.read_bytes()
+    except OSError as error:
+        raise EngineFailed(f"cannot read {error.filename}: {error.strerror}") from error
+    progress(f"TensorRT {version}: building the plan for compute capability {capability}; this takes minutes")
+    if kept is None:
+        return build_plan(tensorrt, model, artifact.inputs, batch_max, progress)
+    timings = _Timings(kept.parent / f"timing-trt{version}-sm{capability}.cache")
+    plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach)
+    timings.keep()
+    _write(kept, plan)
+    progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
+    return plan
+
+
+def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
+    """The engine of the plan, built again once where the kept one does not load; None where that one neither."""
+    engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, _nobody))
+    kept = _kept(tensorrt, cuda, artifact, options)
+    if engine is None and kept is not None:  # damaged on disk, or another driver under the same version
+        kept.unlink(missing_ok=True)
+        engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, _nobody))
+    return engine
+
+
+def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Path | None:
+    if options.cache_dir is None:
+        return None
+    name = plan_name(artifact.sha256, str(tensorrt.__version__), cuda.compute_capability, max(options.buckets))
+    return options.cache_dir / name
+
+
+def _nobody(line: str) -> None:
+    """Takes the progress of a build that nobody watches."""
+
+
+def _check_datatype(tensorrt: Any, engine: Any, spec: TensorSpec) -> None:
+    found = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
+    if found != spec.dtype:
+        raise EngineFailed(f"TensorRT holds {spec.name!r} as {found}, the model's contract says {spec.dtype}")
+
+
+class _Timings:
+    """TensorRT's timings of its kernels on this GPU: with them, the next build takes a fraction of the time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._config = path, None
+
+    def attach(self, config: Any) -> None:
+        data = self._path.read_bytes() if self._path.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(data), False)
+        self._config = config
+
+    def keep(self) -> None:
+        if self._config is not None:
+            _write(self._path, bytes(self._config.get_timing_cache().serialize()))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Beside, fsync, rename: a power cut leaves no half plan under the name."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise StorageFailed(f"cannot keep {path}: {error.strerror}; free some space and try again") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
+    return tuple(count if n == -1 else n for n in spec.shape)
+
+
+def _log(tensorrt: Any) -> Any:
+    """A TensorRT logger that keeps the last errors, for the message of what we raise."""
+
+    class Log(tensorrt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            tensorrt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (tensorrt.ILogger.Severity.ERROR, tensorrt.ILogger.Severity.INTERNAL_ERROR):
+                self.errors = [*self.errors[-2:], message]
+
+        def reason(self) -> str:
+            return "; ".join(self.errors) or "it gave no reason"
+
+    return Log()
+
+
+def _monitor(tensorrt: Any, progress: Progress) -> Any:
+    """One progress line for each of the build's outer phases and each tenth of its steps."""
+
+    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            tensorrt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if parent_phase is None:
+                self.steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            steps = self.steps.get(phase_name, 0)
+            if steps and step % max(1, steps // 10) == 0:
+                progress(f"TensorRT: {phase_name}, step {step} of {steps}")
+            return True  # False would cancel the build
+
+        def phase_finish(self, phase_name: str) -> None:
+            if phase_name in self.steps:
+                progress(f"TensorRT: {phase_name} done")
+
+    return Monitor()
+
+
+def _sdk() -> Any:
+    try:
+        import tensorrt
+    except ImportError as error:
+        raise EngineMissing(
+            f"engine tensorrt is not installed here ({error}); on a Jetson it comes with JetPack (apt install "
+            "python3-libnvinfer, and a virtual environment with --system-site-packages), and its CUDA binding with: "
+            "pip install 'edgert[tensorrt]'"
+        ) from error
+    return tensorrt

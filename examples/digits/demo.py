@@ -1,0 +1,252 @@
+"""The main job, end to end, by the commands a user would type: `make demo` (or `make demo DEVICE=ssh`).
+
+Everything lives in one temporary folder and is gone at the end; nothing is left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgert import Client
+from edgert.errors import EdgeRTError
+from edgert.tensors import InferResponse
+from hil.sshd import running_sshd
+
+HERE = Path(__file__).resolve().parent
+CONNECTIONS = 8
+WINDOW_S = 2
+BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ssh", action="store_true", help="over a real sshd on loopback and a real mosquitto")
+    over_ssh = parser.parse_args().ssh
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="edgert-demo-"))
+    try:
+        Demo(folder, over_ssh).run()
+    except DemoFailed as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running. {NEXT}")
+    return 0
+
+
+NEXT = """Try it by hand:
+  source .venv/bin/activate
+  edgert keys new                                    # once
+  edgert build your.onnx --calibration cal.npz --holdout hold.npz --target this-machine --out your.edgert
+  edgert device add here --local ./device
+  edgert deploy your.edgert --to here
+  edgert infer your --input sample.npy --on here
+  edgertd --state ./device stop
+The README's five-minute tour explains each."""
+
+
+class DemoFailed(Exception):
+    """A step did not work; the message says which and why."""
+
+
+class Demo:
+    """The steps, in order. `folder` holds keys, inventory, bundle and device."""
+
+    def __init__(self, folder: Path, over_ssh: bool) -> None:
+        self._folder, self._over_ssh = folder, over_ssh
+        self._bundle = folder / "digits.edgert"
+        self._state = folder / "device"
+        self._environment = {**os.environ, "EDGERT_CONFIG_DIR": os.fspath(folder / "config")}
+
+    def run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            self._title("1. A key to sign bundles with")
+            self._edgert("keys", "new")
+            self._title("2. One ONNX model, an INT8 artifact for each kind of device, each checked on the hold-out")
+            self._build()
+            self._title("3. A device" + (" behind a real sshd" if self._over_ssh else ": a folder on this machine"))
+            broker = stack.enter_context(self._broker())
+            stack.callback(self._stop_device)
+            self._add_device(stack)
+            self._edgert(
+                "bootstrap",
+                "here",
+                "--broker",
+                broker,
+                "--service",
+                "keeper",
+                "--set",
+                f"serving.window_s={WINDOW_S}.0",
+            )
+            self._edgert("deploy", self._bundle, "--to", "here")
+            self._title(f"4. {CONNECTIONS} apps ask at once, every image twice")
+            client = stack.enter_context(Client(self._state / "edgert.sock"))
+            self._ask_and_print(client)
+            self._title("5. The fleet as a subscriber sees it, while the apps go on asking")
+            with self._asking_on(client):
+                self._edgert("watch", "--broker", broker, "--once", "--for", 4 * WINDOW_S)
+            self._edgert("status", "here")
+
+    def _build(self) -> None:
+        self._edgert(
+            "build", HERE / "digits.onnx",
+            "--calibration", HERE / "calibration.npz", "--holdout", HERE / "holdout.npz",
+            "--preprocess", HERE / "preprocess.toml", "--labels", HERE / "labels.txt",
+            "--target", "raspberry-pi-4", "--target", "intel-nuc",
+            "--target", "jetson-orin-nano", "--target", "this-machine",
+            "--out", self._bundle,
+        )  # fmt: skip
+
+    def _add_device(self, stack: contextlib.ExitStack) -> None:
+        if not self._over_ssh:
+            self._edgert("device", "add", "here", "--local", self._state, "--profile", "this-machine")
+            return
+        try:
+            sshd = stack.enter_context(running_sshd(self._folder / "sshd"))
+        except EdgeRTError as error:
+            raise DemoFailed(error.message) from error
+        self._edgert(
+            "device", "add", "here", sshd.address, "--fingerprint", sshd.fingerprint, "--identity", sshd.client_key,
+            "--home", self._folder / "home", "--state", self._state, "--profile", "this-machine",
+        )  # fmt: skip
+
+    def _ask_and_print(self, client: Client) -> None:
+        """Send the hold-out twice from several connections, and print what came of it."""
+        holdout = np.load(HERE / "holdout.npz")
+        images = holdout["image"]
+        times_ms: list[float] = []
+
+        def ask(i: int) -> InferResponse:
+            began = time.perf_counter()
+            response = client.request("digits", images[i])
+            times_ms.append((time.perf_counter() - began) * 1e3)
+            return response
+
+        try:
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                responses = list(pool.map(ask, [*range(len(images)), *range(len(images))]))
+        except EdgeRTError as error:
+            raise DemoFailed(error.message) from error
+        self._print_results(responses, np.tile(holdout["labels"], 2), times_ms)
+
+    @contextlib.contextmanager
+    def _asking_on(self, client: Client) -> Iterator[None]:
+        """Apps that ask now and then, one time in two for an image that was never seen, until the block ends."""
+        images = np.load(HERE / "holdout.npz")["image"]
+        done = threading.Event()
+
+        def ask(number: int) -> None:
+            random = np.random.default_rng(number)
+            while not done.wait(0.002):
+                seen = images[random.integers(len(images))]
+                noise = random.normal(0, 0.02, seen.shape).astype(np.float32) if random.random() < 0.5 else 0
+                with contextlib.suppress(EdgeRTError):  # the demo has shown what answers look like
+                    client.infer("digits", seen + noise)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
+    def _print_results(self, responses: list[InferResponse], labels: Any, times_ms: list[float]) -> None:
+        right = np.mean([r.outputs["scores"].argmax() == label for r, label in zip(responses, labels, strict=True)])
+        computed = [r for r in responses if not r.cache_hit]
+        batches = Counter(r.batch for r in computed)
+        print(f"  accuracy     {right:.2%} of {len(responses)} answers, INT8, over the socket")
+        print(
+            f"  latency      p50 {np.percentile(times_ms, 50):.3f} ms, p99 {np.percentile(times_ms, 99):.3f} ms, as the apps saw it"
+        )
+        print("  batch sizes  " + ", ".join(f"{size}: {count} answers" for size, count in sorted(batches.items())))
+        print(f"  cache        {sum(r.cache_hit for r in responses)} of {len(responses)} answered from it")
+        stages = {name: np.median([getattr(r.stages, name) for r in computed]) for name in vars(computed[0].stages)}
+        print(
+            "  stages       " + ", ".join(f"{name[:-3]} {value:.0f}" for name, value in stages.items()) + " us (median)"
+        )
+
+    @contextlib.contextmanager
+    def _broker(self) -> Iterator[str]:
+        """A broker on a free loopback port: mosquitto over SSH's path, else one in Python that pip brought along."""
+        port = free_port()
+        if self._over_ssh:
+            path = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+            if path is None:
+                raise DemoFailed("mosquitto is not installed; install it with: sudo apt-get install mosquitto")
+            command = [path, "-p", str(port)]
+        else:
+            command = [sys.executable, "-m", "examples.digits.broker", str(port)]
+        broker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=HERE.parent.parent)
+        try:
+            wait_for_port(port)
+            yield f"127.0.0.1:{port}"
+        finally:
+            broker.terminate()
+            broker.wait(10)
+
+    def _stop_device(self) -> None:
+        if (self._state / "config.toml").exists():
+            command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state), "stop"]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+
+    def _edgert(self, *words: object) -> None:
+        """Print a command, then run it."""
+        texts = [os.fspath(word) if isinstance(word, Path) else str(word) for word in words]
+        print(f"\n{BOLD}$ edgert {shlex.join(self._short(text) for text in texts)}{END}", flush=True)
+        code = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+        done = subprocess.run([sys.executable, "-c", code, *texts], env=self._environment, cwd=self._folder)
+        if done.returncode:
+            raise DemoFailed(f"edgert {texts[0]} ended with exit code {done.returncode}; what it said stands above")
+
+    def _short(self, text: str) -> str:
+        """A path as one would type it from the project's folder."""
+        return text.replace(f"{HERE}/", "examples/digits/").replace(f"{self._folder}/", "")
+
+    def _title(self, text: str) -> None:
+        print(f"\n{BOLD}{text}{END}", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for_port(port: int) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise DemoFailed(f"the broker did not start on port {port}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A TCP relay that stands in a link, to cut or freeze it in the middle of a transfer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """Passes connections on to a port; per connection it can cut or freeze after so many bytes towards the server."""
+
+    def __init__(self, target_port: int, cut_after: list[int] | None = None, freeze_after: int | None = None) -> None:
+        self._target_port = target_port
+        self._cut_after = list(cut_after or [])  # one entry a connection, then no more cuts
+        self._freeze_after = freeze_after
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self.connections = 0
+        self.port = int(self._listener.getsockname()[1])
+        self.bytes_passed = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                return
+            self.connections += 1
+            self._sockets += [client, server]
+            limit = self._cut_after.pop(0) if self._cut_after else None
+            threading.Thread(target=self._pass, args=(client, server, limit, self._freeze_after), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, None, None), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, cut: int | None, freeze: int | None) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(16384):
+                if freeze is not None and passed > freeze:
+                    return  # reads no more, closes nothing: the link is dead and does not say so
+                target.sendall(data)
+                passed += len(data)
+                self.bytes_passed += len(data)
+                if cut is not None and passed > cut:
+                    break
+            for each in (source, target):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,158 @@
+"""A real OpenSSH server as a device: a free loopback port, its own host key, its own home, stopped by its pid.
+
+The lightest virtual device: no root, no emulator, 1.3 MB each. It shares this machine's kernel and files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.inventory import Device, fingerprint
+
+START_S_MAX = 20.0
+INSTALL = "apt-get install openssh-server openssh-client"
+
+_CONFIG = """\
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+AuthorizedKeysFile {folder}/authorized_keys
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+UsePAM no
+StrictModes no
+MaxStartups 100:30:200
+LogLevel VERBOSE
+SetEnv HOME={home} PATH={path}
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass
+class SshDevice:
+    """One running sshd. `client_key` opens it; `home` is what $HOME says to whoever logs in."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def client_key(self) -> Path:
+        return self.folder / "client_key"
+
+    @property
+    def host_key(self) -> str:
+        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.host_key)
+
+    @property
+    def address(self) -> str:
+        return f"{pwd.getpwuid(os.getuid()).pw_name}@127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def device(self, name: str = "board", port: int | None = None, host_key: str = "") -> Device:
+        """This server as an inventory has it; `port` of a relay in front of it."""
+        return Device(
+            name=name,
+            transport="ssh",
+            address=self.address if port is None else self.address.replace(f":{self.port}", f":{port}"),
+            profile="this-machine",
+            state=str(self.state),
+            home=str(self.home / "edgert"),
+            host_key=host_key or self.host_key,
+            identity=str(self.client_key),
+        )
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(START_S_MAX)
+
+
+@contextlib.contextmanager
+def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> Iterator[SshDevice]:
+    """Start a server whose files all lie in `folder`, and end it. Sessions get `path` as their PATH."""
+    (folder / "home").mkdir(parents=True)
+    new_ssh_key(folder / "host_key")
+    new_ssh_key(folder / "client_key")
+    shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
+    device = start_sshd(folder, path)
+    try:
+        yield device
+    finally:
+        device.stop()
+
+
+def start_sshd(
+    folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin", port: int | None = None, more: str = ""
+) -> SshDevice:
+    """Start a server on the keys that lie in `folder`; on the same port again where one is given."""
+    program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if program is None:
+        raise ConfigInvalid(f"no sshd is installed here; install it with: sudo {INSTALL}")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start as root without it
+    port = port or free_port()
+    (folder / "sshd_config").write_text(
+        _CONFIG.format(folder=folder, port=port, home=folder / "home", path=path) + more
+    )
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [program, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    device = SshDevice(folder, port, process)
+    _wait_for_banner(device)
+    return device
+
+
+def new_ssh_key(path: Path, kind: str = "ed25519") -> None:
+    """Make a key pair at `path`, in place of one that is there."""
+    for old in (path, path.with_name(path.name + ".pub")):
+        old.unlink(missing_ok=True)
+    if shutil.which("ssh-keygen") is None:
+        raise ConfigInvalid(f"no ssh-keygen is installed here; install it with: sudo {INSTALL}")
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)], check=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_banner(device: SshDevice) -> None:
+    deadline = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline:
+        if device.process.poll() is not None:
+            raise ConfigInvalid(f"sshd ended with {device.process.returncode}: {device.log[-2000:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", device.port), 1) as probe:
+            if probe.recv(4) == b"SSH-":
+                return
+        time.sleep(0.02)
+    device.stop()
+    raise ConfigInvalid(f"sshd did not answer within {START_S_MAX:.0f} s: {device.log[-2000:]}")

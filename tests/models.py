@@ -1,0 +1,81 @@
+"""Small ONNX models and samples for the tests, sound ones and each kind of unsound one.
+
+A model is written in ONNX's own text form (onnx.parser); weights are random but seeded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def model(
+    signature: str, body: str, weights: dict[str, Array] | None = None, *, opset: int = 17, ir_version: int = 8
+) -> Any:
+    """A ModelProto of `signature` ("float[N,4] x) => (float[N,2] y") and `body`, both in text form."""
+    from onnx import numpy_helper, parser
+
+    proto = parser.parse_model(
+        f'<ir_version: {ir_version}, opset_import: ["" : {opset}]> test ({signature}) {{ {body} }}'
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
+    return proto
+
+
+def mlp(signature: str = "float[N,4] x) => (float[N,3] scores") -> Any:
+    body = "h = Gemm(x, w1, b1) r = Relu(h) scores = Gemm(r, w2, b2)"
+    weights = {"w1": random(4, 16), "b1": random(16), "w2": random(16, 3, seed=1), "b2": random(3)}
+    return model(signature, body, weights)
+
+
+def cnn() -> Any:
+    body = """
+        c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
+        r = Relu(c)
+        g = GlobalAveragePool(r)
+        f = Flatten(g)
+        scores = Gemm(f, w2, b2)
+    """
+    weights = {"w1": random(8, 2, 3, 3), "b1": random(8), "w2": random(8, 4), "b2": random(4)}
+    return model("float[N,2,6,6] x) => (float[N,4] scores", body, weights)
+
+
+def transformer() -> Any:
+    """One attention head over 6 tokens of 8 features, with a norm, in opset 17."""
+    body = """
+        n = LayerNormalization (x, g, z)
+        q = MatMul(n, wq) k = MatMul(n, wk) v = MatMul(n, wv)
+        t = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul(q, t) p = Softmax <axis = -1> (s)
+        a = MatMul(p, v) r = Add(a, x)
+        m = ReduceMean <axes = [1], keepdims = 0> (r)
+        scores = Gemm(m, w, b)
+    """
+    weights = {"g": np.ones(8, np.float32), "z": random(8), "w": random(8, 3), "b": random(3)}
+    weights |= {name: random(8, 8, seed=i) / 3 for i, name in enumerate(("wq", "wk", "wv"))}
+    return model("float[N,6,8] x) => (float[N,3] scores", body, weights)
+
+
+def two_by_two() -> Any:
+    """Two inputs, two outputs: `total` [N,3] is not class scores of its own, `product` [N,3] neither."""
+    body = "s = Add(a, b) total = MatMul(s, w) product = Mul(a, b)"
+    return model("float[N,3] a, float[N,3] b) => (float[N,3] total, float[N,3] product", body, {"w": random(3, 3)})
+
+
+def write(proto: Any, path: Path) -> Path:
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def write_samples(path: Path, **arrays: Array) -> Path:
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+    return path

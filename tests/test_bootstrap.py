@@ -1,0 +1,87 @@
+"""Bootstrap on this machine: idempotent, keys and configuration without a needless restart, clear about what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, bootstrap
+from edgert_deploy.inventory import Device
+from edgert_deploy.profiles import load_profile
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.service import unit_for
+from edgert_deploy.transports import open_transport
+
+from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert.signing import new_key
+from tests.test_facts import PI_4
+
+PROFILE = load_profile("this-machine", Path(__file__).resolve().parents[1] / "devices")
+OTHER_ENGINE_PROFILE = load_profile("jetson-orin-nano", Path(__file__).resolve().parents[1] / "devices")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    local = Device("here", "local", str(tmp_path / "dev"), PROFILE.name, str(tmp_path / "dev"), site="lab")
+    yield local
+    if (tmp_path / "dev" / "config.toml").exists():
+        RemoteDaemon(open_transport(local), local).call("stop")
+
+
+def do(device: Device, *keys: object, **wishes: object) -> Bootstrapped:
+    return bootstrap(device, PROFILE, Wishes(keys, engine="null", **wishes), open_transport(device))  # type: ignore[arg-type]
+
+
+def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, tmp_path: Path) -> None:
+    first, second = new_key().public, new_key().public
+    done = do(device, first)
+    assert done.changed == [f"key {first.key_id}", "configuration"]
+    pid = done.status["daemon"]["pid"]
+    assert do(device, first).changed == []
+    again = do(device, second)
+    assert again.changed == [f"key {second.key_id}"]
+    assert sorted(again.status["keys"]) == sorted([first.key_id, second.key_id])
+    assert again.status["daemon"]["pid"] == pid
+    assert (again.status["site"], again.status["profile"]) == ("lab", "this-machine")
+
+
+def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("xyzzy7\n")
+    do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+    state = Path(device.state)
+    assert (state / "mqtt-password").read_text() == "xyzzy7\n"
+    assert (state / "mqtt-password").stat().st_mode & 0o777 == 0o600
+    config = (state / "config.toml").read_text()
+    assert f'password_file = "{state}/mqtt-password"' in config
+    assert "xyzzy7" not in config
+
+
+def test_a_password_file_that_is_not_there_is_said_so(device: Device, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="none"):
+        do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "none"))
+
+
+def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
+    wishes = Wishes((new_key().public,), engine="tensorrt")
+    with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
+        bootstrap(device, OTHER_ENGINE_PROFILE, wishes, open_transport(device))
+
+
+def test_systemd_is_not_pretended(device: Device) -> None:
+    with pytest.raises(DeviceError, match="--service keeper"):
+        do(device, new_key().public, service="systemd")
+
+
+def test_units_are_written_where_systemd_runs() -> None:
+    board = Device("board", "ssh", "pi@board", "raspberry-pi-4", "/home/pi/my state", home="/home/pi/e")
+    user = unit_for(board, PI_4)
+    assert user is not None
+    assert user.user
+    assert user.path == "/home/pi/.config/systemd/user/edgertd.service"
+    assert 'ExecStart=/home/pi/e/venv/bin/edgertd --state "/home/pi/my state" serve' in user.text
+    root = unit_for(board, type(PI_4)(**{**vars(PI_4), "uid": 0}))
+    assert root is not None
+    assert root.path == "/etc/systemd/system/edgertd.service"
+    assert 'ReadWritePaths="/home/pi/my state"' in root.text
+    assert unit_for(board, type(PI_4)(**{**vars(PI_4), "systemd": False})) is None

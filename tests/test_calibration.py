@@ -1,0 +1,120 @@
+"""Samples either fit the model exactly, or are refused with what to change."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import models
+
+from edgert.errors import CalibrationInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.calibration import load_samples
+from edgert_deploy.source import SourceModel
+
+X = TensorSpec("x", "FP32", (-1, 4))
+SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (TensorSpec("y", "FP32", (-1, 3)),))
+GOOD = models.random(12, 4)
+
+
+def test_samples_and_labels_are_read(tmp_path: Path) -> None:
+    path = models.write_samples(tmp_path / "s.npz", x=GOOD, labels=np.arange(12, dtype=np.uint8) % 3)
+    samples = load_samples(path, SOURCE, at_least=10)
+    assert len(samples) == 12
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+    assert samples.labels is not None
+    assert samples.labels.dtype == np.int64
+
+
+def test_labels_are_optional_and_other_arrays_are_ignored(tmp_path: Path) -> None:
+    samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD, other=GOOD), SOURCE, at_least=10)
+    assert samples.labels is None
+    assert list(samples.inputs) == ["x"]
+
+
+def with_nan() -> Any:
+    array = GOOD.copy()
+    array[5, 1] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"image": GOOD}, r"no array 'x'.*found: 'image'"),
+        ({"x": (GOOD * 255).astype(np.uint8)}, "is uint8, the model takes float32"),
+        ({"x": GOOD.astype(np.float64)}, "float64"),
+        ({"x": GOOD[:, :3]}, r"has shape \[12, 3\]; the model takes \[samples, 4\]"),
+        ({"x": GOOD[0]}, "has shape"),
+        ({"x": np.float32(1)}, "has shape"),
+        ({"x": GOOD[:5]}, "5 samples; at least 10"),
+        ({"x": GOOD[:0]}, "0 samples"),
+        ({"x": with_nan()}, "sample 5"),
+        ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
+        ({"x": GOOD, "labels": np.arange(11)}, r"one whole number a sample: \[12\]"),
+        ({"x": GOOD, "labels": np.ones(12)}, "float64"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "classes count from 0"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationInvalid, match=says):
+        load_samples(models.write_samples(tmp_path / "s.npz", **arrays), SOURCE, at_least=10)
+
+
+def test_inputs_with_differing_counts_are_refused(tmp_path: Path) -> None:
+    source = SourceModel(Path("m"), None, "", 1, (X, TensorSpec("z", "FP32", (-1, 4))), SOURCE.outputs)
+    with pytest.raises(CalibrationInvalid, match="differing"):
+        load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD, z=GOOD[:11]), source, at_least=10)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('pickle was run')",)
+
+
+def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.array([Bomb()], dtype=object))
+    (tmp_path / "p.npz").write_bytes(pickle.dumps(Bomb()))
+    for name in ("s.npz", "p.npz"):
+        with pytest.raises(CalibrationInvalid, match=r"not an \.npz"):
+            load_samples(tmp_path / name, SOURCE, at_least=1)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "plain.npy", GOOD)
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").touch()
+    for name in ("plain.npy", "text.npz", "empty.npz", "missing.npz", "."):
+        with pytest.raises(CalibrationInvalid):
+            load_samples(tmp_path / name, SOURCE, at_least=1)
+
+
+def test_a_file_cut_or_damaged_anywhere_is_refused_or_still_whole(tmp_path: Path) -> None:
+    whole = models.write_samples(tmp_path / "s.npz", x=GOOD).read_bytes()
+    path = tmp_path / "cut.npz"
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at])
+        with pytest.raises(CalibrationInvalid):
+            load_samples(path, SOURCE, at_least=10)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            samples = load_samples(path, SOURCE, at_least=10)
+        except CalibrationInvalid:
+            continue
+        # A byte that zip does not guard (a time stamp, say): the data must be what was written.
+        np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+
+
+def test_an_archive_that_unpacks_beyond_the_limit_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.write_samples(tmp_path / "s.npz", x=np.zeros((1000, 4), np.float32))
+    monkeypatch.setattr("edgert_deploy.calibration.SAMPLES_BYTES_MAX", 10_000)
+    with pytest.raises(CalibrationInvalid, match="unpacks to"):
+        load_samples(path, SOURCE, at_least=10)

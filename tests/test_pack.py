@@ -1,0 +1,217 @@
+"""Packing: what the gate lets through is one signed file, the same each time; what it stops leaves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import models
+
+from edgert.bundle import open_bundle
+from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
+from edgert.errors import AccuracyTooLow, CalibrationInvalid, ConfigInvalid, EdgeRTError, SourceInvalid
+from edgert.manifest import Classify, Preprocess
+from edgert.signing import SigningKey
+from edgert_deploy.accuracy import reference_outputs
+from edgert_deploy.builders import Artifact
+from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.pack import GOLDEN_SAMPLES, BuildRequest, BuildResult, artifact_id, build_bundle, golden_atol
+from edgert_deploy.profiles import DeviceProfile, load_profile
+from edgert_deploy.source import SourceModel, load_source
+
+
+def profile(name: str, engine: str = "onnxruntime", *machines: str) -> DeviceProfile:
+    return DeviceProfile(name, "", machines, (engine,), "int8", "3.10", "2.31", 1, "/s")
+
+
+@pytest.fixture
+def request_(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet
+) -> BuildRequest:
+    return BuildRequest(
+        source=digits_source,
+        calibration=digits_calibration,
+        holdout=digits_holdout,
+        targets=(profile("one"), profile("two"), profile("jetson", "tensorrt", "aarch64")),
+        model="digits",
+        preprocess=Preprocess("image", 0.0625),
+        classify=Classify("scores", tuple("0123456789")),
+    )
+
+
+def pack(request: BuildRequest, key: SigningKey, out: Path) -> BuildResult:
+    return build_bundle(request, key, out, lambda line: None, lambda row: None)
+
+
+def test_a_bundle_holds_what_was_asked_for_and_its_golden_answers_are_its_own(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    result = pack(request_, signing_key, tmp_path / "digits.edgert")
+    assert [(row.target, row.artifact, row.passed) for row in result.rows] == [
+        ("one", "onnxruntime-int8", True),
+        ("two", "onnxruntime-int8", True),
+        ("jetson", "tensorrt-int8", True),
+    ]
+    (tmp_path / "out").mkdir()
+    with open_bundle(result.path, (signing_key.public,)) as bundle:
+        manifest = bundle.manifest
+        bundle.unpack(tmp_path / "out", frozenset(file.path for file in manifest.files))
+        assert (result.digest, result.size_bytes) == (bundle.digest, result.path.stat().st_size)
+    assert (manifest.preprocess, manifest.classify) == (request_.preprocess, request_.classify)
+    assert manifest.source_sha256 == request_.source.sha256
+    given = np.load(tmp_path / "out" / manifest.golden_inputs[0])
+    np.testing.assert_array_equal(given, request_.holdout.inputs["image"][:GOLDEN_SAMPLES])
+    for entry in manifest.artifacts:
+        # TensorRT's graph is run by the engine that judged it.
+        path, sha256 = tmp_path / "out" / entry.entry, manifest.file(entry.entry).sha256
+        local = LocalArtifact("onnxruntime", path, manifest.inputs, manifest.outputs, sha256)
+        session = engine_by_name("onnxruntime").load(local, EngineOptions())
+        answer = session.run([given])[0]
+        session.close()
+        golden = np.load(tmp_path / "out" / entry.golden_outputs[0])
+        assert 0 < entry.golden_atol[0] < 0.1 * np.ptp(golden)
+        np.testing.assert_allclose(answer, golden, atol=entry.golden_atol[0])
+        assert entry.accuracy.samples == len(request_.holdout)
+        assert {"edgert", "onnxruntime"} <= set(entry.tools)
+
+
+def test_targets_that_share_an_artifact_have_it_built_once(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    result = build_bundle(request_, signing_key, tmp_path / "b.edgert", lines.append, lambda row: None)
+    assert len([line for line in lines if "building onnxruntime" in line]) == 1
+    with open_bundle(result.path, None) as bundle:
+        assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2
+
+
+def test_two_builds_in_different_folders_are_the_same_bytes(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for name in ("a", "b/c"):
+        folder = tmp_path / name
+        (folder / "tmp").mkdir(parents=True)
+        monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
+        results.append(pack(request_, signing_key, folder / "digits.edgert").path.read_bytes())
+        assert not list((folder / "tmp").iterdir())
+    assert results[0] == results[1]
+
+
+def lossy(request: BuildRequest) -> BuildRequest:
+    """Calibrated on one pixel's worth of light: every activation is clipped, and most answers are lost."""
+    dark = {"image": np.zeros_like(request.calibration.inputs["image"])}
+    return replace(request, calibration=CalibrationSet(dark, None))
+
+
+def test_an_artifact_that_lost_too_much_stops_the_build_and_is_named(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    rows: list[Any] = []
+    out = tmp_path / "digits.edgert"
+    with pytest.raises(AccuracyTooLow, match=r"target one: top1 fell by 0\.\d{4}") as caught:
+        build_bundle(lossy(request_), signing_key, out, lambda line: None, rows.append)
+    assert "target jetson" in caught.value.message
+    assert caught.value.exit_code == 3
+    assert [row.passed for row in rows] == [False, False, False]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_build_leaves_the_bundle_before_it_as_it_was(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    out = tmp_path / "digits.edgert"
+    out.write_text("the bundle before")
+    with pytest.raises(AccuracyTooLow):
+        pack(lossy(request_), signing_key, out)
+    assert out.read_text() == "the bundle before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model": "Not Allowed"}, ConfigInvalid),
+        ({"targets": ()}, ConfigInvalid),
+        ({"targets": (profile("one"), profile("one"))}, ConfigInvalid),
+        ({"targets": (profile("null", "null"),)}, ConfigInvalid),
+        ({"holdout": CalibrationSet({"image": models.random(8, 1, 8, 8)}, np.full(8, 99))}, CalibrationInvalid),
+    ],
+)
+def test_what_cannot_be_built_leaves_nothing(
+    changes: dict[str, Any], error: type[EdgeRTError], request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        pack(replace(request_, **changes), signing_key, tmp_path / "digits.edgert")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigInvalid, match="missing"):
+        pack(request_, signing_key, tmp_path / "missing" / "digits.edgert")
+
+
+def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
+    proto = models.model("float[N,4] x) => (float[N,4] y", "m = ReduceMean <axes = [0]> (x) y = Sub(x, m)")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32")
+    with pytest.raises(SourceInvalid, match="depends on the other samples"):
+        pack(request, signing_key, tmp_path / "m.edgert")
+
+
+def test_without_labels_and_with_several_outputs_the_answers_are_compared(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
+    source = load_source(models.write(models.two_by_two(), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02)
+    result = pack(request, signing_key, tmp_path / "m.edgert")
+    assert result.rows[0].accuracy.metric == "cosine"
+    with open_bundle(result.path, (signing_key.public,)) as bundle:
+        bundle.verify_files()
+        assert len(bundle.manifest.golden_inputs) == len(bundle.manifest.artifacts[0].golden_outputs) == 2
+
+
+def test_precision_can_be_chosen_for_all_targets(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, precision="fp32", max_drop=0.0)
+    result = pack(request, signing_key, tmp_path / "digits.edgert")
+    assert {row.precision for row in result.rows} == {"fp32"}
+    assert all(row.accuracy.drop == 0 for row in result.rows)
+
+
+def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
+    arm, x86 = profile("a", "onnxruntime", "aarch64"), profile("b", "onnxruntime", "x86_64")
+    assert artifact_id(arm, "int8") != artifact_id(x86, "int8")
+    assert artifact_id(arm, "fp32") == artifact_id(x86, "fp32")
+    tflite = [artifact_id(load_profile(name), "int8") for name in ("raspberry-pi-4", "raspberry-pi-5")]
+    assert tflite == ["tflite-int8"] * 2
+
+
+def test_tolerances_follow_the_rule_and_are_wider_for_tensorrt(
+    digits_source: SourceModel, digits_holdout: CalibrationSet
+) -> None:
+    reference = reference_outputs(digits_source, digits_holdout)[0]
+    golden = reference[:GOLDEN_SAMPLES]
+
+    def atol(engine: str, precision: Any, want: Any = reference) -> float:
+        return golden_atol(Artifact(engine, precision, Path(), (), engine, {}), want, golden)
+
+    assert atol("openvino", "int8") == pytest.approx(max(3 * np.ptp(reference) / 255, 0.02 * np.ptp(golden)), rel=1e-5)
+    # Where the hold-out reaches further than the golden samples, three of its steps count.
+    assert atol("openvino", "int8", reference * 100) == pytest.approx(300 * np.ptp(reference) / 255, rel=1e-5)
+    assert atol("tensorrt", "int8") == pytest.approx(2 * atol("openvino", "int8"), rel=1e-5)
+    assert atol("openvino", "fp32") < atol("tensorrt", "fp32") <= atol("openvino", "int8")

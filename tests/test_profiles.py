@@ -1,0 +1,99 @@
+"""Every profile that ships keeps the schema; a wrong one says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.builders import BUILDERS
+from edgert_deploy.profiles import list_profiles, load_profile
+
+SHIPPED = Path(__file__).parents[1] / "devices"
+NAMES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
+GOOD = """
+name = "box"
+description = "A box"
+machines = ["x86_64"]
+engines = ["openvino", "onnxruntime"]
+precision = "int8"
+python = "3.10"
+glibc = "2.31"
+memory_mb = 512
+socket = "/run/edgert/edgert.sock"
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_profile_keeps_the_schema_and_can_be_built_for(name: str) -> None:
+    profile = load_profile(name, SHIPPED)
+    assert profile.name == name
+    assert profile.engines[0] in BUILDERS
+
+
+def test_the_profiles_of_the_main_job_ship() -> None:
+    assert {"raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine"} <= set(NAMES)
+    assert [profile.name for profile in list_profiles(SHIPPED)] == NAMES
+
+
+def test_shipped_profiles_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_profile("intel-nuc").engines[0] == "openvino"
+
+
+def test_the_users_own_profile_comes_first_and_others_are_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "intel-nuc.toml").write_text(GOOD.replace('"box"', '"intel-nuc"'))
+    assert load_profile("intel-nuc").description == "A box"
+    assert load_profile("raspberry-pi-4").engines[0] == "tflite"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "box"', 'name = "other"', "that of the file"),
+        ('name = "box"', "", r"missing keys \['name'\]"),
+        ("memory_mb", "memory", r"unknown keys \['memory'\]"),
+        ("512", '"512"', "should be a int"),
+        ("512", "true", "should be a int"),
+        ("512", "0", "1 or more"),
+        ('["openvino", "onnxruntime"]', '["openvino", "caffe"]', "must be one or more of"),
+        ('["openvino", "onnxruntime"]', "[]", "must be one or more of"),
+        ('["openvino", "onnxruntime"]', '"openvino"', "tuple"),
+        ('["x86_64"]', '["x86-64!"]', "uname -m"),
+        ('"int8"', '"int4"', "precision"),
+        ('"3.10"', '"3"', "python"),
+        ("/run", "run", "absolute path"),
+        ("/run", "/" + "r" * 200, "107 bytes"),
+        ('"A box"', "A box", "not TOML"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_the_reason(old: str, new: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ConfigInvalid, match=says):
+        load_profile("box", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../box", "/etc/passwd", "Box", "", "a" * 80])
+def test_a_name_is_never_a_path(name: str) -> None:
+    with pytest.raises(ConfigInvalid, match="no profile name"):
+        load_profile(name)
+
+
+def test_unknown_names_list_the_known_and_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"known: .*raspberry-pi-4"):
+        load_profile("toaster")
+    with pytest.raises(ConfigInvalid, match="not a folder"):
+        load_profile("intel-nuc", tmp_path / "missing")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigInvalid, match="not TOML"):
+        load_profile("box", tmp_path)

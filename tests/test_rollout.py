@@ -1,0 +1,228 @@
+"""What a rollout does when a step fails: put back, tell why, leave nothing, and never pretend.
+
+The device is simulated at the transport seam: real slots' transition table, commands that fail on request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgert_deploy.inventory import Device
+from edgert_deploy.plan import Step
+from edgert_deploy.rollout import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
+
+from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HealthCheckFailed, ReleaseTooOld, StorageFailed
+from edgert.signing import SigningKey, new_key
+from edgert.slots import Event, SlotState, State, Version, step
+from tests.bundles import make_null_bundle
+
+BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
+_EVENTS = {
+    "install": Event.INSTALL,
+    "activate": Event.ACTIVATE,
+    "mark-good": Event.MARK_GOOD,
+    "rollback": Event.ROLLBACK,
+}
+
+
+class SimulatedDevice:
+    """Answers `edgertd` as a device does. `faults[verb]` is raised over there, or on the link where unreachable."""
+
+    def __init__(self, key: SigningKey, slots: SlotState | None = None, **faults: EdgeRTError) -> None:
+        self.key, self.slots = key, slots or SlotState()
+        self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
+        self.done: list[str] = []
+        self.files: set[str] = set()
+        self.digest = ""
+        self.closed = 0
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        if argv[0] == "rm":
+            self.files.discard(argv[-1])
+            return Result(tuple(argv), 0, "", "")
+        if argv[0] != "/home/venv/bin/edgertd":
+            return Result(tuple(argv), 1, "", "no systemd here")
+        verb = argv[3]
+        if verb != "status":
+            self.done.append(verb)
+        error = self.faults.get(verb)
+        if isinstance(error, DeviceUnreachable):
+            raise error
+        if error is not None:
+            told = json.dumps({"error": {"code": error.code, "message": error.message}})
+            return Result(tuple(argv), error.exit_code, told + "\n", "")
+        return Result(tuple(argv), 0, json.dumps(self._answer(verb)) + "\n", "")
+
+    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+        if "put" in self.faults:
+            raise self.faults["put"]
+        self.files.add(remote)
+        self.digest = read_offer(local).digest
+
+    def get(self, remote: str, local: Path) -> None:
+        raise AssertionError("a rollout reads no files back")
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _answer(self, verb: str) -> dict[str, Any]:
+        if verb in _EVENTS:
+            version = Version(2, self.digest, good=False) if verb == "install" else None
+            self.slots = step(self.slots, _EVENTS[verb], version=version)
+        return self._status() if verb == "status" else {}
+
+    def _status(self) -> dict[str, Any]:
+        def described(version: Version | None) -> dict[str, Any] | None:
+            return None if version is None else dict(vars(version))
+
+        slots = self.slots
+        model = {
+            "model": "echo",
+            "state": slots.state.value,
+            "ratchet": slots.ratchet,
+            "active": described(slots.version(slots.active)),
+            "spare": described(slots.version(slots.spare)),
+            "serving": None,
+        }
+        return {
+            "edgert": "0.1.0",
+            "machine": "aarch64",
+            "device": "board",
+            "profile": "this-machine",
+            "daemon": {"running": True, "pid": 1},
+            "disk_free_bytes": 10**10,
+            "engines": {"null": "1"},
+            "keys": [self.key.public.key_id],
+            "models": [] if slots.state is State.EMPTY and not self.done else [model],
+        }
+
+
+RELEASE_1 = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+
+
+@pytest.fixture(scope="module")
+def key() -> SigningKey:
+    return new_key()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
+    """Release 2 of `echo`."""
+    return make_null_bundle(tmp_path_factory.mktemp("bundle"), key, release=2)
+
+
+def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
+    outcome = deploy_one(rollout, BOARD, lambda _: None)
+    assert device.closed == 1
+    assert device.files == set(), "what was sent must not stay"
+    return outcome
+
+
+def test_all_steps_in_their_order(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    outcome = roll_out(bundle, device)
+    assert (outcome.result, outcome.serving, outcome.error) == ("live", 2, None)
+    assert device.done == ["install", "activate", "check", "mark-good"]
+    assert (device.slots.state, device.slots.ratchet) == (State.STEADY, 2)
+
+
+def test_a_dry_run_touches_nothing(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    assert roll_out(bundle, device, dry_run=True).result == "planned"
+    assert (device.done, device.slots) == ([], RELEASE_1)
+
+
+@pytest.mark.parametrize("verb", ["activate", "check", "mark-good"])
+def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: str) -> None:
+    device = SimulatedDevice(key, RELEASE_1, **{verb.replace("-", "_"): HealthCheckFailed("output y is off by 3")})
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert (outcome.error.code, outcome.error.exit_code, outcome.serving) == ("deploy.rolled_back", 9, 1)
+    assert f"at {verb} [device.health_check_failed]" in outcome.error.message
+    assert "off by 3" in outcome.error.message
+    assert "Release 1 is live again" in outcome.error.message
+    assert (device.done[-1], device.slots.state, device.slots.active) == ("rollback", State.STEADY, "a")
+
+
+def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert "Nothing is live now" in outcome.error.message
+    assert (outcome.serving, device.slots.state) == (None, State.EMPTY)
+
+
+def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off"), rollback=DeviceError("disk is gone"))
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert error.code == "device.health_check_failed"
+    assert "going back failed as well [device.error]" in error.message
+
+
+@pytest.mark.parametrize(
+    ("verb", "error"),
+    [
+        ("install", ReleaseTooOld("older than 7")),
+        ("install", StorageFailed("disk full")),
+        ("put", StorageFailed("disk full")),
+        ("put", DeviceUnreachable("the link died")),
+    ],
+)
+def test_what_fails_before_the_switch_needs_no_way_back(
+    bundle: Path, key: SigningKey, verb: str, error: EdgeRTError
+) -> None:
+    device = SimulatedDevice(key, RELEASE_1, **{verb: error})
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert outcome.error.code == error.code
+    assert "rollback" not in device.done
+    assert device.slots == RELEASE_1
+
+
+def test_a_link_that_dies_on_trial_says_that_the_trial_ends_by_itself(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert error.code == "device.unreachable"
+    assert "ends by itself after 60 s" in error.message
+    assert device.slots.state is State.TRIAL
+
+
+def test_a_deployment_cut_short_goes_on_where_it_stood(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
+    roll_out(bundle, device)
+    device.faults, device.done, device.closed = {}, [], 0
+    assert roll_out(bundle, device).result == "live"
+    assert device.done == ["check", "mark-good"]
+
+
+def test_devices_are_independent_and_keep_their_order(bundle: Path, key: SigningKey) -> None:
+    simulated = {
+        "a": SimulatedDevice(key, RELEASE_1),
+        "b": SimulatedDevice(key, status=DeviceUnreachable("gone")),
+        "c": SimulatedDevice(new_key()),
+        "d": SimulatedDevice(key),
+    }
+    opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener)
+    devices = [Device(**{**vars(BOARD), "name": name}) for name in simulated]
+    outcomes = deploy(rollout, devices, lambda name, line: None)
+    codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
+    assert codes == [
+        ("a", "live", None),
+        ("b", "failed", "device.unreachable"),
+        ("c", "failed", "bundle.signature_invalid"),
+        ("d", "live", None),
+    ]
+    assert exit_code(outcomes) == 6
+    assert exit_code(outcomes[:1]) == 0
+    assert Step.SEND in outcomes[0].steps

@@ -1,0 +1,209 @@
+"""An untrusted ONNX file is either a model that every builder may rely on, or one clear SourceInvalid."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import models
+
+from edgert.errors import SourceInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy import source_probe
+from edgert_deploy.source import load_source
+
+
+def load(proto: Any, folder: Path) -> Any:
+    return load_source(models.write(proto, folder / "model.onnx"))
+
+
+def test_a_sound_model_is_described_in_our_terms(tmp_path: Path) -> None:
+    source = load(models.mlp(), tmp_path)
+    assert source.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    assert source.outputs == (TensorSpec("scores", "FP32", (-1, 3)),)
+    data = (tmp_path / "model.onnx").read_bytes()
+    assert (source.sha256, source.size_bytes) == (hashlib.sha256(data).hexdigest(), len(data))
+
+
+def test_a_batch_fixed_to_one_stays_fixed(tmp_path: Path) -> None:
+    source = load(models.mlp("float[1,4] x) => (float[1,3] scores"), tmp_path)
+    assert (source.inputs[0].shape, source.outputs[0].shape) == ((1, 4), (1, 3))
+
+
+def test_output_shapes_that_no_inference_finds_come_from_running_the_model(tmp_path: Path) -> None:
+    # The shape that Reshape is given is computed from the input: unknown until the model runs.
+    body = "s = Shape(x) k = Mul(s, one) y = Reshape(x, k)"
+    proto = models.model("float[N,4] x) => (float[] y", body, {"one": np.ones(2, np.int64)})
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    assert load(proto, tmp_path).outputs == (TensorSpec("y", "FP32", (-1, 4)),)
+
+
+def test_a_weight_that_is_also_listed_as_input_is_no_input(tmp_path: Path) -> None:
+    proto = models.mlp("float[N,4] x, float[3] b2) => (float[N,3] scores")
+    assert [spec.name for spec in load(proto, tmp_path).inputs] == ["x"]
+
+
+def external(proto: Any) -> None:
+    proto.graph.initializer[0].data_location = 1
+    proto.graph.initializer[0].external_data.add(key="location", value="/etc/passwd")
+
+
+def external_in_a_subgraph(proto: Any) -> None:
+    node = proto.graph.node.add(op_type="If", input=["x"], output=["never"])
+    branch = node.attribute.add(name="then_branch", type=5)
+    branch.g.initializer.add(name="hidden", data_location=1)
+
+
+def cycle(proto: Any) -> None:
+    proto.graph.node[0].input[0] = "r"
+
+
+def set_opset(version: int) -> Callable[[Any], None]:
+    def change(proto: Any) -> None:
+        proto.opset_import[0].version = version
+
+    return change
+
+
+def set_ir(proto: Any) -> None:
+    proto.ir_version = 999
+
+
+def no_such_operator(proto: Any) -> None:
+    proto.graph.node[0].op_type = "Gemmm"
+
+
+def no_nodes(proto: Any) -> None:
+    del proto.graph.node[:]
+
+
+def no_outputs(proto: Any) -> None:
+    del proto.graph.output[:]
+
+
+def text_input(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.elem_type = 8
+
+
+def unknown_type(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.elem_type = 77
+
+
+def no_shape(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def sequence_input(proto: Any) -> None:
+    proto.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+
+
+def wrong_weight_shape(proto: Any) -> None:
+    proto.graph.initializer[0].dims[0] = 5
+
+
+def short_weight(proto: Any) -> None:
+    proto.graph.initializer[0].raw_data = b"123"
+
+
+FAULTS: list[tuple[Callable[[Any], None], str]] = [
+    (external, "another file"),
+    (external_in_a_subgraph, "another file"),
+    (cycle, "export it"),
+    (set_opset(999), "opset"),
+    (set_ir, "IR version|ir_version"),
+    (no_such_operator, "Gemmm"),
+    (no_nodes, "no operator"),
+    (no_outputs, "no output"),
+    (text_input, "text"),
+    (unknown_type, "77"),
+    (no_shape, "no shape"),
+    (sequence_input, "no tensor"),
+    (wrong_weight_shape, "export it"),
+    (short_weight, "export it"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), FAULTS, ids=[f[0].__qualname__.split(".")[0] for f in FAULTS])
+def test_an_unsound_model_is_refused_with_the_next_step(
+    change: Callable[[Any], None], says: str, tmp_path: Path
+) -> None:
+    proto = models.mlp()
+    change(proto)
+    with pytest.raises(SourceInvalid, match=says):
+        load(proto, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("signature", "says"),
+    [
+        ("float[N,K] x) => (float[N,3] scores", r"axis 1 \(K\).*make_dynamic_shape_fixed"),
+        ("float[8,4] x) => (float[8,3] scores", "fixed to 8"),
+        ("float[N,4] x, float[1,4] u) => (float[N,3] scores", "others do not"),
+        ("float x) => (float[N,3] scores", "0 axes"),
+    ],
+)
+def test_shapes_that_cannot_be_served_are_refused(signature: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceInvalid, match=says):
+        load(models.mlp(signature), tmp_path)
+
+
+def test_a_layer_that_fixes_the_batch_is_found_by_running_two_samples(tmp_path: Path) -> None:
+    proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
+    with pytest.raises(SourceInvalid, match="batch of 2"):
+        load(proto, tmp_path)
+
+
+def test_an_output_without_a_batch_axis_is_refused(tmp_path: Path) -> None:
+    proto = models.model("float[N,4] x) => (float[1,4] y", "y = ReduceMean <axes = [0]> (x)")
+    with pytest.raises(SourceInvalid, match="axis 0 of every output"):
+        load(proto, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])
+def test_other_files_are_no_models(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file.onnx").write_bytes(data)
+    with pytest.raises(SourceInvalid, match="not an ONNX model"):
+        load_source(tmp_path / "file.onnx")
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.onnx"):
+        with pytest.raises(SourceInvalid, match="not a file"):
+            load_source(path)
+
+
+def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> None:
+    whole = bytearray(models.cnn().SerializeToString())
+    random = np.random.default_rng(3)
+    for _ in range(12):
+        damaged = bytearray(whole)
+        for at in random.integers(0, len(whole), 4):
+            damaged[at] ^= 1 << int(random.integers(0, 8))
+        (tmp_path / "damaged.onnx").write_bytes(damaged)
+        with contextlib.suppress(SourceInvalid):
+            load_source(tmp_path / "damaged.onnx")
+
+
+def test_a_model_that_crashes_the_runtime_takes_only_the_probe_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A child that dies as one does in which native code crashed.
+    monkeypatch.setattr(source_probe, "CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    with pytest.raises(SourceInvalid, match="signal 11"):
+        source_probe.probe(b"", (TensorSpec("x", "FP32", (-1, 4)),))
+
+
+def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:
+    whole = models.mlp().SerializeToString()
+    # A child process judges each that still parses, so only some lengths are tried.
+    for length in range(0, len(whole), len(whole) // 12):
+        (tmp_path / "cut.onnx").write_bytes(whole[:length])
+        with pytest.raises(SourceInvalid):
+            load_source(tmp_path / "cut.onnx")
