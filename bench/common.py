@@ -138,7 +138,12 @@ def _client(pipe: Connection, make: Callable[[int], Ask], number: int, cores: se
 
 
 def median_load(loads: Sequence[Load]) -> Load:
-    return Load(*(statistics.median(values) for values in zip(*((x.p50_us, x.p99_us, x.requests_per_s) for x in loads), strict=True)))
+    return Load(
+        *(
+            statistics.median(values)
+            for values in zip(*((x.p50_us, x.p99_us, x.requests_per_s) for x in loads), strict=True)
+        )
+    )
 
 
 def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool) -> None:

@@ -53,7 +53,14 @@ def main() -> None:
 
 
 def measure(
-    state: Path, path: Path, port: int, clients: int, placement: str, cores: set[int] | None, rounds: int, seconds: float
+    state: Path,
+    path: Path,
+    port: int,
+    clients: int,
+    placement: str,
+    cores: set[int] | None,
+    rounds: int,
+    seconds: float,
 ) -> list[dict[str, Any]]:
     image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
 

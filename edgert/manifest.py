@@ -165,7 +165,7 @@ class Manifest:
                     f"the bundle has format {value['format']!r}, this version reads {FORMAT}: update edgert on the device"
                 )
             return _manifest(value)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RequestError) as error:
             raise BundleError(f"the manifest cannot be read: {type(error).__name__}: {error}") from error
 
 

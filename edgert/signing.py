@@ -102,12 +102,7 @@ def read_trusted_keys(folder: Path) -> tuple[PublicKey, ...]:
 def sign(payload: bytes, key: SigningKey) -> bytes:
     """The DSSE envelope of `payload`. The same payload and key always give the same bytes."""
     signature = key.key.sign(_pre_authentication_encoding(PAYLOAD_TYPE, payload))
-    envelope = {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"keyid": key.public.key_id, "sig": base64.b64encode(signature).decode()}],
-    }
-    return json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
+    return _canonical(payload, (key.public.key_id,), (signature,))
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,9 @@ class Envelope:
         """The trusted key that signed the payload. Raises SignatureInvalid."""
         signed = _pre_authentication_encoding(PAYLOAD_TYPE, self.payload)
         for key in trusted:
-            for signature in self.signatures:
+            for key_id, signature in zip(self.key_ids, self.signatures, strict=True):
+                if key_id != key.key_id:
+                    continue
                 try:
                     key.key.verify(signature, signed)
                 except InvalidSignature:
@@ -148,7 +145,7 @@ def parse_envelope(data: bytes) -> Envelope:
         entries = value["signatures"]
         if not 1 <= len(entries) <= 16:
             raise BundleCorrupt(f"the envelope has {len(entries)} signatures; 1 to 16 are allowed")
-        return Envelope(
+        envelope = Envelope(
             raw=data,
             payload=base64.b64decode(value["payload"], validate=True),
             key_ids=tuple(str(entry["keyid"])[:64] for entry in entries),
@@ -156,6 +153,22 @@ def parse_envelope(data: bytes) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BundleCorrupt(f"the bundle's envelope cannot be read: {type(error).__name__}") from error
+    # Base64 and JSON can say the same in several ways; only one is taken, so that every changed byte shows.
+    if _canonical(envelope.payload, envelope.key_ids, envelope.signatures) != data:
+        raise BundleCorrupt("the bundle's envelope is not in its one form: the bundle was changed")
+    return envelope
+
+
+def _canonical(payload: bytes, key_ids: tuple[str, ...], signatures: tuple[bytes, ...]) -> bytes:
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [
+            {"keyid": key_id, "sig": base64.b64encode(signature).decode()}
+            for key_id, signature in zip(key_ids, signatures, strict=True)
+        ],
+    }
+    return json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:

@@ -12,8 +12,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-
 from edgert.errors import CalibrationInvalid, EngineFailed
 from edgert.manifest import Accuracy
 from edgert.tensors import TensorSpec
@@ -21,6 +19,7 @@ from edgert_deploy.accuracy import artifact_outputs, judge, reference_outputs, r
 from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.source import SourceModel, load_source
+from tests import models
 
 SCORES = TensorSpec("scores", "FP32", (-1, 3))
 BOXES = TensorSpec("boxes", "FP32", (-1, 5, 4))

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert.signing import new_key
 from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, bootstrap
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.service import unit_for
 from edgert_deploy.transports import open_transport
-
-from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
-from edgert.signing import new_key
 from tests.test_facts import PI_4
 
 PROFILE = load_profile("this-machine", Path(__file__).resolve().parents[1] / "devices")

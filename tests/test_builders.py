@@ -17,9 +17,6 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("nncf")
 
-import models
-from conftest import DIGITS
-
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
 from edgert.manifest import FILE_PATH
@@ -30,6 +27,8 @@ from edgert_deploy.builders.qdq import is_transformer
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.source import SourceModel, load_source
+from tests import models
+from tests.conftest import DIGITS
 
 ENGINE_NAMES = [name for name, where in BUILDERS.items() if importlib.util.find_spec(where.partition(":")[0])]
 PROFILES = {

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundles import make_null_bundle
 
 from edgert.bundle import Bundle, open_bundle, write_bundle
 from edgert.errors import BundleCorrupt, BundleError, SignatureInvalid, StorageFailed
 from edgert.manifest import FileEntry, Manifest
 from edgert.signing import SigningKey, new_key
+from tests.bundles import make_null_bundle
 
 
 @pytest.fixture
@@ -51,7 +51,6 @@ def test_another_key_is_refused_and_both_are_named(path: Path, signing_key: Sign
         pass
 
 
-@pytest.mark.xfail(reason="the envelope's key id and base64's unused bits are not compared yet", strict=False)
 def test_every_flipped_byte_is_refused(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
     whole = path.read_bytes()
     damaged = tmp_path / "damaged.edgert"

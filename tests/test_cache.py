@@ -44,7 +44,7 @@ def test_the_second_of_two_equal_requests_is_answered_without_a_run() -> None:
 def test_keys_tell_values_shapes_and_dtypes_apart() -> None:
     cache, _ = a_cache()
     zeros = np.zeros(8, np.float32)
-    inputs = [
+    inputs: list[list[NDArray[Any]]] = [
         [zeros],
         [zeros.reshape(2, 4)],
         [zeros.view(np.int32)],

@@ -11,12 +11,11 @@ import pytest
 
 pytest.importorskip("onnx")
 
-import models
-
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.source import SourceModel
+from tests import models
 
 X = TensorSpec("x", "FP32", (-1, 4))
 SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (TensorSpec("y", "FP32", (-1, 3)),))

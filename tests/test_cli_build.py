@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-from conftest import DIGITS
+from tests import models
+from tests.conftest import DIGITS
 
 REPO = Path(__file__).parents[1]
 MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"

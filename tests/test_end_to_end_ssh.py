@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgert_deploy.inventory import Device, Inventory
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import open_transport
 
 from edgert import Client, EdgeRTError
 from edgert.signing import new_key, read_signing_key
-from tests.bundles import flip_bit, make_null_bundle
+from edgert_deploy.inventory import Device, Inventory
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.transports import open_transport
 from hil.sshd import SshDevice, running_sshd
+from tests.bundles import flip_bit, make_null_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits"

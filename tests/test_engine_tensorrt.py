@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import models
 import numpy as np
 import pytest
 
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
+from tests import models
 
 X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 4))
 

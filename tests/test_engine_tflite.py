@@ -20,12 +20,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 import onnx
+from onnx import numpy_helper, parser
+
 from edgert_deploy.builders import Artifact, Precision
 from edgert_deploy.builders.tflite import TFLiteBuilder
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel
-from onnx import numpy_helper, parser
 
 PROFILE = DeviceProfile("test", "", (), ("tflite",), "int8", "3.10", "2.34", 512, "/run/edgert.sock")
 CNN = "c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) y = Gemm(f, v) z = Sigmoid(y)"

@@ -16,8 +16,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-
 from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed
@@ -26,6 +24,7 @@ from edgert_deploy.builders import BUILDERS, builder_for
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.source import SourceModel, load_source
+from tests import models
 
 OPTIONS = EngineOptions(threads=1, buckets=(1, 2, 4, 8))
 VENDORS = ("tflite", "openvino", "onnxruntime")

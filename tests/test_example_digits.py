@@ -10,12 +10,11 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from conftest import DIGITS
-
 from edgert_deploy.accuracy import reference_outputs
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.processing import read_classify, read_preprocess
 from edgert_deploy.source import SourceModel
+from tests.conftest import DIGITS
 
 
 def test_fp32_is_right_on_98_percent_of_the_holdout(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:

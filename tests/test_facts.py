@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from edgert.errors import ConfigInvalid
 from edgert_deploy.facts import MachineFacts, misfits, pick_profile, probe
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import list_profiles, load_profile
 from edgert_deploy.transports import open_transport
-
-from edgert.errors import ConfigInvalid
 
 PROFILES = list_profiles(Path(__file__).resolve().parents[1] / "devices")
 PI_4 = MachineFacts(

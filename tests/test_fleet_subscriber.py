@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from edgert_deploy.fleet import subscriber as subscriber_module
-from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row, SeqTracker
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +17,8 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert_deploy.fleet import subscriber as subscriber_module
+from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row, SeqTracker
 from tests.brokers import Broker
 
 

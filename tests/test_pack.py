@@ -12,8 +12,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-
 from edgert.bundle import open_bundle
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import AccuracyTooLow, CalibrationInvalid, ConfigInvalid, EdgeRTError, SourceInvalid
@@ -25,6 +23,7 @@ from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.pack import GOLDEN_SAMPLES, BuildRequest, BuildResult, artifact_id, build_bundle, golden_atol
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.source import SourceModel, load_source
+from tests import models
 
 
 def profile(name: str, engine: str = "onnxruntime", *machines: str) -> DeviceProfile:

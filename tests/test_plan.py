@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgert_deploy.facts import DeviceFacts, ModelFacts, VersionFacts
-from edgert_deploy.plan import SPARE_BYTES, Offer, Step, make_plan
-from edgert_deploy.rollout import read_offer
 
 from edgert.errors import (
     BundleCorrupt,
@@ -23,6 +20,9 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.signing import new_key
+from edgert_deploy.facts import DeviceFacts, ModelFacts, VersionFacts
+from edgert_deploy.plan import SPARE_BYTES, Offer, Step, make_plan
+from edgert_deploy.rollout import read_offer
 from tests.bundles import flip_bit, make_null_bundle
 
 WHOLE_WAY = (Step.SEND, Step.INSTALL, Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgert_deploy.inventory import Device
-from edgert_deploy.plan import Step
-from edgert_deploy.rollout import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
-from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HealthCheckFailed, ReleaseTooOld, StorageFailed
 from edgert.signing import SigningKey, new_key
 from edgert.slots import Event, SlotState, State, Version, step
+from edgert_deploy.inventory import Device
+from edgert_deploy.plan import Step
+from edgert_deploy.rollout import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 from tests.bundles import make_null_bundle
 
 BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")

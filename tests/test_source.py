@@ -14,12 +14,11 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy import source_probe
 from edgert_deploy.source import load_source
+from tests import models
 
 
 def load(proto: Any, folder: Path) -> Any:

@@ -11,8 +11,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-import models
-
 from edgert.engines.tensorrt import build_plan
 from edgert.errors import BuildFailed
 from edgert_deploy.builders.onnxruntime import ONNXRuntimeBuilder
@@ -21,6 +19,7 @@ from edgert_deploy.builders.tensorrt import TensorRTBuilder, audit
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.source import SourceModel, load_source
+from tests import models
 
 
 @pytest.fixture

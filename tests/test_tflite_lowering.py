@@ -19,11 +19,12 @@ pytest.importorskip("ai_edge_litert")
 import onnx
 import onnxruntime
 from ai_edge_litert.interpreter import Interpreter
+from onnx import numpy_helper, parser
+
 from edgert_deploy.tflite_lowering import LOWERINGS, lower
 from edgert_deploy.tflite_lowering.fusion import RSQRT, fuse
 from edgert_deploy.tflite_lowering.graph import read_graph
 from edgert_deploy.tflite_lowering.quantize import quantize_int8
-from onnx import numpy_helper, parser
 
 Arrays = dict[str, NDArray[Any]]
 BATCHES = (1, 3)

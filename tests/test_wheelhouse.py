@@ -7,11 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from edgert_deploy.wheelhouse import WheelTarget, missing, own_wheel, prepare, source_tree
 from packaging.requirements import Requirement
 
 import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.wheelhouse import WheelTarget, missing, own_wheel, prepare, source_tree
 
 PI = WheelTarget("3.11", "aarch64", "2.36")
 

@@ -33,7 +33,9 @@ class NullEngine:
             program = json.loads(artifact.path.read_bytes())
             op, delay_s = str(program["op"]), float(program.get("delay_s", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EngineFailed(f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}") from error
+            raise EngineFailed(
+                f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}"
+            ) from error
         if op not in ("copy", "sum"):
             raise EngineFailed(f"null engine knows 'copy' and 'sum', not {op!r}")
         return NullSession(artifact.inputs, artifact.outputs, op, delay_s)

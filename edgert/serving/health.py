@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
-
-import numpy as np
 
 from edgert.client import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import HealthCheckFailed, ModelNotFound
 from edgert.installer import load_version
-from edgert.serving.model import check_golden, read_golden_inputs
+from edgert.serving import golden
 from edgert.slots import SlotStore
-from edgert.tensors import batchable
 
 TIMEOUT_S = 60.0
 
@@ -25,28 +23,27 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
     if active is None or slots.active is None:
         raise ModelNotFound(f"model {model} is not active; install and activate a bundle first")
     version = load_version(store.slot_folder(slots.active), active.digest, config)
-    golden = read_golden_inputs(version)
     names = [spec.name for spec in version.manifest.inputs]
-    single = batchable(version.manifest.inputs)
-    count = len(golden[0]) if single else 1
-    answers, times_ms = [], []
+    times_ms: list[float] = []
     with Client(state.socket(config), timeout_s=TIMEOUT_S) as client:
         served = client.metadata(model)
         if served["release"] != active.release:
             raise HealthCheckFailed(f"the daemon serves release {served['release']}, the slots say {active.release}")
-        for i in range(count):
-            inputs = {n: a[i : i + 1] if single else a for n, a in zip(names, golden, strict=True)}
+        artifact = next(a for a in version.artifacts if a.engine == served["engine"])
+
+        def ask(sample: golden.Arrays) -> golden.Arrays:
             began = time.perf_counter()
-            answers.append(client.infer(model, inputs, cache=False))
+            answer = client.infer(model, dict(zip(names, sample, strict=True)), cache=False)
             times_ms.append((time.perf_counter() - began) * 1e3)
-    outputs = [np.concatenate([answer[spec.name] for answer in answers]) for spec in version.manifest.outputs]
-    artifact = next(a for a in version.artifacts if a.engine == served["engine"])
+            return [answer[spec.name] for spec in version.manifest.outputs]
+
+        worst = golden.check(version, artifact, ask)
     return {
         "model": model,
         "release": active.release,
         "engine": artifact.engine,
         "ok": True,
-        "samples": count,
-        "worst": check_golden(version, artifact, outputs),
-        "p50_ms": round(float(np.median(times_ms)), 4),
+        "samples": len(times_ms),
+        "worst": worst,
+        "p50_ms": round(statistics.median(times_ms), 4),
     }

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import Engine, EngineOptions, Session, engine_by_name
-from edgert.errors import BundleCorrupt, EdgeRTError, HealthCheckFailed
+from edgert.errors import EdgeRTError
 from edgert.installer import InstalledVersion, check_files
 from edgert.manifest import ArtifactEntry
+from edgert.serving import golden
 from edgert.tensors import batchable
 
 BATCH_CAP_MAX = 32
@@ -61,9 +62,8 @@ def load_model(
             failure = error
             continue
         try:
-            golden = read_golden_inputs(version)
-            check_golden(version, artifact, session.run(golden))
-            cap = _batch_cap(version, artifact, session, engine, golden, state, config)
+            golden.check(version, artifact, session.run)
+            cap = _batch_cap(version, artifact, session, engine, state, config)
         except EdgeRTError as error:
             session.close()
             tried.append(f"{artifact.id}: {error.message}")
@@ -82,42 +82,11 @@ def _open(
     return engine.load(version.local(artifact), EngineOptions(threads=threads, cache_dir=state.cache)), engine
 
 
-def read_golden_inputs(version: InstalledVersion) -> list[NDArray[Any]]:
-    return [_read_array(version, path) for path in version.manifest.golden_inputs]
-
-
-def check_golden(version: InstalledVersion, artifact: ArtifactEntry, got: list[NDArray[Any]]) -> list[float]:
-    """The largest absolute difference per output. Raises HealthCheckFailed beyond the signed tolerance."""
-    worst = []
-    for spec, path, atol, array in zip(
-        version.manifest.outputs, artifact.golden_outputs, artifact.golden_atol, got, strict=True
-    ):
-        want = _read_array(version, path)
-        if array.shape != want.shape:
-            raise HealthCheckFailed(f"output {spec.name!r} has shape {list(array.shape)}, expected {list(want.shape)}")
-        difference = np.abs(array.astype(np.float64) - want.astype(np.float64))
-        worst.append(float(difference.max(initial=0.0)))
-        if not worst[-1] <= atol:  # written so that NaN fails
-            raise HealthCheckFailed(
-                f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "
-                f"more than {atol:.6g}: this device computes something else than the host did"
-            )
-    return worst
-
-
-def _read_array(version: InstalledVersion, path: str) -> NDArray[Any]:
-    try:
-        return np.asarray(np.load(version.folder / path, allow_pickle=False))
-    except (OSError, ValueError) as error:
-        raise BundleCorrupt(f"{version.folder / path} cannot be read: {error}") from error
-
-
 def _batch_cap(
     version: InstalledVersion,
     artifact: ArtifactEntry,
     session: Session,
     engine: Engine,
-    golden: list[NDArray[Any]],
     state: StateDir,
     config: DeviceConfig,
 ) -> int:
@@ -134,7 +103,7 @@ def _batch_cap(
             return int(learned["batch_cap"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never learned here, or damaged: it is only a measurement, made again
-    cap, times_us = learn_batch_cap(session, golden)
+    cap, times_us = learn_batch_cap(session, next(golden.samples(version)))
     state.learned.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}.new")
     beside.write_text(json.dumps({"context": context, "batch_cap": cap, "run_us": times_us}))
