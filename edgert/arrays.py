@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,23 @@ from edgert.tensors import DATATYPES, NUMPY_NAMES
 
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
+# The same few shapes travel again and again.
+_DESCRIPTORS: dict[tuple[int, np.dtype[Any], tuple[int, ...]], bytes] = {}
+DESCRIPTORS_MAX = 1024
+
 _DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
 
 
 def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
     """`array` as tensor `number` of a frame. Small arrays are copied; of others the memory itself is sent."""
+    shape = array.shape
+    key = (number, array.dtype, shape)
+    described = _DESCRIPTORS.get(key)
+    if described is None:
+        described = _describe(key)
     if array.nbytes <= COPY_BYTES_MAX:
-        data: wire.Buffer = array.tobytes()
-    else:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return wire.OutTensor(_descriptor(number, array.dtype, array.shape), data)
+        return wire.OutTensor(described, array.tobytes())
+    return wire.OutTensor(described, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:
@@ -30,7 +36,10 @@ def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:
     return np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
-@lru_cache(maxsize=1024)
-def _descriptor(number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
+    number, dtype, shape = key
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return wire.descriptor(number, DATATYPES[dtype.name], shape, nbytes)
+    if len(_DESCRIPTORS) >= DESCRIPTORS_MAX:
+        _DESCRIPTORS.clear()
+    described = _DESCRIPTORS[key] = wire.descriptor(number, DATATYPES[dtype.name], shape, nbytes)
+    return described

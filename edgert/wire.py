@@ -4,8 +4,11 @@ A frame is a 64-byte header, then `meta` (JSON), then one 64-byte descriptor a t
 bytes; each part is padded with zeros to a multiple of 64, so that every tensor lies aligned in the
 buffer it was received into and is used where it lies. All numbers are little-endian.
 
-`FrameBuffer` owns the bytes of one connection: write into `writable()`, say `wrote(n)`, ask `next_frame()`.
-It never reads a socket, and it needs no NumPy: tensors come out as memoryviews.
+Between an app and the daemon on one machine a frame's body may lie in memory that both see (`FLAG_SHARED`):
+then only the header travels, and whoever receives it copies the body out before looking at it.
+
+`FrameBuffer` owns the bytes of one connection: receive into `room`, then `feed` how many came. It never reads
+a socket, and it needs no NumPy: tensors come out as memoryviews.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import json
 import mmap
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -30,10 +32,10 @@ TENSORS_MAX = 32
 FRAME_BYTES_MAX = 64 * 1024**2
 
 HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED = range(1, 9)
-KINDS = range(HELLO, MOVED + 1)
 
 FLAG_NO_CACHE = 1  # INFER: answer from the engine, and do not keep the answer
 FLAG_CACHE_HIT = 2  # RESULT: the answer came from the cache
+FLAG_SHARED = 4  # INFER, RESULT: the body lies in the shared memory that came with the WELCOME
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, six stage times
 HEADER = struct.Struct("<4sBBHQIIIHHQ6I")
@@ -73,7 +75,7 @@ class Frame(NamedTuple):
     status: int
     meta: bytes
     tensors: tuple[WireTensor, ...]
-    stages: tuple[int, ...]
+    stages: Sequence[int]
 
     def json(self) -> dict[str, Any]:
         """The frame's meta as a JSON object. Raises ProtocolError."""
@@ -89,99 +91,109 @@ class Frame(NamedTuple):
 class FrameBuffer:
     """Collects one connection's bytes and gives its frames in order.
 
-    A frame's memoryviews are valid until the next call of `next_frame`, which may move or drop them.
-    Raises ProtocolError for bytes that are not the protocol, before any of their size is allocated.
+    Receive into `room`, then call `feed` with how many bytes came. A frame's memoryviews are valid until the
+    next bytes are received into `room`. Raises ProtocolError for bytes that are not the protocol, before any
+    of their size is allocated.
+
+    This is the hot path of both ends: a frame that arrives whole, with descriptors like those of the frame
+    before, costs one call.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, size_bytes: int = 8192) -> None:
-        self._frame_bytes_max = frame_bytes_max
+        self._body_bytes_max = frame_bytes_max - 64
+        self._filled = 0  # bytes from offset 0 that were received and not given out as a frame
+        self._taken = 0  # length of the frame given out last, where more bytes follow it
+        self.more = False  # whether bytes follow the frame given out last
+        self.shared: memoryview | None = None  # where the bodies of FLAG_SHARED frames lie, from offset 64
         self._allocate(size_bytes)
-        self._filled = 0  # bytes received and not yet given out as a frame, from offset 0
-        self._taken = 0  # length of the frame given out last
-        self._descriptors = (b"", 0, 0)
-        self._tensors: tuple[WireTensor, ...] = ()
 
     def _allocate(self, size_bytes: int) -> None:
         # An anonymous map is page-aligned and costs nothing until it is touched.
-        self._view = memoryview(mmap.mmap(-1, size_bytes))
+        self._view = self.room = memoryview(mmap.mmap(-1, size_bytes))
+        self._descriptors = b""
+        self._place = (0, 0)  # offset and frame length that `_tensors` was made for
+        self._tensors: tuple[WireTensor, ...] = ()
 
-    def writable(self) -> memoryview:
-        """Where the next bytes belong; never empty. Call `wrote` with how many came."""
-        self._drop_taken()
-        return self._view[self._filled :]
-
-    def wrote(self, count: int) -> None:
-        self._filled += count
+    def feed(self, count: int) -> Frame | None:
+        """The next frame once it is complete, `count` more bytes having come (0 asks for what is there already)."""
+        if self._taken:
+            self._drop_taken()
+        filled = self._filled + count
+        if filled < 64:
+            self._wait_for_more(filled)
+            return None
+        (magic, version, kind, flags, request_id, model_id, arg, meta_bytes, tensor_count, status, body_bytes,
+         *stages) = HEADER.unpack_from(self._view)  # fmt: skip
+        offset = 64 + ((meta_bytes + 63) & ~63)
+        size = 64 + body_bytes
+        if (
+            magic != MAGIC
+            or version != VERSION
+            or not HELLO <= kind <= MOVED
+            or body_bytes > self._body_bytes_max
+            or meta_bytes > META_BYTES_MAX
+            or tensor_count > TENSORS_MAX
+            or offset + 64 * tensor_count > size
+        ):
+            raise self._refusal(magic, version, kind, meta_bytes, tensor_count, body_bytes)
+        if flags & FLAG_SHARED:
+            self._copy_shared(size, filled)
+            filled = size
+        elif filled < size:
+            self._make_room(size, filled)
+            return None
+        meta = bytes(self._view[64 : 64 + meta_bytes]) if meta_bytes else b""
+        tensors = self._tensors_at(offset, tensor_count, size)
+        if filled == size:
+            self._filled, self.room = 0, self._view
+        else:  # a client that does not wait for its answers
+            self._filled, self._taken, self.more = filled, size, True
+        return Frame(kind, flags, request_id, model_id, arg, status, meta, tensors, stages)
 
     def missing(self) -> int:
-        """How many bytes are certainly still to come for the next frame; 0 when it is complete."""
-        self._drop_taken()
-        return max(0, self._needed() - self._filled)
-
-    def next_frame(self) -> Frame | None:
-        """The next complete frame, or None when more bytes must come first."""
-        self._drop_taken()
-        filled = self._filled
-        if filled < 64:
-            return None
-        header = HEADER.unpack_from(self._view)
-        size = 64 + header[10]
-        if filled < size:
-            self._needed()
-            return None
-        kind, meta_bytes, count = self._check(header)
-        self._taken = size
-        meta = b""
-        offset = 64
-        if meta_bytes:
-            meta = bytes(self._view[64 : 64 + meta_bytes])
-            offset += _padded(meta_bytes)
-        tensors = self._tensors_at(offset, count, size) if count else self._no_tensors(offset, size)
-        return Frame(kind, header[3], header[4], header[5], header[6], header[9], meta, tensors, header[11:])
-
-    def _needed(self) -> int:
-        """Bytes of the frame that begins at offset 0, as far as is known; makes room for them."""
+        """How many bytes are certainly still to come for the frame that has begun; 0 between frames."""
+        if not self._filled or self._taken:
+            return 0
         if self._filled < 64:
-            return 64
-        header = HEADER.unpack_from(self._view)
-        self._check(header)
-        size: int = 64 + header[10]
+            return 64 - self._filled
+        return 64 + int(HEADER.unpack_from(self._view)[10]) - self._filled
+
+    def _wait_for_more(self, filled: int) -> None:
+        self._filled, self.room = filled, self._view[filled:]
+
+    def _make_room(self, size: int, filled: int) -> None:
         if size > len(self._view):
             old = self._view
-            self._allocate(_padded_to_page(size))
-            self._view[: self._filled] = old[: self._filled]
-            self._descriptors = (b"", 0, 0)
-        return size
+            self._allocate(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._view[:filled] = old[:filled]
+        self._wait_for_more(filled)
 
-    def _check(self, header: tuple[Any, ...]) -> tuple[int, int, int]:
-        magic, version, kind, _, _, _, _, meta_bytes, count, _, body_bytes = header[:11]
-        if magic != MAGIC:
-            raise ProtocolError(f"a frame begins with {magic!r}, not {MAGIC!r}: this is not the EdgeRT protocol")
-        if version != VERSION:
-            raise ProtocolError(f"protocol version {version}; this side speaks {VERSION}")
-        if kind not in KINDS:
-            raise ProtocolError(f"frame kind {kind} is not known")
-        if 64 + body_bytes > self._frame_bytes_max:
-            raise ProtocolError(f"a frame of {64 + body_bytes} bytes; at most {self._frame_bytes_max} are allowed")
-        if meta_bytes > META_BYTES_MAX or count > TENSORS_MAX:
-            raise ProtocolError(
-                f"{meta_bytes} bytes of meta and {count} tensors; at most {META_BYTES_MAX} and {TENSORS_MAX}"
-            )
-        if _padded(meta_bytes) + 64 * count > body_bytes:
-            raise ProtocolError("the header's lengths contradict each other")
-        return kind, meta_bytes, count
+    def _copy_shared(self, size: int, filled: int) -> None:
+        """Bring the body out of the shared memory, once: what is checked and used cannot be changed any more."""
+        if self.shared is None or size > len(self.shared):
+            raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
+        if filled != 64:
+            raise ProtocolError("a frame in shared memory was followed by another before its answer")
+        self._make_room(size, 64)
+        self._view[64:size] = self.shared[64:size]
 
-    def _no_tensors(self, offset: int, size: int) -> tuple[WireTensor, ...]:
-        if offset != size:
-            raise ProtocolError("a frame's body is longer than its parts")
-        return ()
+    def _drop_taken(self) -> None:
+        """Move what followed the last frame to the front. Its views are given up by now."""
+        rest = self._filled - self._taken
+        self._view[:rest] = bytes(self._view[self._taken : self._filled])
+        self._taken, self.more = 0, False
+        self._wait_for_more(rest)
 
     def _tensors_at(self, offset: int, count: int, size: int) -> tuple[WireTensor, ...]:
+        if not count:
+            if offset != size:
+                raise ProtocolError("a frame's body is longer than its parts")
+            return ()
+        descriptors = bytes(self._view[offset : offset + 64 * count])
         # Same descriptors at the same place: the views made last time still say it all.
-        key = (bytes(self._view[offset : offset + 64 * count]), offset, size)
-        if key != self._descriptors:
+        if descriptors != self._descriptors or self._place != (offset, size):
             self._tensors = self._parse_tensors(offset, count, size)
-            self._descriptors = key
+            self._descriptors, self._place = descriptors, (offset, size)
         return self._tensors
 
     def _parse_tensors(self, offset: int, count: int, size: int) -> tuple[WireTensor, ...]:
@@ -198,22 +210,31 @@ class FrameBuffer:
             if data + nbytes > size:
                 raise ProtocolError(f"tensor {i} reaches beyond its frame")
             tensors.append(WireTensor(number, datatype, shape, self._view[data : data + nbytes]))
-            data += _padded(nbytes)
+            data += (nbytes + 63) & ~63
         if data != size:
             raise ProtocolError("a frame's body is longer than its parts")
         return tuple(tensors)
 
-    def _drop_taken(self) -> None:
-        if not self._taken:
-            return
-        rest = self._filled - self._taken
-        if rest:  # a client that does not wait for its answers
-            self._view[:rest] = bytes(self._view[self._taken : self._filled])
-        self._filled, self._taken = rest, 0
+    def _refusal(
+        self, magic: bytes, version: int, kind: int, meta_bytes: int, tensor_count: int, body_bytes: int
+    ) -> ProtocolError:
+        """Which of the header's rules is broken."""
+        if magic != MAGIC:
+            return ProtocolError(f"a frame begins with {magic!r}, not {MAGIC!r}: this is not the EdgeRT protocol")
+        if version != VERSION:
+            return ProtocolError(f"protocol version {version}; this side speaks {VERSION}")
+        if not HELLO <= kind <= MOVED:
+            return ProtocolError(f"frame kind {kind} is not known")
+        if body_bytes > self._body_bytes_max:
+            return ProtocolError(f"a frame of {64 + body_bytes} bytes; at most {64 + self._body_bytes_max} are allowed")
+        if meta_bytes > META_BYTES_MAX or tensor_count > TENSORS_MAX:
+            return ProtocolError(
+                f"{meta_bytes} bytes of meta and {tensor_count} tensors; at most {META_BYTES_MAX} and {TENSORS_MAX}"
+            )
+        return ProtocolError("the header's lengths contradict each other")
 
 
-@dataclass(frozen=True)
-class OutTensor:
+class OutTensor(NamedTuple):
     """A tensor to be sent: its descriptor, ready made, and its bytes."""
 
     descriptor: bytes
@@ -248,18 +269,35 @@ def frame(
         parts.append(padded)
         body = len(padded)
     if tensors:
-        parts.append(tensors[0].descriptor if len(tensors) == 1 else b"".join(t.descriptor for t in tensors))
+        parts.append(tensors[0][0] if len(tensors) == 1 else b"".join(t[0] for t in tensors))
         body += 64 * len(tensors)
-        for tensor in tensors:
-            nbytes = len(tensor.data)
-            parts.append(tensor.data)
+        for _, data in tensors:
+            nbytes = len(data)
+            parts.append(data)
             if nbytes & 63:
                 parts.append(_PAD[: -nbytes % 64])
-            body += _padded(nbytes)
+            body += (nbytes + 63) & ~63
     parts[0] = HEADER.pack(
         MAGIC, VERSION, kind, flags, request_id, model_id, arg, len(meta), len(tensors), status, body, *stages
     )
     return parts
+
+
+def share(parts: Sequence[Buffer], area: memoryview) -> bytes | None:
+    """Put the body of a frame made by `frame` into `area`, from offset 64; the header that announces it there.
+
+    None where it does not fit: then the frame travels as it is.
+    """
+    at = 64
+    for part in parts[1:]:
+        end = at + len(part)
+        if end > len(area):
+            return None
+        area[at:end] = part
+        at = end
+    header = bytearray(parts[0])
+    header[6] |= FLAG_SHARED
+    return bytes(header)
 
 
 def json_frame(kind: int, value: dict[str, Any], *, request_id: int = 0, status: int = 0, arg: int = 0) -> bytes:
@@ -283,11 +321,3 @@ def error_of(received: Frame) -> EdgeRTError:
 
 def stage_times(received: Frame) -> StageTimes:
     return StageTimes(*received.stages)
-
-
-def _padded(size: int) -> int:
-    return (size + 63) & ~63
-
-
-def _padded_to_page(size: int) -> int:
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -111,10 +111,11 @@ def raw(device: Device) -> socket.socket:
 
 def read_frame(sock: socket.socket) -> wire.Frame:
     frames = wire.FrameBuffer()
-    while (frame := frames.next_frame()) is None:
-        count = sock.recv_into(frames.writable()[: max(1, frames.missing())])
+    frame = None
+    while frame is None:
+        count = sock.recv_into(frames.room[: frames.missing() or 64])
         assert count, "the daemon closed without a word"
-        frames.wrote(count)
+        frame = frames.feed(count)
     return frame
 
 

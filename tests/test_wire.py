@@ -32,22 +32,22 @@ def feed(frames: wire.FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, i
     found = []
     at = 0
     while at < len(data):
-        room = frames.writable()
+        room = frames.room
         count = min(chunk, len(room), len(data) - at)
         room[:count] = data[at : at + count]
-        frames.wrote(count)
         at += count
-        while (frame := frames.next_frame()) is not None:
+        frame = frames.feed(count)
+        while frame is not None:
             arrays = [np.frombuffer(t.data, NUMPY_NAMES[t.datatype]).reshape(t.shape).copy() for t in frame.tensors]
             found.append((frame.kind, frame.request_id, arrays))
+            frame = frames.feed(0) if frames.more else None
     return found
 
 
 def complete(data: bytes, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> wire.Frame | None:
     frames = wire.FrameBuffer(frame_bytes_max, size_bytes=len(data) + 64)
-    frames.writable()[: len(data)] = data
-    frames.wrote(len(data))
-    return frames.next_frame()
+    frames.room[: len(data)] = data
+    return frames.feed(len(data))
 
 
 shapes = st.lists(st.integers(0, 5), max_size=8).map(tuple)
@@ -78,9 +78,8 @@ def test_tensors_lie_aligned_and_are_the_same_objects_when_nothing_about_them_ch
     seen = []
     for value in (1.0, 2.0):
         data = infer_frame(np.full((1, 3, 5), value, np.float32))
-        frames.writable()[: len(data)] = data
-        frames.wrote(len(data))
-        frame = frames.next_frame()
+        frames.room[: len(data)] = data
+        frame = frames.feed(len(data))
         assert frame is not None
         array = np.frombuffer(frame.tensors[0].data, np.float32)
         assert array.ctypes.data % wire.ALIGNMENT == 0
@@ -159,10 +158,9 @@ def test_noise_is_refused_or_waited_for_never_a_crash(noise: bytes, at: int) -> 
 def test_a_frame_beyond_the_limit_allocates_nothing() -> None:
     frames = wire.FrameBuffer(frame_bytes_max=4096, size_bytes=128)
     data = infer_frame(np.zeros(2000, np.float32))[:64]
-    frames.writable()[:64] = data
-    frames.wrote(64)
+    frames.room[:64] = data
     with pytest.raises(ProtocolError, match="4096"):
-        frames.missing()
+        frames.feed(64)
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after_s=0.25), WorkerLost("gone"), ProtocolError("bad")])

@@ -73,8 +73,8 @@ class Batcher:
         self.cap = cap if batchable(session.inputs) and batchable(session.outputs) else 1
         self._queue_max = queue_max
         self._clock, self._sleep = clock, sleep
-        self._mutex = threading.Lock()
-        self._busy = False
+        self._mutex = threading.Lock()  # guards the queue
+        self._engine = threading.Lock()  # held by whoever runs the session; passed on, not released, to a next leader
         self._queue: deque[_Ticket] = deque()
         self._last_rows, self._last_run_s = 1, 0.0
         self._arena: Arrays = []
@@ -86,30 +86,44 @@ class Batcher:
         Raises Overloaded when the queue is full, DeadlineExceeded when `deadline_s` (on `clock`) passes
         before the engine could start, EngineFailed.
         """
-        came_ns = time.perf_counter_ns()
-        with self._mutex:
-            ticket = None
-            if self._busy:
-                ticket = self._park(inputs, rows, deadline_s, came_ns)
-            self._busy = True
-        if ticket is None:
-            return self._lead(_Ticket(inputs, rows, None, came_ns), lingers=False)
+        if self._engine.acquire(False):
+            return self._run_alone(inputs, rows)
+        ticket = self._park(inputs, rows, deadline_s)
+        if self._engine.acquire(False):  # it became free before the ticket could be seen
+            self._pass_on()
         return self._wait(ticket)
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
-    def _park(self, inputs: Sequence[NDArray[Any]], rows: int, deadline_s: float | None, came_ns: int) -> _Ticket:
-        if len(self._queue) >= self._queue_max:
-            per_item_s = self._last_run_s / max(1, self._last_rows)
-            raise Overloaded(
-                f"{len(self._queue)} requests wait for this model already, its limit; send less or try again later",
-                retry_after_s=max(0.001, per_item_s * len(self._queue)),
-            )
-        ticket = _Ticket(inputs, rows, deadline_s, came_ns)
-        self._queue.append(ticket)
-        return ticket
+    def _run_alone(self, inputs: Sequence[NDArray[Any]], rows: int) -> Answer:
+        """The engine was idle: nothing to gather, nobody to answer. The hot path."""
+        began_ns = time.perf_counter_ns()
+        try:
+            outputs = self._session.run(inputs)
+            engine_ns = time.perf_counter_ns() - began_ns
+            self._last_rows, self._last_run_s = rows, engine_ns * 1e-9
+            self.closed["idle"] += 1
+        except EdgeRTError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+        finally:
+            self._free_engine()
+        return Answer(outputs, 0, engine_ns, rows)
+
+    def _park(self, inputs: Sequence[NDArray[Any]], rows: int, deadline_s: float | None) -> _Ticket:
+        with self._mutex:
+            if len(self._queue) >= self._queue_max:
+                per_item_s = self._last_run_s / max(1, self._last_rows)
+                raise Overloaded(
+                    f"{len(self._queue)} requests wait for this model already, its limit; send less or try again later",
+                    retry_after_s=max(0.001, per_item_s * len(self._queue)),
+                )
+            ticket = _Ticket(inputs, rows, deadline_s, time.perf_counter_ns())
+            self._queue.append(ticket)
+            return ticket
 
     def _wait(self, ticket: _Ticket) -> Answer:
         if ticket.deadline_s is None:
@@ -124,21 +138,20 @@ class Batcher:
             raise ticket.error
         if ticket.answer is not None:
             return ticket.answer
-        return self._lead(ticket, lingers=True)
+        return self._lead(ticket)
 
-    def _lead(self, own: _Ticket, *, lingers: bool) -> Answer:
+    def _lead(self, own: _Ticket) -> Answer:
         """Run a batch with `own` in it, answer the others, and hand the engine on."""
         try:
             batch = [own]
-            if lingers and self.cap > 1:
+            reason = "idle"
+            if self.cap > 1:
                 reason = self._linger(own)
                 batch += self._take(self.cap - own.rows)
-                self.closed["cap" if _rows(batch) >= self.cap else reason] += 1
-            else:
-                self.closed["idle"] += 1
+            self.closed["cap" if _rows(batch) >= self.cap > 1 else reason] += 1
             self._run(batch)
         finally:
-            self._hand_on()
+            self._free_engine()
         if own.error is not None:
             raise own.error
         assert own.answer is not None  # _run answers every ticket or gives it an error
@@ -180,7 +193,7 @@ class Batcher:
             self._fail(batch, error)
             return
         except Exception as error:  # noqa: BLE001  # an engine's own failure must not strand the parked
-            self._fail(batch, EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
+            self._fail(batch, _failed(error))
             return
         engine_ns = time.perf_counter_ns() - start_ns
         self._last_rows, self._last_run_s = rows, engine_ns / 1e9
@@ -209,21 +222,38 @@ class Batcher:
             np.concatenate([ticket.inputs[i] for ticket in batch], out=whole[:rows])
         return [whole[:rows] for whole in self._arena]
 
-    def _hand_on(self) -> None:
-        with self._mutex:
-            while self._queue:
-                leader = self._queue.popleft()
-                if leader.deadline_s is not None and self._clock() >= leader.deadline_s:
-                    leader.error = _late()
+    def _free_engine(self) -> None:
+        """The run is over: wake the next leader, or leave the engine idle."""
+        if self._queue:
+            self._pass_on()
+            return
+        self._engine.release()
+        if self._queue and self._engine.acquire(False):  # somebody parked just before the release
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Whoever holds the engine gives it to the first that waits; the expired ones are refused."""
+        while True:
+            with self._mutex:
+                while self._queue:
+                    leader = self._queue.popleft()
+                    if leader.deadline_s is not None and self._clock() >= leader.deadline_s:
+                        leader.error = _late()
+                        leader.gate.release()
+                        continue
                     leader.gate.release()
-                    continue
-                leader.gate.release()
+                    return
+            self._engine.release()
+            if not (self._queue and self._engine.acquire(False)):
                 return
-            self._busy = False
 
 
 def _rows(batch: list[_Ticket]) -> int:
     return sum(ticket.rows for ticket in batch)
+
+
+def _failed(error: Exception) -> EngineFailed:
+    return EngineFailed(f"the engine failed: {type(error).__name__}: {error}")
 
 
 def _late() -> DeadlineExceeded:

@@ -5,6 +5,7 @@ Each stage takes arrays and gives arrays; the time between is noted as it goes b
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from edgert.serving.model import LoadedModel
 from edgert.tensors import TensorSpec, batchable, fits
 
 ROWS_MAX = 1024
+SHARED_ITEMS = 8
+SHARED_BYTES_MIN = 256 * 1024
 
 Arrays = list[NDArray[Any]]
 
@@ -30,6 +33,7 @@ class Served(NamedTuple):
     """An answer ready to be sent: the RESULT frame's buffers, and what the request's span will say (us)."""
 
     parts: list[wire.Buffer]
+    body_bytes: int
     stages: tuple[int, int, int, int, int, int]
     batch: int
     cache_hit: bool
@@ -53,6 +57,12 @@ class Pipeline:
         self._classified = next(
             (i for i, s in enumerate(manifest.outputs) if self._classify and s.name == self._classify.output), 0
         )
+
+    @property
+    def shared_bytes(self) -> int:
+        """How large a half of a client's shared memory should be: for the larger of eight items in or out."""
+        sizes = [sum(_item_bytes(spec) for spec in specs) for specs in (self.inputs, self.outputs)]
+        return max(SHARED_BYTES_MIN, SHARED_ITEMS * max(sizes))
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told about the model when it connects."""
@@ -86,32 +96,40 @@ class Pipeline:
     def infer(self, request: wire.Frame, arrays: Arrays, decode_ns: int, deadline_s: float | None) -> Served:
         """Answer one request. Raises EdgeRTError; the caller sends it on."""
         now = time.perf_counter_ns
+        preprocess_ns = cache_ns = postprocess_ns = 0
         began_ns = now()
-        arrays = self._preprocessed(arrays)
-        preprocessed_ns = now()
-        outputs, run, hit = self._answer(arrays, deadline_s, use_cache=not request.flags & wire.FLAG_NO_CACHE)
-        answered_ns = now()
+        if self._byte_specs:
+            arrays = self._preprocessed(arrays)
+            preprocessed_ns = now()
+            preprocess_ns, began_ns = preprocessed_ns - began_ns, preprocessed_ns
+        rows = len(arrays[0]) if self._batchable else 1
+        if request.flags & wire.FLAG_NO_CACHE or not self._cache.on:
+            outputs, queue_ns, engine_ns, batch = self._batcher.infer(arrays, rows, deadline_s)
+            hit = False
+        else:
+            (outputs, queue_ns, engine_ns, batch), hit = self._ask_cache(arrays, rows, deadline_s)
+            cache_ns = now() - began_ns - queue_ns - engine_ns
         if self._classify is not None:
+            answered_ns = now()
             outputs = [*outputs, *self._top_classes(outputs[self._classified])]
-        queue_ns, engine_ns, batch = (run.queue_ns, run.engine_ns, run.batch) if run else (0, 0, 0)
+            postprocess_ns = now() - answered_ns
         stages = (
             decode_ns // 1000,
-            (preprocessed_ns - began_ns) // 1000,
-            max(0, answered_ns - preprocessed_ns - queue_ns - engine_ns) // 1000,
+            preprocess_ns // 1000,
+            cache_ns // 1000,
             queue_ns // 1000,
             engine_ns // 1000,
-            (now() - answered_ns) // 1000,
+            postprocess_ns // 1000,
         )
         parts = wire.frame(
             wire.RESULT,
             request_id=request.request_id,
-            model_id=request.model_id,
             flags=wire.FLAG_CACHE_HIT if hit else 0,
             arg=batch,
             tensors=[to_wire(i, array) for i, array in enumerate(outputs)],
             stages=stages,
         )
-        return Served(parts, stages, batch, hit)
+        return Served(parts, sum(map(len, parts)) - 64, stages, batch, hit)
 
     def _preprocessed(self, arrays: Arrays) -> Arrays:
         for i in self._byte_specs:
@@ -119,13 +137,9 @@ class Pipeline:
                 return [*arrays[:i], self._preprocess(arrays[i]), *arrays[i + 1 :]]
         return arrays
 
-    def _answer(self, arrays: Arrays, deadline_s: float | None, use_cache: bool) -> tuple[Arrays, Answer | None, bool]:
-        """Outputs, the engine run that gave them (None where none did), and whether the cache had them."""
-        rows = len(arrays[0]) if self._batchable else 1
+    def _ask_cache(self, arrays: Arrays, rows: int, deadline_s: float | None) -> tuple[Answer, bool]:
+        """The answer, and whether the cache or a request under way had it; then no engine time is stated."""
         cache = self._cache
-        if not (use_cache and cache.on):
-            run = self._batcher.infer(arrays, rows, deadline_s)
-            return run.outputs, run, False
         began_ns = time.perf_counter_ns()
         key = cache.key(arrays)
         hash_ns = time.perf_counter_ns() - began_ns
@@ -137,7 +151,9 @@ class Pipeline:
 
         outputs, hit = cache.get_or_run(key, run_engine, deadline_s)
         cache.judge(hit, hash_ns, runs[0].engine_ns if runs else 0)
-        return outputs, runs[0] if runs else None, hit
+        if not runs:
+            return Answer(outputs, 0, 0, 0), hit
+        return runs[0]._replace(outputs=outputs), hit
 
     def _check_rows(self, arrays: Arrays) -> None:
         if not self._batchable:
@@ -158,3 +174,8 @@ class Pipeline:
         assert self._classify is not None
         shares = softmax(scores) if self._classify.softmax else scores.astype(np.float32, copy=False)
         return list(top_k(shares, self._classify.top_k))
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    """The bytes of one item, an axis of open length counted once, and its descriptor and padding."""
+    return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

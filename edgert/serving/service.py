@@ -2,24 +2,27 @@
 
 A service follows the model's slots: `sync` reads them and brings a worker up for what they name. A new
 version loads in a worker of its own while the old one serves; only when it is ready do new connections go
-to it and are the old ones told to move. A worker that ends unasked is started again, with growing pauses;
-after CRASHES_MAX in a row the version is given up and the previous good one returns, if there is one.
+to it and are the old ones told to move. A worker that outgrows its memory is replaced in the same way.
+
+A worker that ends unasked, or whose engine run takes longer than allowed, is started again with growing pauses.
+After CRASHES_MAX in a row the version is given up and the previous good one returns; where there is none that
+did not fail before, the model is quarantined: tried again after long and growing pauses.
+
+Where a memory budget is set, a model is loaded when the first client asks for it, and unloaded when the
+supervisor needs its memory for another. All methods run on the supervisor's one thread.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from edgert import wire
-from edgert.config import StateDir
+from edgert.config import DeviceConfig, StateDir
 from edgert.errors import (
     DeviceError,
     EdgeRTError,
@@ -31,85 +34,90 @@ from edgert.errors import (
     Unavailable,
 )
 from edgert.serving import channel
+from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
 
 CRASHES_MAX = 3
 STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
-RESTART_PAUSES_S = (0.1, 0.5, 2.0, 10.0, 30.0)
+RESTART_PAUSES_S = (0.1, 0.5, 2.0)
+QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)
 LOAD_S_MAX = 180.0
-STOP_S_MAX = 15.0
 LOADING_RETRY_S = 0.1
-
-
-class WorkerState(str, Enum):
-    LOADING = "loading"
-    READY = "ready"
-    STOPPING = "stopping"
-
-
-@dataclass(eq=False)
-class WorkerProcess:
-    """A worker and our end of its channel. `facts` is what it said when it became ready."""
-
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    version: Version
-    started_s: float
-    state: WorkerState = WorkerState.LOADING
-    stop_by_s: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    failure: EdgeRTError | None = None
-
-    def stop(self, *, final: bool, now_s: float) -> None:
-        """Ask it to answer what it has and end. `final`: its clients are told that the daemon stops."""
-        if self.state is WorkerState.STOPPING:
-            return
-        self.state, self.stop_by_s = WorkerState.STOPPING, now_s + STOP_S_MAX
-        try:
-            channel.send(self.channel, {"op": "stop", "final": final})
-        except OSError:
-            self.process.kill()
-
+LOOK_S_MAX = 30.0  # between two looks at a worker; runs are timed exactly all the same
+MEMORY_LOOK_S = 2.0  # where a worker's memory is limited
+MEMORY_HARD_SHARE = 1.25  # of the limit: from here the worker is killed, not replaced
+RECYCLE_PAUSE_S = 60.0
+ROOM_RETRY_S = 0.05
+ROOM_S_MAX = 10.0  # how long a model nobody asks for again waits for room
+STUCK_S = 10.0  # a worker that lives on that long after it was killed
 
 Settled = Callable[[EdgeRTError | None], None]
 
 
-class ModelService:
-    """Keeps one model served as its slots say. All methods run on the supervisor's one thread.
+class ServingState(str, Enum):
+    """What `edgertd status` says of a model."""
 
-    `watch` and `unwatch` tell the supervisor's loop about a worker's channel; `notify` reports what happened
-    (event name and fields). `clock` is monotonic seconds.
+    READY = "ready"
+    DEGRADED = "degraded"  # serves, but not on the first engine of its ladder
+    LOADING = "loading"
+    WAITING = "waiting"  # for memory that other models hold
+    UNLOADED = "unloaded"  # loaded when somebody asks
+    RESTARTING = "restarting"
+    QUARANTINED = "quarantined"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class ModelService:
+    """Keeps one model served as its slots say.
+
+    `watch` tells the supervisor's loop about a worker's channel; `notify` reports what happened (event, model,
+    fields); `admit` says whether there is memory for a version now, raises where there never will be, and makes
+    room meanwhile. `clock` is monotonic seconds, the same as the workers' run pages.
     """
 
     def __init__(
         self,
         model: str,
         state: StateDir,
+        config: DeviceConfig,
         boot: str,
         watch: Callable[[ModelService, WorkerProcess], None],
         notify: Callable[[str, str, dict[str, Any]], None],
+        admit: Callable[[ModelService, SlotState], bool] = lambda service, slots: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model = model
+        self.model, self.config = model, config.serving
+        self.pinned = config.model(model).pinned
         self.store = SlotStore(state.models / model)
-        self._state_dir, self._boot, self._watch, self._notify, self._clock = state, boot, watch, notify, clock
+        self._state_dir, self._boot, self._watch, self._notify = state, boot, watch, notify
+        self._admit, self._clock = admit, clock
         self.current: WorkerProcess | None = None
         self.next: WorkerProcess | None = None
+        self.on_trial = False
+        self.fault: EdgeRTError | None = None
         self._ending: list[WorkerProcess] = []
         self._waiting: list[Settled] = []
+        self._demanded = self.pinned or not self.config.memory_mb
+        self._room_until_s: float | None = None
+        self._room_at_s: float | None = None
         self._crashes = 0
+        self._crashed_digest = ""
+        self._given_up: set[str] = set()
         self._restart_at_s: float | None = None
         self._trial_until_s: float | None = None
         self._give_up_pending = False
+        self._recycled_at_s: float | None = None
+        self._look_at_s: float | None = None
         self._stopped = False
-        self.fault: EdgeRTError | None = None
 
     # --- what the supervisor asks -------------------------------------------------------------
 
     def sync(self, settled: Settled | None = None) -> None:
-        """Bring up what the slots name; `settled` hears None when it serves, or why it does not."""
+        """Bring up what the slots name; `settled` hears None when that is so, or why it is not."""
         if settled is not None:
             self._waiting.append(settled)
+            self._given_up.clear()  # somebody decided anew
         try:
             slots = self.store.read()
         except EdgeRTError as error:
@@ -118,22 +126,24 @@ class ModelService:
         self._watch_trial(slots)
         version = slots.version(slots.active)
         if version is None or slots.active is None:
+            self._abandon_next()
             self._retire(self.current)
             self.current = None
+            self._forget_restart()
             self._settle(None)
         elif self.current is not None and self.current.version.digest == version.digest:
-            self._abandon_next()
+            if self.next is not None and self.next.version.digest != version.digest:
+                self._abandon_next()
             self._settle(None)
         elif self.next is None or self.next.version.digest != version.digest:
             self._abandon_next()
-            self.fault = None
-            self._restart_at_s = None
-            self.next = self._start(slots.active, version)
+            self._bring_up(slots, version)
 
     def connect(self, client: socket.socket) -> None:
         """Hand a client's connection to the worker that serves. Raises EdgeRTError where none does."""
         worker = self.current
         if worker is None:
+            self._demand()
             raise self._unavailable()
         try:
             channel.send(worker.channel, {"op": "connection"}, (client.fileno(),))
@@ -141,6 +151,7 @@ class ModelService:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
         except OSError as error:  # it has just ended; the loop will hear of it
             raise self._unavailable() from error
+        worker.connected_at_s = self._clock()
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         """A worker said something."""
@@ -154,7 +165,7 @@ class ModelService:
 
     def ended(self, worker: WorkerProcess) -> None:
         """A worker's process is gone; its channel is closed by the supervisor."""
-        code = worker.process.wait()
+        code = worker.reaped()
         if worker in self._ending:
             self._ending.remove(worker)
             return
@@ -166,9 +177,10 @@ class ModelService:
         else:
             return
         fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_how(code)}")
-        if was_loading and self._ends_trial(worker, fault):
+        if was_loading and self._ends_trial(worker.version, fault):
             return
-        self._crashed(worker, fault)
+        stable = worker.state is WorkerState.READY and self._clock() - worker.started_s > STABLE_S
+        self._crashed(worker.version, fault, stable=stable)
 
     def tick(self) -> None:
         """Do what is due by now."""
@@ -176,26 +188,38 @@ class ModelService:
         if self._restart_at_s is not None and now_s >= self._restart_at_s:
             self._restart_at_s = None
             self.sync()
+        if self._room_at_s is not None and now_s >= self._room_at_s:
+            self._room_at_s = None
+            self.sync()
         if self._give_up_pending:
             self._give_up()
         if self._trial_until_s is not None and now_s >= self._trial_until_s:
             self._expire_trial()
         if self.next is not None and now_s > self.next.started_s + LOAD_S_MAX:
-            self.next.failure = EngineFailed(
-                f"release {self.next.version.release} did not load within {LOAD_S_MAX:.0f} s"
-            )
-            self.next.process.kill()
+            version = self.next.version
+            self.next.kill(EngineFailed(f"release {version.release} did not load within {LOAD_S_MAX:.0f} s"))
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:
                 worker.process.kill()
+        if self._look_at_s is not None and now_s >= self._look_at_s:
+            self._look(now_s)
 
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._trial_until_s]
+        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s]
         times += [self._clock() + LOADING_RETRY_S] if self._give_up_pending else []
         times += [self.next.started_s + LOAD_S_MAX] if self.next is not None else []
         times += [worker.stop_by_s for worker in self._ending]
         return min((t for t in times if t is not None), default=None)
+
+    def unload(self, reason: str) -> None:
+        """Give this model's memory to another; it is loaded again when somebody asks for it."""
+        worker = self.current
+        if worker is None:
+            return
+        self._retire(worker)
+        self.current, self._demanded = None, False
+        self._notify("unloaded", self.model, {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
         """The daemon stops: every worker answers what it has and refuses the rest."""
@@ -205,61 +229,134 @@ class ModelService:
                 worker.stop(final=True, now_s=self._clock())
                 self._ending.append(worker)
         self.current = self.next = None
-        self._restart_at_s = self._trial_until_s = None
+        self._forget_restart()
+        self._trial_until_s = self._look_at_s = None
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
     def workers(self) -> list[WorkerProcess]:
         return [w for w in (self.current, self.next, *self._ending) if w is not None]
 
+    @property
+    def busy(self) -> bool:
+        """Whether an engine run is under way."""
+        return any(worker.page.running_since_s() is not None for worker in self.workers)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is on its way up."""
+        return self.next is None and self._room_at_s is None
+
+    def stuck(self) -> bool:
+        """Whether a worker has outlived its kill: then this daemon cannot help itself."""
+        limit_s = self.config.run_s_max + STUCK_S
+        since = [worker.page.running_since_s() for worker in self.workers]
+        return any(s is not None and self._clock() - s > limit_s for s in since)
+
+    @property
+    def state(self) -> ServingState:
+        if self.current is not None:
+            return ServingState.DEGRADED if self.current.facts.get("degraded") else ServingState.READY
+        if self.next is not None:
+            return ServingState.LOADING
+        if self._room_at_s is not None:
+            return ServingState.WAITING
+        if self._restart_at_s is not None:
+            return ServingState.QUARANTINED if self._crashes >= CRASHES_MAX else ServingState.RESTARTING
+        if self.fault is not None:
+            return ServingState.FAILED
+        return ServingState.STOPPED if self._demanded else ServingState.UNLOADED
+
     def as_json(self) -> dict[str, Any]:
         """What `edgertd status` shows of this model's serving."""
-        if self.current is not None:
-            state = "ready"
-        elif self.next is not None:
-            state = "loading"
-        elif self._restart_at_s is not None:
-            state = "restarting"
-        else:
-            state = "failed" if self.fault is not None else "stopped"
-        worker = self.current
+        worker, state = self.current, self.state
+        retry_s = None if self._restart_at_s is None else round(max(0.0, self._restart_at_s - self._clock()), 1)
         return {
-            "state": state,
+            "state": state.value,
             "fault": None if self.fault is None else self.fault.message,
             "crashes": self._crashes,
+            "retry_s": retry_s,
+            "pinned": self.pinned,
             "pid": None if worker is None else worker.process.pid,
+            "memory_mb": None if worker is None else round(worker.mb, 1),
             **({} if worker is None else worker.facts),
         }
 
-    # --- inside -----------------------------------------------------------------------------
+    # --- loading ------------------------------------------------------------------------------
 
-    def _start(self, slot: str, version: Version) -> WorkerProcess:
-        ours, theirs = channel.pair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "edgert.serving.worker", "--channel", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        ours.setblocking(False)
-        worker = WorkerProcess(process, ours, version, self._clock())
+    def _bring_up(self, slots: SlotState, version: Version) -> None:
+        """Load `version`, if it is wanted now and there is room."""
+        if not (self._demanded or self.on_trial or self.current is not None):
+            self._settle(None)
+            return
+        if version.digest != self._crashed_digest:
+            self._crashes = 0
+        self._restart_at_s = None
+        try:
+            admitted = self._admit(self, slots)
+        except EdgeRTError as error:  # it is larger than the whole budget
+            self._refused_for_good(version, error)
+            return
+        if not admitted:
+            self._wait_for_room(version)
+            return
+        self._room_at_s = self._room_until_s = None
+        self.fault = None
+        self._start(slots, version)
+
+    def _start(self, slots: SlotState, version: Version) -> None:
+        assert slots.active is not None  # the caller has its version
         order = {
             "model": self.model,
-            "folder": os.fspath(self.store.slot_folder(slot)),
+            "folder": os.fspath(self.store.slot_folder(slots.active)),
             "digest": version.digest,
             "state": os.fspath(self._state_dir.root),
             "boot": self._boot,
         }
-        channel.send(ours, order)
-        self._watch(self, worker)
-        return worker
+        try:
+            self.next = WorkerProcess.start(order, version, self._clock())
+        except OSError as error:  # no memory, no process: as any other end of a worker
+            self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), stable=False)
+            return
+        self._watch(self, self.next)
+
+    def _demand(self) -> None:
+        """Somebody asks for a model that is not loaded."""
+        if self._room_until_s is not None:
+            self._room_until_s = self._clock() + ROOM_S_MAX
+        if self._demanded or self._stopped:
+            return
+        self._demanded = True
+        self.sync()
+
+    def _wait_for_room(self, version: Version) -> None:
+        now_s = self._clock()
+        if self._room_until_s is None:
+            self._room_until_s = now_s + ROOM_S_MAX
+        if now_s < self._room_until_s:
+            self._room_at_s = now_s + ROOM_RETRY_S
+            return
+        self._refused_for_good(version, Overloaded("other models hold the memory and are in use", retry_after_s=1.0))
+
+    def _refused_for_good(self, version: Version, fault: EdgeRTError) -> None:
+        """There is no room, or there never will be: whoever asks next asks anew."""
+        self._room_at_s = self._room_until_s = None
+        self._demanded = self.pinned
+        if not isinstance(fault, Overloaded):
+            self.fault = fault
+        if not self._ends_trial(version, fault):
+            self._notify("no_room", self.model, {"release": version.release, "reason": fault.message})
+            self._settle(fault)
 
     def _switch_to(self, worker: WorkerProcess) -> None:
         old, self.current, self.next = self.current, worker, None
         worker.state, worker.started_s = WorkerState.READY, self._clock()
+        worker.connected_at_s = self._clock()
         self.fault = None
         self._retire(old)
-        self._notify("serving", self.model, {"release": worker.version.release, "engine": worker.facts.get("engine")})
+        self._plan_look()
+        facts = worker.facts
+        self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
         self._settle(None)
 
     def _retire(self, worker: WorkerProcess | None) -> None:
@@ -273,12 +370,68 @@ class ModelService:
             self._ending.append(self.next)
             self.next = None
 
-    def _ends_trial(self, worker: WorkerProcess, fault: EdgeRTError) -> bool:
-        """Whether the worker that failed to load was on trial; then its version is rolled back."""
+    # --- looking after the worker that serves ---------------------------------------------------
+
+    def _plan_look(self) -> None:
+        """Set the next look. The times are multiples of the period, so that many models cost one waking."""
+        if self.current is None:
+            self._look_at_s = None
+            return
+        limit_s, now_s = self.config.run_s_max, self._clock()
+        period_s = min(limit_s, LOOK_S_MAX, MEMORY_LOOK_S if self.config.worker_mb_max else LOOK_S_MAX)
+        self._look_at_s = (now_s // period_s + 1) * period_s
+        if (since := self.current.page.running_since_s()) is not None:
+            self._look_at_s = max(now_s, min(self._look_at_s, since + limit_s)) + 0.001
+
+    def _look(self, now_s: float) -> None:
+        """See to it that no run lasts for ever and that the memory stays within its limits."""
+        worker = self.current
+        if worker is not None and not self._runs_too_long(worker, now_s):
+            if self.config.worker_mb_max or self.config.memory_mb:
+                worker.measure()
+            self._heed_memory(worker, now_s)
+        self._plan_look()
+
+    def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:
+        since = worker.page.running_since_s()
+        if since is None or now_s - since <= self.config.run_s_max or worker.page.running_since_s() != since:
+            return False
+        worker.kill(EngineFailed(f"an engine run took longer than {self.config.run_s_max:g} s, its limit"))
+        return True
+
+    def _heed_memory(self, worker: WorkerProcess, now_s: float) -> None:
+        limit_mb = self.config.worker_mb_max
+        if not limit_mb or worker.mb <= limit_mb:
+            return
+        if worker.mb > limit_mb * MEMORY_HARD_SHARE:
+            worker.kill(EngineFailed(f"the worker took {worker.mb:.0f} MB; {limit_mb:g} MB are allowed"))
+        elif self.next is None and (
+            self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S
+        ):
+            self._recycle(worker, now_s)
+
+    def _recycle(self, worker: WorkerProcess, now_s: float) -> None:
+        """Load the same version beside it; the switch that follows is the same as to a new version."""
         try:
             slots = self.store.read()
             active = slots.version(slots.active)
-            if slots.state not in ON_TRIAL or active is None or active.digest != worker.version.digest:
+            if active is None or active.digest != worker.version.digest or not self._admit(self, slots):
+                return
+        except EdgeRTError:
+            return  # the next look tries again
+        self._recycled_at_s = now_s
+        fields = {"release": active.release, "memory_mb": round(worker.mb, 1), "limit_mb": self.config.worker_mb_max}
+        self._notify("recycled", self.model, fields)
+        self._start(slots, active)
+
+    # --- when one ends ------------------------------------------------------------------------
+
+    def _ends_trial(self, version: Version, fault: EdgeRTError) -> bool:
+        """Whether the version that failed to load was on trial; then it is rolled back."""
+        try:
+            slots = self.store.read()
+            active = slots.version(slots.active)
+            if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
                 return False
             self.store.rollback(wait=False)
         except SlotsBusy:
@@ -286,42 +439,55 @@ class ModelService:
             return True
         except EdgeRTError as error:
             fault = error
-        self._roll_back_done(worker.version, fault)
+        self._roll_back_done(version, fault)
         return True
 
-    def _crashed(self, worker: WorkerProcess, fault: EdgeRTError) -> None:
-        if self._clock() - worker.started_s > STABLE_S and worker.state is WorkerState.READY:
+    def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
+        if stable or version.digest != self._crashed_digest:
             self._crashes = 0
+        self._crashed_digest = version.digest
         self._crashes += 1
         self.fault = fault
-        self._notify("crashed", self.model, {"reason": fault.message[:300], "crashes": self._crashes})
-        if self._crashes >= CRASHES_MAX:
-            self._give_up_pending = True
+        self._notify("crashed", self.model, {"reason": fault.message, "crashes": self._crashes})
+        if self.current is not None or self.next is not None:
+            if self.next is None:
+                self._settle(fault)
+        elif self._crashes >= CRASHES_MAX:
             self._give_up()
-        if self.next is None and self.current is None and not self._give_up_pending:
-            pause = RESTART_PAUSES_S[min(self._crashes, len(RESTART_PAUSES_S)) - 1]
-            self._restart_at_s = self._clock() + pause
-        if self.current is not None or self._crashes >= CRASHES_MAX:
-            self._settle(fault)
+        else:
+            self._restart_at_s = self._clock() + RESTART_PAUSES_S[min(self._crashes, len(RESTART_PAUSES_S)) - 1]
 
     def _give_up(self) -> None:
-        """Go back to the good version before; where there is none, the pauses between restarts just grow."""
+        """Go back to the good version before; where there is none that may be trusted, into quarantine."""
         self._give_up_pending = False
         fault = self.fault or EngineFailed(f"model {self.model} keeps failing")
         try:
             slots = self.store.read()
-            failed = slots.version(slots.active)
-            spare = slots.version(slots.spare)
-            if failed is None or not (slots.state in ON_TRIAL or (spare is not None and spare.good)):
+            failed, spare = slots.version(slots.active), slots.version(slots.spare)
+            if failed is None:
+                return
+            trusted = spare is not None and spare.good and spare.digest not in self._given_up
+            if not trusted and slots.state not in ON_TRIAL:
+                self._quarantine(fault)
                 return
             self.store.rollback(wait=False)
         except SlotsBusy:
             self._give_up_pending = True
             return
         except EdgeRTError:
-            return  # nothing to go back to
-        self._crashes = 0
+            self._quarantine(fault)
+            return
+        self._given_up.add(failed.digest)
         self._roll_back_done(failed, fault)
+
+    def _quarantine(self, fault: EdgeRTError) -> None:
+        times = min(max(0, self._crashes - CRASHES_MAX), len(QUARANTINE_PAUSES_S) - 1)
+        pause_s = QUARANTINE_PAUSES_S[times]
+        self._restart_at_s = self._clock() + pause_s
+        self._notify(
+            "quarantined", self.model, {"reason": fault.message, "crashes": self._crashes, "retry_s": pause_s}
+        )
+        self._settle(fault)
 
     def _expire_trial(self) -> None:
         self._trial_until_s = None
@@ -340,16 +506,20 @@ class ModelService:
 
     def _roll_back_done(self, version: Version | None, fault: EdgeRTError) -> None:
         release = None if version is None else version.release
-        self._notify("rolled_back", self.model, {"release": release, "reason": fault.message[:300]})
+        self._notify("rolled_back", self.model, {"release": release, "reason": fault.message})
         self._settle(fault)
         self.sync()
 
     def _watch_trial(self, slots: SlotState) -> None:
         self._trial_until_s = None
-        if slots.state in ON_TRIAL and slots.trial is not None:
+        self.on_trial = slots.state in ON_TRIAL
+        if self.on_trial and slots.trial is not None:
             clock = self.store.clock
             left_s = 0.0 if slots.trial.over(clock) else slots.trial.ends_at_s - clock.now_s()
             self._trial_until_s = self._clock() + left_s
+
+    def _forget_restart(self) -> None:
+        self._restart_at_s = self._room_at_s = self._room_until_s = None
 
     def _settle(self, error: EdgeRTError | None) -> None:
         waiting, self._waiting = self._waiting, []
@@ -359,11 +529,22 @@ class ModelService:
     def _unavailable(self) -> EdgeRTError:
         if self._stopped:
             return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
-        if self.current is not None or self.next is not None or self._restart_at_s is not None:
-            return Unavailable(f"model {self.model} is loading", retry_after_s=LOADING_RETRY_S)
-        if self.fault is not None:
+        state = self.state
+        if state is ServingState.QUARANTINED and self._restart_at_s is not None and self.fault is not None:
+            left_s = max(LOADING_RETRY_S, self._restart_at_s - self._clock())
+            reason = f"{self._crashes} times in a row: {self.fault.message}"
+            return Unavailable(f"model {self.model} is quarantined, it failed {reason}", retry_after_s=left_s)
+        if state is ServingState.FAILED and self.fault is not None:
             return Unavailable(f"model {self.model} does not load: {self.fault.message}")
-        return ModelNotFound(f"model {self.model} is not active; deploy it")
+        if state in (ServingState.STOPPED, ServingState.UNLOADED) and not self._is_active():
+            return ModelNotFound(f"model {self.model} is not active; deploy it")
+        return Unavailable(f"model {self.model} is {state.value}", retry_after_s=LOADING_RETRY_S)
+
+    def _is_active(self) -> bool:
+        try:
+            return self.store.read().active is not None
+        except EdgeRTError:
+            return False
 
 
 def reject(client: socket.socket, error: EdgeRTError) -> None:

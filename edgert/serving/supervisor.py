@@ -198,7 +198,7 @@ class Supervisor:
                 sock.send(wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()}))
             elif isinstance(model, str) and model in self._services:
                 sock.setblocking(True)
-                self._services[model].connect(sock)
+                self._services[model].connect(sock, shared=hello.get("shared") is True)
             else:
                 known = ", ".join(sorted(self._services)) or "none"
                 raise ModelNotFound(f"no model is called {str(model)[:80]!r} here; there are: {known}")
@@ -444,9 +444,8 @@ def _read_hello(greeting: _Greeting) -> dict[str, Any] | None:
             return None
         greeting.data += data
     frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)
-    frames.writable()[: len(greeting.data)] = greeting.data
-    frames.wrote(len(greeting.data))
-    hello = frames.next_frame()
+    frames.room[: len(greeting.data)] = greeting.data
+    hello = frames.feed(len(greeting.data))
     assert hello is not None  # the lengths above were those of a whole frame
     return hello.json()
 

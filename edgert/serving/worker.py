@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -21,21 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from edgert import wire
-from edgert.client import send_all
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Overloaded, ProtocolError, ShuttingDown
 from edgert.installer import load_version
 from edgert.serving import channel
 from edgert.serving.batcher import Batcher
 from edgert.serving.cache import PredictionCache
+from edgert.serving.connection import Connection
 from edgert.serving.model import LoadedModel, load_model
-from edgert.serving.pipeline import Pipeline, Served
+from edgert.serving.pipeline import Pipeline
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 
-STALL_S = 10.0  # a client that stops in the middle of a frame for this long is cut off
 DRAIN_S = 10.0
 THREAD_STACK_BYTES = 512 * 1024
 
@@ -95,16 +93,13 @@ class Worker:
         self._pipeline = Pipeline(model, self._batcher, self._cache)
         self._recorder = WindowRecorder(manifest.model)
         self._reporter = _reporter(order, config, model, self._recorder)
-        self._welcome = wire.json_frame(
-            wire.WELCOME,
-            {
-                "model": manifest.model,
-                "release": manifest.release,
-                "engine": model.artifact.engine,
-                "frame_bytes_max": self._frame_bytes_max,
-                **self._pipeline.welcome(),
-            },
-        )
+        self._welcome = {
+            "model": manifest.model,
+            "release": manifest.release,
+            "engine": model.artifact.engine,
+            "frame_bytes_max": self._frame_bytes_max,
+            **self._pipeline.welcome(),
+        }
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._last_word = wire.json_frame(wire.MOVED, {})
@@ -129,7 +124,7 @@ class Worker:
             message, descriptors = received
             if message["op"] == "connection":
                 for descriptor in descriptors:
-                    self._accept(socket.socket(fileno=descriptor))
+                    self._accept(socket.socket(fileno=descriptor), bool(message.get("shared")))
             elif message["op"] == "stats":
                 with contextlib.suppress(OSError):  # a supervisor that is gone ends the loop
                     channel.send(end, {"op": "stats", "id": message["id"], **self._facts(), **self._stats()})
@@ -154,11 +149,11 @@ class Worker:
             self._reporter.stop()
         self._model.session.close()
 
-    def _accept(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket, shared: bool) -> None:
         with self._lock:
             if len(self._connections) < self._config.serving.connections_max and not self._stopping:
                 self._connections.add(sock)
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(sock, shared), daemon=True).start()
                 return
         error = Overloaded(
             f"{self._config.serving.connections_max} clients are connected, the limit", retry_after_s=0.5
@@ -167,14 +162,19 @@ class Worker:
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, shared: bool) -> None:
         """One connection, until it ends."""
         try:
-            stall = struct.pack("ll", int(STALL_S), 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
-            sock.sendall(self._welcome)
-            self._serve_frames(sock)
+            connection = Connection(
+                sock,
+                self._pipeline,
+                self._recorder,
+                self._welcome,
+                self._frame_bytes_max,
+                self._pipeline.shared_bytes if shared else 0,
+                _log,
+            )
+            connection.serve()
             if self._stopping:
                 sock.sendall(self._last_word)
         except ProtocolError as error:
@@ -186,52 +186,6 @@ class Worker:
             with self._lock:
                 self._connections.discard(sock)
             sock.close()
-
-    def _serve_frames(self, sock: socket.socket) -> None:
-        frames = FrameReader(sock, self._frame_bytes_max)
-        views: tuple[wire.WireTensor, ...] = ()
-        arrays: list[Any] = []
-        while (request := frames.read()) is not None:
-            began_ns = frames.began_ns
-            if request.kind == wire.PING:
-                sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
-                continue
-            if request.kind != wire.INFER:
-                raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
-            try:
-                if request.tensors is not views or not arrays:
-                    arrays = self._pipeline.arrays(request.tensors)
-                    views = request.tensors
-                deadline_s = time.monotonic() + request.arg / 1e6 if request.arg else None
-                served = self._pipeline.infer(request, arrays, time.perf_counter_ns() - began_ns, deadline_s)
-            except EdgeRTError as error:
-                self._refuse(sock, request, error, began_ns)
-                continue
-            except Exception as error:  # noqa: BLE001  # one request must not take the connection along
-                _log(f"{type(error).__name__} in a request: {error}")
-                self._refuse(sock, request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
-                continue
-            self._send(sock, served, began_ns)
-
-    def _send(self, sock: socket.socket, served: Served, began_ns: int) -> None:
-        encoding_ns = time.perf_counter_ns()
-        send_all(sock, served.parts)
-        sent_ns = time.perf_counter_ns()
-        self._recorder.record(
-            RequestSpan(
-                "ok",
-                (sent_ns - began_ns) // 1000,
-                *served.stages,
-                (sent_ns - encoding_ns) // 1000,
-                served.batch,
-                served.cache_hit,
-            )
-        )
-
-    def _refuse(self, sock: socket.socket, request: wire.Frame, error: EdgeRTError, began_ns: int) -> None:
-        outcome = "shed" if isinstance(error, Overloaded) else "error"
-        self._recorder.record(RequestSpan(outcome, (time.perf_counter_ns() - began_ns) // 1000))  # type: ignore[arg-type]
-        sock.sendall(wire.error_frame(error, request_id=request.request_id))
 
     def _facts(self) -> dict[str, Any]:
         model = self._model
@@ -255,43 +209,6 @@ class Worker:
             "cache": self._cache.as_json(),
             "requests": self._recorder.snapshot().as_json(),
         }
-
-
-class FrameReader:
-    """Reads frames off a blocking socket. `began_ns` is when the first bytes of the last frame were here."""
-
-    def __init__(self, sock: socket.socket, frame_bytes_max: int) -> None:
-        self._recv_into = sock.recv_into
-        self._frames = wire.FrameBuffer(frame_bytes_max)
-        self.began_ns = 0
-
-    def read(self) -> wire.Frame | None:
-        """The next frame, or None at the end. Raises ProtocolError, also for a client that stalls inside a frame."""
-        frames = self._frames
-        request = frames.next_frame()
-        self.began_ns = time.perf_counter_ns()
-        if request is not None:
-            return request
-        inside = False
-        while True:
-            try:
-                if not inside:
-                    count = self._recv_into(frames.writable())
-                    self.began_ns = time.perf_counter_ns()
-                else:
-                    missing = frames.missing()
-                    count = self._recv_into(frames.writable()[:missing], 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                if not inside:
-                    continue  # an idle client may stay as long as it likes
-                raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from None
-            if not count:
-                return None
-            frames.wrote(count)
-            request = frames.next_frame()
-            if request is not None:
-                return request
-            inside = True
 
 
 def _reporter(order: LoadOrder, config: DeviceConfig, model: LoadedModel, recorder: WindowRecorder) -> Reporter | None:

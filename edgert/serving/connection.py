@@ -1,0 +1,146 @@
+"""One client's connection in a worker: frames in, answers out, in the connection's own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from edgert import wire
+from edgert.client import send_all
+from edgert.errors import EdgeRTError, Overloaded, ProtocolError
+from edgert.serving.pipeline import Pipeline
+from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
+from edgert.telemetry.spans import RequestSpan, WindowRecorder
+
+STALL_S = 10.0  # a client that stops in the middle of a frame for this long is cut off
+SEND_BUFFER_BYTES = 1024**2
+
+
+class Connection:
+    """Serves `sock` with `pipeline`. `welcome` is the content of the WELCOME frame.
+
+    `shared_bytes` is how large each half of the shared memory is to be; 0 where the client wants none.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pipeline: Pipeline,
+        recorder: WindowRecorder,
+        welcome: dict[str, Any],
+        frame_bytes_max: int,
+        shared_bytes: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self._sock, self._pipeline, self._recorder, self._log = sock, pipeline, recorder, log
+        self._frames = wire.FrameBuffer(frame_bytes_max)
+        self._area: SharedArea | None = None
+        stall = struct.pack("ll", int(STALL_S), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._greet(welcome, shared_bytes)
+
+    def serve(self) -> None:
+        """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError."""
+        sock, frames, pipeline = self._sock, self._frames, self._pipeline
+        recv_into, record, now, clock = sock.recv_into, self._recorder.record, time.perf_counter_ns, time.monotonic
+        views: tuple[wire.WireTensor, ...] | None = None
+        arrays: list[Any] = []
+        while True:
+            request = None
+            if frames.more:
+                request = frames.feed(0)
+                began_ns = now()
+            if request is None:
+                try:
+                    count = recv_into(frames.room)
+                except BlockingIOError:
+                    continue  # an idle client may stay as long as it likes
+                began_ns = now()
+                if not count:
+                    return
+                request = frames.feed(count) or self._rest()
+                if request is None:
+                    return
+            if request.kind != wire.INFER:
+                self._other(request)
+                continue
+            try:
+                if request.tensors is not views:
+                    views = None
+                    arrays = pipeline.arrays(request.tensors)
+                    views = request.tensors
+                deadline_s = clock() + request.arg * 1e-6 if request.arg else None
+                served = pipeline.infer(request, arrays, now() - began_ns, deadline_s)
+            except EdgeRTError as error:
+                self._refuse(request, error, began_ns)
+                continue
+            except Exception as error:  # noqa: BLE001  # one request must not take the connection along
+                self._log(f"{type(error).__name__} in a request: {error}")
+                self._refuse(request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
+                continue
+            encoding_ns = now()
+            if self._area is not None and served.body_bytes >= SHARE_BYTES_MIN:
+                self._send_shared(served.parts)
+            elif sock.sendmsg(served.parts) != 64 + served.body_bytes:
+                raise OSError("the client takes no answer")
+            sent_ns = now()
+            record(
+                RequestSpan(
+                    "ok",
+                    (sent_ns - began_ns) // 1000,
+                    *served.stages,
+                    (sent_ns - encoding_ns) // 1000,
+                    served.batch,
+                    served.cache_hit,
+                )
+            )
+
+    def _greet(self, welcome: dict[str, Any], shared_bytes: int) -> None:
+        made = SharedArea.made(shared_bytes) if shared_bytes else None
+        if made is None:
+            self._sock.sendall(wire.json_frame(wire.WELCOME, welcome))
+            return
+        self._area, descriptor = made
+        self._frames.shared = self._area.request
+        try:
+            send_with_descriptor(self._sock, wire.json_frame(wire.WELCOME, welcome), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _rest(self) -> wire.Frame | None:
+        """The frame whose beginning has come, or None where the client ends inside it."""
+        frames = self._frames
+        while True:
+            try:
+                missing = frames.missing()
+                count = self._sock.recv_into(frames.room[:missing], 0, socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from error
+            if not count:
+                return None
+            request = frames.feed(count)
+            if request is not None:
+                return request
+
+    def _other(self, request: wire.Frame) -> None:
+        if request.kind != wire.PING:
+            raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+        self._sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
+
+    def _send_shared(self, parts: list[wire.Buffer]) -> None:
+        assert self._area is not None
+        header = wire.share(parts, self._area.response)
+        send_all(self._sock, parts if header is None else [header])
+
+    def _refuse(self, request: wire.Frame, error: EdgeRTError, began_ns: int) -> None:
+        took_us = (time.perf_counter_ns() - began_ns) // 1000
+        self._recorder.record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
+        self._sock.sendall(wire.error_frame(error, request_id=request.request_id))

@@ -1,0 +1,84 @@
+"""Memory that an app and the daemon both see, for the bodies of large frames.
+
+The daemon makes it, sealed against any change of size, and passes its descriptor with the WELCOME; a client
+never names memory. Its first half is written by the client (requests), its second by the daemon (responses);
+each side copies out of the other's half before it looks at anything. Offset 64 of a half is where a frame's
+body begins, as if the header were in front of it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+from dataclasses import dataclass
+
+SHARE_BYTES_MIN = 16 * 1024  # below this the socket's copies cost less than the look elsewhere
+HALF_BYTES_MAX = 16 * 1024**2
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class SharedArea:
+    """One connection's shared memory. Pages cost nothing until they are first written."""
+
+    request: memoryview
+    response: memoryview
+
+    @classmethod
+    def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
+        """A new area with two halves of at least `half_bytes`, and its descriptor; None where the kernel cannot."""
+        half = -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (OSError, AttributeError):
+            return None
+        try:
+            os.ftruncate(descriptor, 2 * half)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return cls._mapped(descriptor, half), descriptor
+        except OSError:
+            os.close(descriptor)
+            return None
+
+    @classmethod
+    def opened(cls, descriptor: int) -> SharedArea | None:
+        """The area behind a received descriptor, which is closed; None where it is not one that can be trusted to stay."""
+        try:
+            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                return None
+            return cls._mapped(descriptor, os.fstat(descriptor).st_size // 2)
+        except (OSError, ValueError):
+            return None
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def _mapped(cls, descriptor: int, half: int) -> SharedArea:
+        view = memoryview(mmap.mmap(descriptor, 2 * half))
+        return cls(view[:half], view[half:])
+
+
+def send_with_descriptor(sock: socket.socket, data: bytes, descriptor: int) -> None:
+    """Send `data` with a descriptor attached to its first byte."""
+    attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+    sent = sock.sendmsg([data], attached)
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+def receive_with_descriptor(sock: socket.socket, room: memoryview) -> tuple[int, int | None]:
+    """Receive into `room`: how many bytes came, and the first descriptor that came with them. Others are closed."""
+    item = array.array("i").itemsize
+    count, attached, _, _ = sock.recvmsg_into([room], socket.CMSG_SPACE(item), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, content in attached:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % item])
+    for extra in descriptors[1:]:
+        with contextlib.suppress(OSError):
+            os.close(extra)
+    return count, descriptors[0] if descriptors else None
