@@ -1,6 +1,7 @@
 # make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
 # make test    all tests; installs the servers that they need (mosquitto, sshd) where it may
 # make check   what CI runs: format, lint, types, import layers, tests
+# make hil     the same path on a device of yours, or on a virtual one
 # make setup   .venv with all that development, tests and benchmarks need; the others call it
 
 SHELL := /bin/bash
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check format servers clean
+.PHONY: setup demo test hil check format servers clean
 
 setup: $(VENV)/installed
 
@@ -29,6 +30,10 @@ demo: setup
 
 test: setup servers
 	@$(BIN)/python -m pytest
+
+# DUT=hil/duts/my-board.toml: a device of yours; without, a virtual one on this machine.
+hil: setup servers
+	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil -s
 
 check: setup servers
 	$(BIN)/ruff format --check .

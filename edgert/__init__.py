@@ -1,19 +1,26 @@
 """EdgeRT on the device: the client, the errors, the version.
 
-Importing this package costs the standard library only; `Client` brings NumPy when it is first used.
+Importing this package costs the standard library only; the clients bring NumPy when they are first used.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from edgert.errors import EdgeRTError
 
 if TYPE_CHECKING:
+    from edgert.aio import AsyncClient as AsyncClient
     from edgert.client import Client as Client
 
 __version__ = "0.1.0"
-__all__ = ["Client", "EdgeRTError", "__version__"]
+__all__ = ["AsyncClient", "Client", "EdgeRTError", "__version__", "include_dir"]
+
+
+def include_dir() -> str:
+    """The folder of `edgert.h`, the C client: `cc -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" ...`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from edgert.client import Client
 
         return Client
+    if name == "AsyncClient":
+        from edgert.aio import AsyncClient
+
+        return AsyncClient
     raise AttributeError(f"module 'edgert' has no attribute {name!r}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from edgert.durable import sync_folder
 from edgert.errors import BundleCorrupt, StorageFailed
 from edgert.manifest import FileEntry, Manifest
 from edgert.signing import Envelope, PublicKey, SigningKey, parse_envelope, sign
@@ -181,12 +182,3 @@ def _create(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and creations in `path` survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +46,7 @@ _ARG_MAX = 2**32 - 1
 TRANSPORTS = ("auto", "socket")
 
 Inputs = ArrayLike | Mapping[str, ArrayLike]
+Priority = Literal["normal", "high"]
 
 
 class Client:
@@ -67,24 +68,66 @@ class Client:
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
         self._closed = False
 
+    @overload
     def infer(
-        self, model: str, inputs: Inputs, *, timeout_s: float | None = None, cache: bool = True
-    ) -> dict[str, NDArray[Any]]:
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cache: bool = True,
+        priority: Priority = "normal",
+        trace: Literal[False] = False,
+    ) -> dict[str, NDArray[Any]]: ...
+
+    @overload
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cache: bool = True,
+        priority: Priority = "normal",
+        trace: Literal[True],
+    ) -> InferResponse: ...
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cache: bool = True,
+        priority: Priority = "normal",
+        trace: bool = False,
+    ) -> dict[str, NDArray[Any]] | InferResponse:
         """Answer one batch: arrays by output name, each with the batch on axis 0.
 
         `inputs` is one array, for a model with one input, or arrays by input name. Give the batch axis, or
         leave it out of every input to ask for one item. Where the model has preprocessing, UINT8 arrays
-        are taken as well. Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
+        are taken as well, and where it decodes images, the bytes of a JPEG or PNG file, or a list of such
+        (docs/processing.md). `priority` "high" goes before others that wait for the engine; `trace` gives what
+        `request` gives. Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
-        outputs: dict[str, NDArray[Any]] = self._call(model, inputs, timeout_s, cache, _Connection.infer)
+        flags = 0 if cache else wire.FLAG_NO_CACHE
+        if priority != "normal":
+            flags |= _priority_flag(priority)
+        how = _Connection.request if trace else _Connection.infer
+        outputs: dict[str, NDArray[Any]] | InferResponse = self._call(model, inputs, timeout_s, flags, how)
         return outputs
 
     def request(
-        self, model: str, inputs: Inputs, *, timeout_s: float | None = None, cache: bool = True
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cache: bool = True,
+        priority: Priority = "normal",
     ) -> InferResponse:
         """As `infer`, with the release that answered, the stage times, the batch and whether the cache did."""
-        response: InferResponse = self._call(model, inputs, timeout_s, cache, _Connection.request)
-        return response
+        return self.infer(model, inputs, timeout_s=timeout_s, cache=cache, priority=priority, trace=True)
 
     def models(self) -> list[dict[str, Any]]:
         """What the daemon serves: name, release and state of each model."""
@@ -104,6 +147,10 @@ class Client:
             self._give_back(connection)
             return dict(connection.welcome)
 
+    def labels(self, model: str) -> list[str]:
+        """The names of the model's classes by index, empty where its bundle has none. Ask once and keep them."""
+        return [str(label) for label in self.metadata(model).get("labels", ())]
+
     def close(self) -> None:
         """Close the idle connections; a request under way in another thread ends first."""
         self._closed = True
@@ -119,7 +166,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(self, model: str, inputs: Inputs, timeout_s: float | None, cache: bool, how: Any) -> Any:
+    def _call(self, model: str, inputs: Inputs, timeout_s: float | None, flags: int, how: Any) -> Any:
         """Ask over an idle connection or a new one; again over another where no engine saw the request."""
         if timeout_s is None:
             timeout_s = self.timeout_s
@@ -127,18 +174,21 @@ class Client:
         idle = self._idle[model]
         while True:
             try:
-                connection = idle.pop() if idle else self._connect(model, deadline)
+                if idle:
+                    connection = idle.pop()
+                else:
+                    connection = self._connect(model, deadline)
+                    timeout_s = max(0.001, deadline - time.monotonic())
             except IndexError:  # another thread took the last one
                 continue
             except Again as again:
                 pause(again, deadline)
                 continue
             try:
-                answer = how(connection, inputs, timeout_s, deadline, cache)
+                answer = how(connection, inputs, timeout_s, deadline, flags)
             except Again as again:
                 connection.close()
                 pause(again, deadline)
-                timeout_s = max(0.001, deadline - time.monotonic())
                 continue
             except EdgeRTError:
                 if not connection.broken:
@@ -169,6 +219,12 @@ class Client:
             connection.close()
         else:
             idle.append(connection)
+
+
+def _priority_flag(priority: str) -> int:
+    if priority != "high":
+        raise RequestError(f"priority {priority!r} is not known; give normal or high")
+    return wire.FLAG_HIGH_PRIORITY
 
 
 class Again(Exception):
@@ -207,7 +263,8 @@ class ModelInterface:
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
         pre = welcome.get("preprocess")
-        self._byte_input = None if pre is None else TensorSpec.from_json(pre["input"])
+        # What may be given instead of a model's tensor: UINT8 values, and image files.
+        self._forms = [] if pre is None else [TensorSpec.from_json(pre[k]) for k in ("input", "files") if k in pre]
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
         """C-contiguous arrays in the model's order, and whether the batch axis was added to them."""
@@ -215,9 +272,9 @@ class ModelInterface:
             names = [spec.name for spec in self.inputs]
             if set(inputs) != set(names):
                 raise RequestError(f"model {self.model} takes inputs {names}, got {sorted(inputs)}")
-            given = [np.asarray(inputs[name]) for name in names]
+            given = [_array(inputs[name]) for name in names]
         elif len(self.inputs) == 1:
-            given = [np.asarray(inputs)]
+            given = [_array(inputs)]
         else:
             raise RequestError(f"model {self.model} takes inputs {[s.name for s in self.inputs]}: give a dict by name")
         fitted = [self._fit(array, spec) for array, spec in zip(given, self.inputs, strict=True)]
@@ -243,9 +300,9 @@ class ModelInterface:
         )
 
     def _fit(self, array: NDArray[Any], spec: TensorSpec) -> tuple[NDArray[Any], bool]:
-        accepted = [spec]
-        if self._byte_input is not None and self._byte_input.name == spec.name:
-            accepted.append(self._byte_input)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        accepted = [spec, *(form for form in self._forms if form.name == spec.name)]
         for wanted in accepted:
             if array.dtype == wanted.dtype or (array.dtype == np.float64 and wanted.datatype == "FP32"):
                 # Python floats and NumPy's default are FP64: what was meant is the model's FP32.
@@ -259,6 +316,19 @@ class ModelInterface:
         raise RequestError(
             f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length)"
         )
+
+
+def _array(value: ArrayLike) -> NDArray[Any]:
+    """An array of what was given. A file's bytes are UINT8 [bytes]; of several files each is a row, filled with zeros."""
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview):
+        rows = [np.frombuffer(file, np.uint8) for file in value]
+        files = np.zeros((len(rows), max(map(len, rows))), np.uint8)
+        for row, file in zip(files, rows, strict=True):
+            row[: len(file)] = file
+        return files
+    return np.asarray(value)
 
 
 def welcome_of(received: wire.Frame | None) -> dict[str, Any]:
@@ -319,13 +389,14 @@ class _Connection:
         assert received is not None  # welcome_of has said otherwise
         self._model_id = received.model_id
         self._interface = ModelInterface(model or "", self.welcome)
+        self._frames.limit(self._interface.frame_bytes_max)
 
-    def infer(self, inputs: Inputs, timeout_s: float, deadline: float, cache: bool) -> dict[str, NDArray[Any]]:
-        _, outputs = self._exchange(inputs, timeout_s, deadline, cache)
+    def infer(self, inputs: Inputs, timeout_s: float, deadline: float, flags: int) -> dict[str, NDArray[Any]]:
+        _, outputs = self._exchange(inputs, timeout_s, deadline, flags)
         return outputs
 
-    def request(self, inputs: Inputs, timeout_s: float, deadline: float, cache: bool) -> InferResponse:
-        received, outputs = self._exchange(inputs, timeout_s, deadline, cache)
+    def request(self, inputs: Inputs, timeout_s: float, deadline: float, flags: int) -> InferResponse:
+        received, outputs = self._exchange(inputs, timeout_s, deadline, flags)
         return self._interface.response(received, outputs)
 
     def close(self) -> None:
@@ -334,7 +405,7 @@ class _Connection:
             self._sock.close()
 
     def _exchange(
-        self, inputs: Inputs, timeout_s: float, deadline: float, cache: bool
+        self, inputs: Inputs, timeout_s: float, deadline: float, flags: int
     ) -> tuple[wire.Frame, dict[str, NDArray[Any]]]:
         """Send one request and receive its answer: the frame, and copies of its tensors by name."""
         template = self._template
@@ -345,10 +416,10 @@ class _Connection:
             and inputs.dtype is template.dtype
             and inputs.flags.c_contiguous
         ):
-            parts = self._fill(template, inputs, timeout_s, cache)
+            parts = self._fill(template, inputs, timeout_s, flags)
             added_axis, total = template.added_axis, template.total_bytes
         else:
-            parts, added_axis = self._compose(inputs, timeout_s, cache)
+            parts, added_axis = self._compose(inputs, timeout_s, flags)
             total = sum(map(len, parts))
         if timeout_s != self._timeout_s:
             self._set_timeout(timeout_s)
@@ -370,10 +441,9 @@ class _Connection:
             return received, {name: view[0].copy() for name, view in self._views}
         return received, {name: view.copy() for name, view in self._views}
 
-    def _fill(self, template: _Template, array: NDArray[Any], timeout_s: float, cache: bool) -> Sequence[Any]:
+    def _fill(self, template: _Template, array: NDArray[Any], timeout_s: float, flags: int) -> Sequence[Any]:
         """The parts of a request like the last one: only what differs is written."""
         self._request_id += 1
-        flags = 0 if cache else wire.FLAG_NO_CACHE
         timeout_us = min(int(timeout_s * 1e6) + 1, _ARG_MAX)
         if template.shared is not None:
             np.copyto(template.shared, array)
@@ -383,7 +453,7 @@ class _Connection:
         _VARYING.pack_into(template.head, _VARYING_OFFSET, flags, self._request_id, self._model_id, timeout_us)
         return (template.head, array, template.pad) if template.pad else (template.head, array)
 
-    def _compose(self, inputs: Inputs, timeout_s: float, cache: bool) -> tuple[Sequence[wire.Buffer], bool]:
+    def _compose(self, inputs: Inputs, timeout_s: float, flags: int) -> tuple[Sequence[wire.Buffer], bool]:
         """The parts of any request; where it has one input, a template for the next like it is kept."""
         arrays, added_axis = self._interface.arrays(inputs)
         tensors = [to_wire(i, array) for i, array in enumerate(arrays)]
@@ -392,7 +462,7 @@ class _Connection:
             wire.INFER,
             request_id=self._request_id,
             model_id=self._model_id,
-            flags=0 if cache else wire.FLAG_NO_CACHE,
+            flags=flags,
             arg=min(int(timeout_s * 1e6) + 1, _ARG_MAX),
             tensors=tensors,
         )
@@ -433,9 +503,12 @@ class _Connection:
         if received.kind == wire.RESULT and received.request_id == self._request_id:
             return received
         if received.kind == wire.ERROR and received.request_id in (0, self._request_id):
+            said = wire.error_of(received)
             if received.request_id == 0:  # it concerns the connection, which ends now
                 self.close()
-            raise wire.error_of(received)
+                if said.retryable:  # no engine saw the request: a new connection may find a daemon that serves
+                    raise Again from said
+            raise said
         self.close()
         if received.kind == wire.MOVED:
             raise Again
@@ -467,7 +540,9 @@ class _Connection:
             received = None
         self.close()
         if received is not None and received.kind == wire.ERROR:
-            return wire.error_of(received)
+            error = wire.error_of(received)
+            if not error.retryable:
+                return error
         return Again()  # no engine saw the request
 
     def _greet(self, model: str | None, transport: str, deadline: float) -> wire.Frame | None:

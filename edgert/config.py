@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgert.errors import ConfigInvalid
+from edgert.names import checked_id
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # where the system's service listens
+OBJECTIVES = ("latency", "throughput")
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, less its terminating zero
 
 
@@ -45,9 +48,21 @@ class MqttConfig:
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """`[serving]`. `batch_max` 0 lets the batcher learn its cap when the model is loaded; 1 never batches."""
+    """`[serving]`. `batch_max` 0 lets the batcher learn its cap when the model is loaded; 1 never batches.
 
+    `threads` 0 lets the number of engine threads be chosen by measurement, for the `objective`: "latency" is the
+    fastest answer, "throughput" the most answers, from `instances` sessions at once (0: chosen too; each has weights
+    of its own).
+
+    `run_s_max` is how long one engine run may take before its worker is killed, `worker_mb_max` what one worker's
+    memory may come to, `memory_mb` what all workers' may; 0 limits neither of the two. `strict` serves a version on
+    its first artifact or not at all. `allow_uids` and `allow_gids` say who may connect; where both are empty, the
+    socket's mode alone does.
+    """
+
+    objective: str = "latency"
     threads: int = 0
+    instances: int = 0
     batch_max: int = 0
     queue_max: int = 256
     cache_mb: float = 16.0
@@ -55,19 +70,76 @@ class ServingConfig:
     connections_max: int = 512
     frame_mb: float = 64.0
     window_s: float = 60.0
+    run_s_max: float = 30.0
+    worker_mb_max: float = 0.0
+    memory_mb: float = 0.0
+    strict: bool = False
+    allow_uids: tuple[int, ...] = ()
+    allow_gids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ConfigInvalid(f"[serving] objective is {self.objective!r}; give one of {', '.join(OBJECTIVES)}")
+
+
+@dataclass(frozen=True)
+class HttpConfig:
+    """`[http]`: the Open Inference Protocol over HTTP (docs/http.md). Nothing listens without `listen`.
+
+    `timeout_s` is for requests that state none. `allow_remote` lets other machines connect; nothing asks who they are.
+    """
+
+    listen: str = ""
+    allow_remote: bool = False
+    connections_max: int = 64
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded for another's sake.
+
+    What follows is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near` is
+    how much a camera's frame may differ from an earlier one and be given that one's answer, as a share of the range
+    of values. `shadow` is the share of requests whose answer is compared with the FP32 reference's, `shadow_alarm`
+    the agreement below which an event is reported.
+    """
+
+    pinned: bool = False
+    p95_ms: float = 0.0
+    near: float = 0.0
+    shadow: float = 0.0
+    shadow_alarm: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.p95_ms >= 0:
+            raise ConfigInvalid(f"[models.NAME] p95_ms is {self.p95_ms}; give milliseconds, or 0 for no target")
+        for name in ("near", "shadow", "shadow_alarm"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigInvalid(f"[models.NAME] {name} is {getattr(self, name)}; give a share from 0 to 1")
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """`config.toml`. `device` and `site` become MQTT topic segments; `socket` is where apps connect."""
+    """`config.toml`. `device` and `site` become MQTT topic segments; `socket` is where apps connect.
+
+    `socket_group` is the group whose members may connect; "" leaves the daemon's own.
+    """
 
     device: str
     profile: str
     site: str = "default"
     machine: str = ""
     socket: str = ""
+    socket_group: str = ""
     serving: ServingConfig = field(default_factory=ServingConfig)
     mqtt: MqttConfig = field(default_factory=MqttConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    models: dict[str, ModelConfig] = field(default_factory=dict)
+
+    def model(self, name: str) -> ModelConfig:
+        """What is said of the model `name`, or the defaults."""
+        return self.models.get(name, ModelConfig())
 
 
 @dataclass(frozen=True)
@@ -146,11 +218,19 @@ def default_state_dir() -> Path:
 
 
 def default_socket() -> Path:
-    """$EDGERT_SOCKET, else the socket of the default state folder."""
+    """$EDGERT_SOCKET, else the first that exists of where daemons of this machine and of this user listen."""
     if given := os.environ.get("EDGERT_SOCKET"):
         return Path(given)
-    state = StateDir(default_state_dir())
-    return state.socket(read_config(state)) if state.config.exists() else state.root / "edgert.sock"
+    places = [SYSTEM_SOCKET, Path("/var/lib/edgert/edgert.sock"), Path.home() / ".local/state/edgert/edgert.sock"]
+    if own := os.environ.get("EDGERT_STATE"):
+        places.insert(0, Path(own) / "edgert.sock")
+    for place in places:
+        try:
+            if place.exists():
+                return place
+        except OSError:  # a folder that this user may not look into
+            continue
+    return places[0]
 
 
 def read_config(state: StateDir) -> DeviceConfig:
@@ -174,8 +254,43 @@ def parse_config(text: str, where: str) -> DeviceConfig:
     except ValueError as error:
         raise ConfigInvalid(f"{where} is not TOML: {error}") from error
     serving = _section(ServingConfig, value.pop("serving", {}), f"[serving] in {where}")
+    _check_ranges(serving, f"[serving] in {where}")
     mqtt = _section(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
-    return _section(DeviceConfig, {**value, "serving": serving, "mqtt": mqtt}, where)
+    http = _section(HttpConfig, value.pop("http", {}), f"[http] in {where}")
+    tables = value.pop("models", {})
+    if not isinstance(tables, dict):
+        raise ConfigInvalid(f"{where}: models must be tables, [models.NAME], got {tables!r}")
+    models = {name: _section(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
+    config = _section(DeviceConfig, {**value, "serving": serving, "mqtt": mqtt, "http": http, "models": models}, where)
+    for what in ("device", "site"):
+        try:
+            checked_id(what, getattr(config, what))
+        except ConfigInvalid as error:
+            raise ConfigInvalid(f"{where}: {error.message}") from error
+    return config
+
+
+# What the daemon cannot work with; a key that is not here may have any value of its type.
+_RANGES: dict[str, tuple[float, float]] = {
+    "threads": (0, 1024),
+    "batch_max": (0, 4096),
+    "queue_max": (1, 1_000_000),
+    "cache_mb": (0, 1e6),
+    "cache_ttl_s": (0, 1e9),
+    "connections_max": (1, 100_000),
+    "frame_mb": (0.01, 2048),
+    "window_s": (0.5, 3600),
+    "run_s_max": (0, 86_400),
+    "worker_mb_max": (0, 1e7),
+    "memory_mb": (0, 1e7),
+}
+
+
+def _check_ranges(serving: ServingConfig, where: str) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(serving, name)
+        if not least <= value <= most:
+            raise ConfigInvalid(f"{where}: {name} is {value}; it must lie between {least:g} and {most:g}")
 
 
 T = TypeVar("T")
@@ -193,7 +308,7 @@ def _section(cls: type[T], value: dict[str, Any], where: str) -> T:
         if not _is_a(given, wanted):
             raise ConfigInvalid(f"{where}: {key} must be a {wanted}, got {given!r}")
     try:
-        return cls(**value)
+        return cls(**{key: tuple(given) if isinstance(given, list) else given for key, given in value.items()})
     except TypeError as error:
         raise ConfigInvalid(f"{where}: {error}") from error
 
@@ -203,4 +318,6 @@ def _is_a(value: Any, wanted: str) -> bool:
         return isinstance(value, bool)
     if wanted in ("int", "float"):
         return isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
+    if wanted == "tuple[int, ...]":
+        return isinstance(value, list) and all(_is_a(entry, "int") for entry in value)
     return isinstance(value, str) if wanted == "str" else True

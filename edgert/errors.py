@@ -58,6 +58,13 @@ class DeadlineExceeded(RequestError):
     wire_code = 13
 
 
+class NotAllowed(RequestError):
+    """The device's configuration does not let this user connect."""
+
+    code = "request.not_allowed"
+    wire_code = 14
+
+
 # --- the caller may try again ---------------------------------------------------------------
 
 
@@ -164,10 +171,24 @@ class TransitionRefused(DeviceError):
     code = "device.transition_refused"
 
 
+class DaemonBusy(DeviceError):
+    """The daemon runs and does not answer its control socket."""
+
+    code = "device.daemon_busy"
+    retryable = True
+
+
 class SlotsBusy(DeviceError):
     """Another command holds the model's slots."""
 
     code = "device.slots_busy"
+    retryable = True
+
+
+class DeployUnderWay(DeviceError):
+    """Another deployment of the same model works on the device; it was left alone."""
+
+    code = "device.deploy_under_way"
     retryable = True
 
 
@@ -210,6 +231,13 @@ class RolledBack(EdgeRTError):
 
     code = "deploy.rolled_back"
     exit_code = 9
+
+
+class Interrupted(EdgeRTError):
+    """The user stopped a command; the message says how that left the device."""
+
+    code = "deploy.interrupted"
+    exit_code = 130
 
 
 # --- what was given to the host's commands must change --------------------------------------

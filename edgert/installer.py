@@ -33,12 +33,16 @@ class Installed:
 
 @dataclass(frozen=True)
 class InstalledVersion:
-    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first."""
+    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first.
+
+    `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
+    """
 
     manifest: Manifest
     digest: str
     folder: Path
     artifacts: tuple[ArtifactEntry, ...]
+    reference: ArtifactEntry | None = None
 
     def local(self, artifact: ArtifactEntry) -> LocalArtifact:
         entry = self.manifest.file(artifact.entry)
@@ -66,15 +70,18 @@ def install(
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
         store = SlotStore(state.models / manifest.model)
-        with store.locked():
+        with store.installing():
             before = store.read()
             if _serves(before, bundle.digest):
+                bundle.verify_files()  # a damaged copy is refused, also where nothing needs to be done
                 return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
             _check_release(manifest, bundle.digest, before)
-            artifacts = tuple(manifest.artifact(name) for name in target.artifacts)
+            names = dict.fromkeys((*target.artifacts, target.reference or target.artifacts[0]))
+            artifacts = tuple(manifest.artifact(name) for name in names)
             _unpack(bundle, artifacts, store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, progress)
-            store.put_staged(Version(manifest.release, bundle.digest, good=False))
+            with store.locked():
+                store.put_staged(Version(manifest.release, bundle.digest, good=False))
     return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
 
 
@@ -88,7 +95,9 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
         raise BundleCorrupt(f"the manifest in {folder} is not the one that was installed: the disk may be failing")
     manifest = Manifest.from_bytes(payload)
     target = manifest.target_for(config.profile, config.machine)
-    return InstalledVersion(manifest, digest, folder, tuple(manifest.artifact(name) for name in target.artifacts))
+    reference = manifest.artifact(target.reference) if target.reference else None
+    artifacts = tuple(manifest.artifact(name) for name in target.artifacts)
+    return InstalledVersion(manifest, digest, folder, artifacts, reference)
 
 
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
@@ -157,5 +166,6 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
 def _prepare(version: InstalledVersion, state: StateDir, progress: Callable[[str], None]) -> None:
     """Let each engine compile what it wants to have compiled, while the old version still serves."""
     options = EngineOptions(cache_dir=state.cache)
-    for artifact in version.artifacts:
+    reference = () if version.reference is None else (version.reference,)
+    for artifact in (*version.artifacts, *reference):
         engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)

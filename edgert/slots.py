@@ -22,12 +22,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from edgert.durable import sync_folder
 from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
 
 FORMAT = 1
 SLOT_NAMES = ("a", "b")
 STAGE_NAME = "stage"
 TRIAL_S_MAX = 24 * 3600.0
+LOCK_S_MAX = 10.0
 
 
 class State(str, Enum):
@@ -191,18 +193,39 @@ class SlotStore:
             ) from error
 
     @contextmanager
+    def installing(self) -> Iterator[None]:
+        """Hold the stage against every other install. Raises SlotsBusy where one is under way.
+
+        Apart from the slots' lock: an install may take minutes, and a roll-back must not wait for it.
+        """
+        with self._holding("install.lock", 0.0):
+            yield
+
+    @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Hold the model's slots against every other process. Without `wait`, raises SlotsBusy if somebody has them."""
+        """Hold the model's slots against every other process; SlotsBusy if somebody else has them for LOCK_S_MAX.
+
+        Without `wait`, SlotsBusy at once.
+        """
+        with self._holding("lock", LOCK_S_MAX if wait else 0.0):
+            yield
+
+    @contextmanager
+    def _holding(self, name: str, wait_s: float) -> Iterator[None]:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(self.folder.parent)
+            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            until = time.monotonic() + wait_s
+            while not _try_lock(descriptor):
+                if time.monotonic() >= until:
+                    raise SlotsBusy(f"another command works on {self.folder.name} at this moment; try again")
+                time.sleep(0.02)
             yield
-        except BlockingIOError as error:
-            raise SlotsBusy(f"another command works on {self.folder.name} at this moment; try again") from error
         finally:
             os.close(descriptor)
 
@@ -245,7 +268,7 @@ class SlotStore:
             target = self.slot_folder(before.spare)
             shutil.rmtree(target, ignore_errors=True)
             (self.folder / STAGE_NAME).rename(target)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             raise StorageFailed(f"cannot fill slot {before.spare} in {self.folder}: {error.strerror}") from error
         self.commit(staged)
@@ -261,7 +284,7 @@ class SlotStore:
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
@@ -270,6 +293,14 @@ class SlotStore:
             after = step(self.read(), event, trial=trial)
             self.commit(after)
             return after
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _from_json(value: dict[str, Any]) -> SlotState:
@@ -284,11 +315,3 @@ def _from_json(value: dict[str, Any]) -> SlotState:
         trial=None if trial is None else Trial(**trial),
         ratchet=int(value["ratchet"]),
     )
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -30,11 +30,14 @@ HELLO_BYTES_MAX = 4096
 META_BYTES_MAX = 1024**2
 TENSORS_MAX = 32
 FRAME_BYTES_MAX = 64 * 1024**2
+KEEP_BYTES_MAX = 4 * 1024**2  # a buffer up to this size is kept for the next frame
 
 HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED = range(1, 9)
 
 FLAG_NO_CACHE = 1  # INFER: answer from the engine, and do not keep the answer
 FLAG_CACHE_HIT = 2  # RESULT: the answer came from the cache
+FLAG_HIGH_PRIORITY = 8  # INFER: taken before the others that wait for the engine
+FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer is that of a nearly equal input
 FLAG_SHARED = 4  # INFER, RESULT: the body lies in the shared memory that came with the WELCOME
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, six stage times
@@ -99,13 +102,25 @@ class FrameBuffer:
     before, costs one call.
     """
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, size_bytes: int = 8192) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        size_bytes: int = 8192,
+        resizing: Callable[[int, int], None] = lambda old_bytes, new_bytes: None,
+    ) -> None:
+        """`resizing` is told before the buffer changes its size, and may refuse by raising."""
+        self._resizing = resizing
+        self._small_bytes = size_bytes
         self._body_bytes_max = frame_bytes_max - 64
         self._filled = 0  # bytes from offset 0 that were received and not given out as a frame
         self._taken = 0  # length of the frame given out last, where more bytes follow it
         self.more = False  # whether bytes follow the frame given out last
         self.shared: memoryview | None = None  # where the bodies of FLAG_SHARED frames lie, from offset 64
         self._allocate(size_bytes)
+
+    def limit(self, frame_bytes_max: int) -> None:
+        """Take frames of at most so many bytes from now on."""
+        self._body_bytes_max = frame_bytes_max - 64
 
     def _allocate(self, size_bytes: int) -> None:
         # An anonymous map is page-aligned and costs nothing until it is touched.
@@ -150,6 +165,17 @@ class FrameBuffer:
             self._filled, self._taken, self.more = filled, size, True
         return Frame(kind, flags, request_id, model_id, arg, status, meta, tensors, stages)
 
+    @property
+    def size_bytes(self) -> int:
+        """How large the buffer is at present."""
+        return len(self._view)
+
+    def shrink(self) -> None:
+        """Give the memory of a large frame back; call it between frames, when its views are not used any more."""
+        if len(self._view) > KEEP_BYTES_MAX and not self._filled:
+            self._resizing(len(self._view), self._small_bytes)
+            self._allocate(self._small_bytes)
+
     def missing(self) -> int:
         """How many bytes are certainly still to come for the frame that has begun; 0 between frames."""
         if not self._filled or self._taken:
@@ -163,8 +189,9 @@ class FrameBuffer:
 
     def _make_room(self, size: int, filled: int) -> None:
         if size > len(self._view):
-            old = self._view
-            self._allocate(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            old, new_bytes = self._view, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._resizing(len(old), new_bytes)
+            self._allocate(new_bytes)
             self._view[:filled] = old[:filled]
         self._wait_for_more(filled)
 

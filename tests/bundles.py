@@ -31,7 +31,8 @@ def make_null_bundle(
     op: str = "copy",
     delay_s: float = 0.0,
     item_shape: tuple[int, ...] = (4,),
-    program: bytes | None = None,
+    program: bytes | dict[str, Any] | None = None,
+    first: tuple[str, bytes] | None = None,
     golden_off_by: float = 0.0,
     padding_bytes: int = 0,
     downgrade: bool = False,
@@ -39,14 +40,16 @@ def make_null_bundle(
     """Write `folder/<model>-<release>.edgert` and return its path.
 
     The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy") or the sum of
-    the item's values ("sum"). `program` replaces the artifact's bytes (b"?" does not load); `golden_off_by`
+    the item's values ("sum"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
+    JSON; `first` is the engine and the bytes of an artifact that is tried before it; `golden_off_by`
     makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
     incompressible ballast make the bundle as large as a test needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
     golden = np.linspace(-1.0, 1.0, count, dtype=np.float32).reshape(2, *item_shape)
-    artifact = json.dumps({"op": op, "delay_s": delay_s}).encode() if program is None else program
+    added = program if isinstance(program, dict) else {}
+    artifact = program if isinstance(program, bytes) else json.dumps({"op": op, "delay_s": delay_s, **added}).encode()
     contents = {
         "golden/input-0.npy": _npy(golden),
         "golden/null/output-0.npy": _npy(_answer(op, golden) + np.float32(golden_off_by)),
@@ -54,7 +57,12 @@ def make_null_bundle(
     }
     if padding_bytes:
         contents["null/weights.bin"] = np.random.default_rng(release).bytes(padding_bytes)
-    manifest = _manifest(model, release, profile, machines, engine, item_shape, contents, downgrade)
+    engines = {"null": engine}
+    if first is not None:
+        contents["first/model.json"] = first[1]
+        contents["golden/first/output-0.npy"] = contents["golden/null/output-0.npy"]
+        engines = {"first": first[0], **engines}
+    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade)
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
     return path
@@ -74,7 +82,7 @@ def _manifest(
     release: int,
     profile: str,
     machines: tuple[str, ...],
-    engine: str,
+    engines: dict[str, str],
     item_shape: tuple[int, ...],
     contents: dict[str, bytes],
     downgrade: bool,
@@ -86,20 +94,21 @@ def _manifest(
         inputs=(TensorSpec(INPUT_NAME, "FP32", (-1, *item_shape)),),
         outputs=(TensorSpec(OUTPUT_NAME, "FP32", (-1, *item_shape)),),
         files=tuple(FileEntry(p, len(data), hashlib.sha256(data).hexdigest()) for p, data in contents.items()),
-        artifacts=(
+        artifacts=tuple(
             ArtifactEntry(
-                id="null",
+                id=name,
                 engine=engine,
                 precision="fp32",
-                entry="null/model.json",
-                files=tuple(p for p in contents if p.startswith("null/")),
-                golden_outputs=("golden/null/output-0.npy",),
+                entry=f"{name}/model.json",
+                files=tuple(p for p in contents if p.startswith(f"{name}/")),
+                golden_outputs=(f"golden/{name}/output-0.npy",),
                 golden_atol=(1e-6,),
                 accuracy=Accuracy("top1", samples=2, fp32=1.0, artifact=1.0, max_drop=0.01),
                 tools={"null": "1"},
-            ),
+            )
+            for name, engine in engines.items()
         ),
-        targets=(TargetEntry(profile, machines, ("null",)),),
+        targets=(TargetEntry(profile, machines, tuple(engines)),),
         golden_inputs=("golden/input-0.npy",),
         source_sha256=hashlib.sha256(program).hexdigest(),
         source_size_bytes=len(program),

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from edgert import Client
-from edgert.config import StateDir
+from edgert.config import StateDir, read_config
+from edgert.installer import install
+from edgert.serving.control import ask
 from edgert.signing import SigningKey, new_key
+from edgert.slots import SlotStore
 from tests.bundles import make_null_bundle
 
 WAIT_S_MAX = 30.0
@@ -61,6 +64,23 @@ class Device:
         self.run("activate", model)
         self.run("check", model)
         self.run("mark-good", model)
+
+    def put(self, **options: Any) -> None:
+        """As `deploy`, without a process for each command: for tests of what comes after."""
+        store = SlotStore(self.state.models / options.get("model", "echo"))
+        install(self.bundle(**options), self.state, read_config(self.state))
+        store.activate(60)
+        self.sync(store.folder.name)
+        store.mark_good()
+        self.sync(store.folder.name)
+
+    def sync(self, model: str) -> dict[str, Any]:
+        """Have the daemon follow the slots of `model`; what it then says of it."""
+        return ask(self.state.control_socket, {"op": "sync", "model": model}, 60.0)
+
+    def serving(self, model: str = "echo") -> dict[str, Any]:
+        """What the daemon says of one model, asked without a process for the command."""
+        return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
 
     def model(self, name: str = "echo") -> dict[str, Any]:
         """What `edgertd status` says of one model."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
-from edgert.serving.batcher import Answer, Batcher
+from edgert.serving.batcher import BYPASS_MAX, LINGER_STEP_S, Answer, Batcher
+from edgert.serving.tuning import WINDOW, LatencyTuner
 from edgert.tensors import TensorSpec
 from tests.devices import wait_until
 
@@ -24,12 +26,14 @@ class GatedSession:
         self.inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (batch_axis, 2)),)
         self.outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (batch_axis, 2)),)
         self.sizes: list[int] = []
+        self.first: list[float] = []  # the first value of each run
         self.running = threading.Semaphore(0)
         self.permits = threading.Semaphore(10_000 if open_gate else 0)
         self.failure: Exception | None = None
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         self.sizes.append(len(tensors[0]))
+        self.first.append(float(tensors[0].flat[0]))
         self.running.release()
         assert self.permits.acquire(timeout=20)
         if self.failure is not None:
@@ -45,13 +49,18 @@ def item(value: float, rows: int = 1) -> NDArray[Any]:
 
 
 def ask_all(
-    pool: ThreadPoolExecutor, batcher: Batcher, values: Sequence[float], rows: int = 1, deadline_s: float | None = None
+    pool: ThreadPoolExecutor,
+    batcher: Batcher,
+    values: Sequence[float],
+    rows: int = 1,
+    deadline_s: float | None = None,
+    high: bool = False,
 ) -> list[Future[Answer]]:
     """Requests in this order, each parked before the next is made."""
     futures = []
     for value in values:
         before = batcher.waiting
-        futures.append(pool.submit(batcher.infer, [item(value, rows)], rows, deadline_s))
+        futures.append(pool.submit(batcher.infer, [item(value, rows)], rows, deadline_s, high))
         wait_until(lambda before=before: batcher.waiting > before, "the request parks")  # type: ignore[misc]
     return futures
 
@@ -186,3 +195,210 @@ def test_many_threads_each_get_their_own_answer() -> None:
         assert all(pool.map(many, range(0, 16_000, 1000)))
     assert batcher.waiting == 0
     assert sum(batcher.closed.values()) == len(session.sizes)
+
+
+# --- two classes --------------------------------------------------------------------------------
+
+
+def test_the_high_ones_are_taken_first_each_class_in_order() -> None:
+    session = GatedSession()
+    batcher = Batcher(session, cap=1)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
+        session.permits.release(10)
+        [future.result(10) for future in (first, *rest)]
+    assert session.first == [0, 3, 4, 1, 2]
+
+
+def test_a_batch_holds_the_high_ones_and_is_filled_with_low_ones() -> None:
+    session = GatedSession()
+    batcher = Batcher(session, cap=3)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
+        session.permits.release(10)
+        answers = [future.result(10) for future in (first, *rest)]
+    assert session.sizes == [1, 3, 1]
+    assert session.first[1] == 3
+    assert [a.batch for a in answers] == [1, 3, 1, 3, 3]
+
+
+def test_a_low_one_is_passed_over_a_bounded_number_of_times() -> None:
+    session = GatedSession()
+    batcher = Batcher(session, cap=1)
+    with ThreadPoolExecutor(2 * BYPASS_MAX + 8) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        rest = ask_all(pool, batcher, [-1, -2])
+        rest += ask_all(pool, batcher, range(1, 2 * BYPASS_MAX + 4), high=True)
+        session.permits.release(100)
+        [future.result(10) for future in (first, *rest)]
+    assert session.first.index(-1) == BYPASS_MAX + 1
+    assert session.first.index(-2) == 2 * BYPASS_MAX + 2
+
+
+def test_a_queue_full_of_low_ones_still_takes_high_ones() -> None:
+    session = GatedSession()
+    batcher = Batcher(session, cap=8, queue_max=1)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        rest = ask_all(pool, batcher, [1]) + ask_all(pool, batcher, [2], high=True)
+        for high in (False, True):
+            with pytest.raises(Overloaded):
+                batcher.infer([item(3)], 1, high=high)
+        session.permits.release(10)
+        [future.result(10) for future in (first, *rest)]
+
+
+# --- why batches close --------------------------------------------------------------------------
+
+
+class Patience:
+    """A clock that only lingering moves; `on_sleep` is called with every step."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.on_sleep: Callable[[], object] = lambda: None
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == LINGER_STEP_S
+        self.now_s += seconds
+        self.on_sleep()
+
+
+def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False) -> dict[str, int]:
+    """The reasons counted when, after a batch of two, one request leads and others come late or never.
+
+    With `time_out` hardly any of the leader's time is left when it leads.
+    """
+    session, patience = GatedSession(), Patience()
+    batcher = Batcher(session, cap=3, clock=patience.clock, sleep=patience.sleep)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        two = ask_all(pool, batcher, [1, 2])
+        session.permits.release(1)
+        session.running.acquire()
+        batcher.closed.clear()
+        late: list[Future[Answer]] = []
+        if joined:
+            patience.on_sleep = lambda: late or late.extend(ask_all(pool, batcher, [4, 5]))
+        leader = ask_all(pool, batcher, [3], deadline_s=1000.0 if time_out else None)
+        patience.now_s = 1000.0 - 1e-9
+        session.permits.release(10)
+        [future.result(10) for future in (first, *two, *leader, *late)]
+    return dict(batcher.closed)
+
+
+def test_a_batch_that_waited_in_vain_closed_by_lingering() -> None:
+    assert closed_after_a_batch_of_two() == {"linger": 1}
+
+
+def test_a_batch_that_filled_up_closed_by_the_cap() -> None:
+    assert closed_after_a_batch_of_two(joined=True) == {"cap": 1}
+
+
+def test_a_leader_short_of_time_does_not_wait_for_others() -> None:
+    assert closed_after_a_batch_of_two(time_out=True) == {"deadline": 1}
+
+
+# --- several engines ----------------------------------------------------------------------------
+
+
+def test_two_instances_run_at_once_and_nobody_is_stranded() -> None:
+    one, two = GatedSession(), GatedSession()
+    batcher = Batcher(one, cap=8, more_sessions=[two])
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(batcher.infer, [item(v)], 1) for v in (1, 2)]
+        one.running.acquire(timeout=10)
+        two.running.acquire(timeout=10)
+        rest = ask_all(pool, batcher, [3, 4, 5])
+        two.permits.release(1)
+        two.running.acquire(timeout=10)
+        assert two.sizes == [1, 3]
+        for session in (one, two):
+            session.permits.release(10)
+        values = [float(future.result(10).outputs[0][0, 0]) for future in (*running, *rest)]
+    assert values == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert batcher.waiting == 0
+
+
+def test_items_of_open_shape_are_never_laid_together() -> None:
+    session = GatedSession()
+    session.inputs = (TensorSpec("x", "FP32", (-1, -1)),)
+    assert Batcher(session, cap=8).cap == 1
+
+
+# --- the latency target -------------------------------------------------------------------------
+
+
+def simulate(tuner: LatencyTuner, clients: int, fixed_ms: float, item_ms: float, answers: int) -> list[float]:
+    """A closed loop of `clients` on one engine with t(b) = fixed + b * item: the latencies in ms, in order.
+
+    Who is answered asks again at once and waits for the batch after the next run, as in the batcher.
+    """
+    now_ms, latencies = 0.0, []
+    queue = deque([0.0] * clients)
+    while len(latencies) < answers:
+        batch = [queue.popleft() for _ in range(min(tuner.cap, len(queue)))]
+        now_ms += fixed_ms + item_ms * len(batch)
+        took = [now_ms - came for came in batch]
+        tuner.add([round(ms * 1e6) for ms in took])
+        latencies += took
+        queue.extend([now_ms] * len(batch))
+    return latencies
+
+
+def p95(latencies: Sequence[float]) -> float:
+    return sorted(latencies)[len(latencies) * 95 // 100 - 1]
+
+
+def test_without_load_the_cap_stays_where_learning_put_it() -> None:
+    tuner = LatencyTuner(20.0, 32)
+    simulate(tuner, clients=1, fixed_ms=2, item_ms=1, answers=2000)
+    assert (tuner.cap, tuner.state) == (32, "holds")
+
+
+def test_the_cap_shrinks_until_the_target_holds_and_grows_back_slowly() -> None:
+    """Few of 40 clients are in a run; the others do not wait for it: only the run's own time counts."""
+    tuner = LatencyTuner(20.0, 32)
+
+    def load(run_ms_of: Callable[[int], float], windows: int) -> list[int]:
+        caps = []
+        for _ in range(windows * WINDOW * 2):
+            tuner.add([round(run_ms_of(tuner.cap) * 1e6)])
+            caps.append(tuner.cap)
+        return caps
+
+    load(lambda cap: 2.0 + cap, windows=20)
+    settled = load(lambda cap: 2.0 + cap, windows=40)
+    assert 10 <= min(settled) <= max(settled) <= 19
+    assert tuner.linger_share < 0.1
+    lighter = load(lambda cap: 1.0, windows=4)
+    assert 0 < lighter[-1] - lighter[0] <= 8, "one step a window"
+    assert load(lambda cap: 1.0, windows=40)[-1] == 32
+
+
+def test_where_smaller_batches_make_requests_wait_longer_the_cap_is_kept() -> None:
+    tuner = LatencyTuner(20.0, 32)
+    before = p95(simulate(LatencyTuner(1e9, 32), clients=64, fixed_ms=20, item_ms=0.1, answers=4000))
+    after = p95(simulate(tuner, clients=64, fixed_ms=20, item_ms=0.1, answers=40_000)[-8000:])
+    assert tuner.state == "overloaded"
+    assert after <= 1.5 * before
+
+
+def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
+    session = GatedSession(open_gate=True)
+    batcher = Batcher(session, cap=8, p95_ms=10_000.0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda v: batcher.infer([item(v)], 1), range(2 * WINDOW)))
+    told = batcher.as_json()["tuner"]
+    assert told["state"] == "holds"
+    assert 0 < told["p95_ms"] < 10_000

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed
-from edgert.serving.cache import ENTRY_OVERHEAD_BYTES, OFF_S, PROBE_LOOKUPS, PredictionCache
+from edgert.serving.cache import ENTRY_OVERHEAD_BYTES, OFF_S, OFF_S_MAX, PROBE_LOOKUPS, PredictionCache
 from tests.devices import wait_until
 
 
@@ -144,7 +144,7 @@ def test_it_turns_itself_off_where_hits_do_not_pay_and_tries_again() -> None:
     cache, now = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(i.to_bytes(4, "little"), Runs())
-        cache.judge(hit, hash_ns=2000, engine_ns=20_000)
+        cache.judge(hit, spent_ns=2000, engine_ns=20_000)
     assert not cache.on
     assert cache.size_bytes == 0
     now[0] += OFF_S + 1
@@ -155,9 +155,70 @@ def test_it_stays_on_where_hits_pay() -> None:
     cache, _ = a_cache()
     for i in range(PROBE_LOOKUPS):
         _, hit = cache.get_or_run(bytes([i % 4]), Runs())
-        cache.judge(hit, hash_ns=2000, engine_ns=20_000)
+        cache.judge(hit, spent_ns=2000, engine_ns=20_000)
     assert cache.on
 
 
 def test_no_bytes_means_no_cache() -> None:
     assert not a_cache(max_bytes=0)[0].on
+
+
+def probed(cache: PredictionCache, hits: int, spent_ns: int = 2000, engine_ns: int = 20_000) -> None:
+    """One round of PROBE_LOOKUPS lookups of which `hits` hit."""
+    for i in range(PROBE_LOOKUPS):
+        cache.judge(i < hits, spent_ns=spent_ns, engine_ns=engine_ns)
+
+
+def test_it_pays_exactly_where_hits_save_more_than_lookups_take() -> None:
+    # 2 us a lookup, 20 us a run: one hit in ten pays for the others.
+    for hits, on in ((PROBE_LOOKUPS // 12, False), (PROBE_LOOKUPS // 8, True)):
+        cache, _ = a_cache()
+        probed(cache, hits)
+        assert cache.on is on
+
+
+def test_only_hits_never_turn_it_off() -> None:
+    cache, _ = a_cache()
+    probed(cache, PROBE_LOOKUPS, engine_ns=0)
+    assert cache.on
+
+
+def test_it_does_not_flap_where_it_is_worth_about_its_cost() -> None:
+    cache, now = a_cache()
+    pauses = []
+    for _ in range(8):
+        probed(cache, PROBE_LOOKUPS // 11)  # a little too few
+        assert not cache.on
+        began = now[0]
+        while not cache.on:
+            now[0] += 1.0
+        pauses.append(now[0] - began)
+        probed(cache, PROBE_LOOKUPS // 9)  # a little more than enough: not enough to come back for good
+        assert not cache.on
+        while not cache.on:
+            now[0] += 1.0
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (OFF_S, OFF_S_MAX)
+
+
+def test_it_comes_back_for_good_where_hits_clearly_pay_again() -> None:
+    cache, now = a_cache()
+    probed(cache, 0)
+    now[0] += OFF_S
+    probed(cache, PROBE_LOOKUPS // 2)
+    assert cache.on
+    probed(cache, PROBE_LOOKUPS // 9)
+    assert cache.on, "off its trial, breaking even is enough again"
+
+
+def test_stats_say_whether_it_is_on_and_why() -> None:
+    cache, now = a_cache()
+    assert "not judged" in cache.as_json()["why"]
+    probed(cache, 0)
+    said = cache.as_json()
+    assert (said["on"], said["worth"]) == (False, 0.0)
+    assert said["why"] == "off: hits saved 0.0 times what lookups took; tried again in 30 s"
+    now[0] += OFF_S
+    assert cache.as_json()["why"].startswith("on trial")
+    probed(cache, PROBE_LOOKUPS // 2)
+    assert cache.as_json()["why"].startswith("on: hits saved")

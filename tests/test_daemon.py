@@ -211,7 +211,7 @@ def test_hot_swaps_under_load_lose_no_request() -> None:
 
 def test_a_killed_worker_costs_its_own_requests_only_and_comes_back() -> None:
     with a_device() as device:
-        device.deploy()
+        device.deploy(delay_s=0.005)  # so that there are requests in flight whenever it is killed
         device.deploy(model="other")
         with load(device) as (releases, errors), load(device, "other", threads=2) as (_, other_errors):
             pid = device.model()["serving"]["pid"]

@@ -6,18 +6,29 @@ The device is simulated at the transport seam: real slots' transition table, com
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HealthCheckFailed, ReleaseTooOld, StorageFailed
+from edgert.errors import (
+    DeployUnderWay,
+    DeviceError,
+    DeviceUnreachable,
+    EdgeRTError,
+    HealthCheckFailed,
+    ReleaseTooOld,
+    StorageFailed,
+)
 from edgert.signing import SigningKey, new_key
 from edgert.slots import Event, SlotState, State, Version, step
 from edgert_deploy.inventory import Device
 from edgert_deploy.plan import Step
 from edgert_deploy.rollout import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.stop import Stop
 from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 from tests.bundles import make_null_bundle
 
@@ -37,6 +48,8 @@ class SimulatedDevice:
         self.key, self.slots = key, slots or SlotState()
         self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
         self.done: list[str] = []
+        self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
+        self.claims: dict[str, str] = {}
         self.files: set[str] = set()
         self.digest = ""
         self.closed = 0
@@ -50,6 +63,10 @@ class SimulatedDevice:
         if argv[0] != "/home/venv/bin/edgertd":
             return Result(tuple(argv), 1, "", "no systemd here")
         verb = argv[3]
+        self.before(verb)
+        if verb in ("claim", "release"):
+            return self._claim(verb, list(argv))
+        assert verb == "status" or self.claims["echo"] in argv, "each step shows the claim"
         if verb != "status":
             self.done.append(verb)
         error = self.faults.get(verb)
@@ -71,6 +88,16 @@ class SimulatedDevice:
 
     def close(self) -> None:
         self.closed += 1
+
+    def _claim(self, verb: str, argv: list[str]) -> Result:
+        if verb == "release":
+            assert argv[4] == self.claims.pop("echo")
+            return Result(tuple(argv), 0, "{}", "")
+        if "echo" in self.claims and self.claims["echo"] not in argv:
+            told = json.dumps({"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}})
+            return Result(tuple(argv), 7, told, "")
+        self.claims["echo"] = f"echo.{len(self.done)}"
+        return Result(tuple(argv), 0, json.dumps({"token": self.claims["echo"], "status": self._status()}), "")
 
     def _answer(self, verb: str) -> dict[str, Any]:
         if verb in _EVENTS:
@@ -105,6 +132,11 @@ class SimulatedDevice:
 
 
 RELEASE_1 = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +258,109 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
     assert exit_code(outcomes) == 6
     assert exit_code(outcomes[:1]) == 0
     assert Step.SEND in outcomes[0].steps
+
+
+# --- one deployment at a time ---------------------------------------------------------------
+
+
+def test_a_model_that_another_deployment_works_on_is_left_alone(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    device.claims["echo"] = "echo.another"
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert (outcome.result, outcome.error.code) == ("failed", "device.deploy_under_way")
+    assert (device.done, device.slots, device.claims) == ([], RELEASE_1, {"echo": "echo.another"})
+
+
+def test_two_deployments_from_one_host_exclude_each_other_while_the_first_is_at_work(
+    bundle: Path, key: SigningKey
+) -> None:
+    device, second = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1)
+    outcomes: list[Outcome] = []
+    device.before = lambda verb: outcomes.append(roll_out(bundle, second)) if verb == "check" else None
+    assert roll_out(bundle, device).result == "live"
+    assert outcomes[0].error is not None
+    assert outcomes[0].error.code == "device.deploy_under_way"
+    assert second.done == []
+
+
+def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> None:
+    for faults in ({}, {"check": HealthCheckFailed("off")}, {"install": StorageFailed("full")}):
+        device = SimulatedDevice(key, RELEASE_1, **faults)
+        roll_out(bundle, device)
+        assert device.claims == {}
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "done"),
+    [
+        ("status", []),
+        ("claim", []),
+        ("install", ["install", "rollback"]),
+        ("activate", ["install", "activate", "rollback"]),
+        ("check", ["install", "activate", "check", "rollback"]),
+    ],
+)
+def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
+    bundle: Path, key: SigningKey, verb: str, done: list[str]
+) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device.before = lambda word: stop.press() if word == verb and not stop.asked else None
+    outcome = roll_out(bundle, device, stop=stop)
+    assert outcome.error is not None
+    assert (outcome.result, outcome.error.code, exit_code([outcome])) == ("stopped", "deploy.interrupted", 130)
+    assert device.done == done
+    assert (device.slots.state, device.slots.active, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert device.claims == {}
+    assert ("Release 1 is live" in outcome.error.message) == bool(done)
+
+
+def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: Path, key: SigningKey) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device.before = lambda verb: stop.press() if verb == "mark-good" else None
+    outcome = roll_out(bundle, device, stop=stop)
+    assert (outcome.result, outcome.serving, exit_code([outcome])) == ("live", 2, 0)
+
+
+def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), Stop()
+    device.before = lambda verb: stop.press() if verb == "activate" else None
+    error = roll_out(bundle, device, stop=stop).error
+    assert error is not None
+    assert "going back failed [device.error]" in error.message
+    assert "ends by itself" in error.message
+
+
+def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bundle: Path, key: SigningKey) -> None:
+    hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), Stop()
+    hangs, never = threading.Event(), threading.Event()
+
+    def hang(verb: str) -> None:
+        if verb == "check":
+            hangs.set()
+            never.wait(60)
+
+    hanging.before = hang
+    devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in ("hanging", "quick")]
+    opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener, stop=stop)
+
+    def press_twice() -> None:
+        hangs.wait(60)
+        while quick.closed == 0:
+            time.sleep(0.01)
+        stop.press()
+        stop.press()
+
+    presser = threading.Thread(target=press_twice)
+    presser.start()
+    outcomes = deploy(rollout, devices, lambda name, line: None)
+    presser.join()
+    assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
+    assert outcomes[0].error is not None
+    assert "goes back by itself within 60 s" in outcomes[0].error.message
+    assert exit_code(outcomes) == 130
+    never.set()

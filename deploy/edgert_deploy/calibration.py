@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.errors import CalibrationInvalid
+from edgert.errors import CalibrationInvalid, RequestError
+from edgert.manifest import Preprocess
+from edgert.processing.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 from edgert_deploy.source import SourceModel
 
 LABELS = "labels"
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+IMAGE_BYTES_MAX = 64 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,25 @@ class CalibrationSet:
         return len(next(iter(self.inputs.values())))
 
 
-def load_samples(path: Path, source: SourceModel, *, at_least: int) -> CalibrationSet:
+def load_samples(
+    path: Path,
+    source: SourceModel,
+    preprocess: Preprocess | None = None,
+    class_names: Sequence[str] = (),
+    *,
+    at_least: int,
+) -> CalibrationSet:
     """Read an .npz whose arrays are named as the model's inputs, plus `labels` where there are any.
+
+    A folder is read as images instead, which `preprocess` turns into what the model takes by the code that the
+    device runs; images in folders of their own are labelled by the folder's name, counted in the order of
+    `class_names`, or in that of the alphabet where there are none.
 
     Raises CalibrationInvalid: unreadable, an input missing, wrong dtype or item shape, fewer than
     `at_least` samples, NaN or infinity, a label count that differs.
     """
+    if path.is_dir():
+        return _load_images(path, source, preprocess, class_names, at_least)
     arrays = _read(path)
     inputs = {}
     for spec in source.inputs:
@@ -56,6 +74,54 @@ def load_samples(path: Path, source: SourceModel, *, at_least: int) -> Calibrati
         raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
     labels = _checked_labels(path, arrays[LABELS], count) if LABELS in arrays and LABELS not in inputs else None
     return CalibrationSet(inputs, labels)
+
+
+def _load_images(
+    folder: Path, source: SourceModel, rule: Preprocess | None, class_names: Sequence[str], at_least: int
+) -> CalibrationSet:
+    if rule is None or not rule.decode or len(source.inputs) != 1:
+        raise CalibrationInvalid(
+            f"{folder} is a folder of images: give --preprocess imagenet, yolo or a file with decode = true, "
+            "for a model with one input"
+        )
+    files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
+    if len(files) < at_least:
+        raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
+    preprocessor = Preprocessor(rule, source.inputs[0])
+    first = _image(preprocessor, files[0])
+    if first.nbytes * len(files) > SAMPLES_BYTES_MAX:
+        raise CalibrationInvalid(
+            f"{folder} has {len(files)} images of {first.nbytes} bytes to the model; at most {SAMPLES_BYTES_MAX}: give fewer"
+        )
+    arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
+    for row, file in zip(arrays, files, strict=True):
+        row[...] = _image(preprocessor, file)[0]
+    return CalibrationSet({source.inputs[0].name: arrays}, _labels_of(folder, files, class_names))
+
+
+def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
+    try:
+        if path.stat().st_size > IMAGE_BYTES_MAX:
+            raise CalibrationInvalid(f"{path} has {path.stat().st_size} bytes; at most {IMAGE_BYTES_MAX}")
+        array, _ = preprocessor(np.frombuffer(path.read_bytes(), np.uint8)[None])
+        return array
+    except OSError as error:
+        raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
+    except RequestError as error:
+        raise CalibrationInvalid(f"{path}: {error.message}") from error
+
+
+def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
+    """The class of each file by its folder's name; None where no file has a folder of its own."""
+    names = [file.parent.name for file in files if file.parent != folder]
+    if not names:
+        return None
+    if len(names) != len(files):
+        raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move them all into some")
+    number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
+    if unknown := sorted(set(names) - set(number)):
+        raise CalibrationInvalid(f"folder {folder / unknown[0]} has the name of none of the {len(number)} labels")
+    return np.array([number[name] for name in names], np.int64)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

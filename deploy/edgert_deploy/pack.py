@@ -30,6 +30,7 @@ from edgert.manifest import (
     Accuracy,
     ArtifactEntry,
     Classify,
+    Detect,
     FileEntry,
     Manifest,
     Preprocess,
@@ -56,7 +57,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the user asked to be packed. `precision` None takes each profile's own."""
+    """What the user asked to be packed. `precision` None takes each profile's own.
+
+    `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is: devices can
+    compare their live answers with its (docs/serving.md).
+    """
 
     source: SourceModel
     calibration: CalibrationSet
@@ -66,8 +71,10 @@ class BuildRequest:
     release: int = 1
     max_drop: float = 0.01
     precision: Precision | None = None
+    with_reference: bool = False
     preprocess: Preprocess | None = None
     classify: Classify | None = None
+    detect: Detect | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ def build_bundle(
         for profile in request.targets:
             rows.append(_row(request, profile, made, reference, work, progress))
             report(rows[-1])
+            _make_reference(request, profile, made, reference, work, progress)
         _gate(rows)
         manifest, files = _manifest(request, made, reference, work)
         progress(f"writing {out}")
@@ -198,6 +206,26 @@ def _row(
     )
 
 
+def _reference_id(request: BuildRequest, profile: DeviceProfile) -> str:
+    """The FP32 artifact that goes along for comparison, or "" where none is asked for or the target's own is FP32."""
+    if not request.with_reference or (request.precision or _precision(profile)) == "fp32":
+        return ""
+    return artifact_id(profile, "fp32")
+
+
+def _make_reference(
+    request: BuildRequest,
+    profile: DeviceProfile,
+    made: dict[str, _Made],
+    reference: Outputs,
+    work: Path,
+    progress: Progress,
+) -> None:
+    name = _reference_id(request, profile)
+    if name and name not in made:
+        made[name] = _make(request, profile, "fp32", reference, work / name, progress)
+
+
 def _precision(profile: DeviceProfile) -> Precision:
     return "fp32" if profile.precision == "fp32" else "int8"
 
@@ -266,7 +294,12 @@ def _manifest(
         files=tuple(_file_entry(name, files[name]) for name in sorted(files)),
         artifacts=artifacts,
         targets=tuple(
-            TargetEntry(p.name, p.machines, (artifact_id(p, request.precision or _precision(p)),))
+            TargetEntry(
+                p.name,
+                p.machines,
+                (artifact_id(p, request.precision or _precision(p)),),
+                _reference_id(request, p),
+            )
             for p in request.targets
         ),
         golden_inputs=golden_inputs,
@@ -274,6 +307,7 @@ def _manifest(
         source_size_bytes=request.source.size_bytes,
         preprocess=request.preprocess,
         classify=request.classify,
+        detect=request.detect,
     )
     return manifest, files
 

@@ -2,29 +2,33 @@
 
 Devices are independent: each has its own link and its own outcome, and one that does not answer holds nobody up.
 What the host cannot finish, the device does: a version that nobody marked good ends with its trial.
+
+One deployment of a model works on a device at a time: it claims the model there before it changes anything.
+Who is asked to stop (`Stop`) ends the step under way and takes back what was not marked good yet.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.bundle import open_bundle
-from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, NotBootstrapped, RolledBack
+from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
+from edgert_deploy.claim import claimed
 from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.inventory import Device
 from edgert_deploy.plan import Offer, Plan, Step, make_plan
 from edgert_deploy.remote import ACTIVATE_S_MAX, CHECK_S_MAX, INSTALL_S_MAX, RemoteDaemon
 from edgert_deploy.service import start
+from edgert_deploy.stop import Stop, for_each
 from edgert_deploy.transports import Transport
 
-AT_ONCE_MAX = 8
 QUICK_S_MAX = 60.0
 PROGRESS_BYTES = 4 * 1024**2  # smaller transfers are over before anyone reads a line about them
+TO_TAKE_BACK = ("trial", "first-trial", "staged", "first-staged")
 
 Say = Callable[[str], None]
 Opener = Callable[[Device], Transport]
@@ -34,7 +38,8 @@ Opener = Callable[[Device], Transport]
 class Outcome:
     """What became of a deployment on one device.
 
-    `result` is live, unchanged (it was live already), planned (a dry run), or failed with `error`.
+    `result` is live, unchanged (it was live already), planned (a dry run), failed with `error`, or, where the
+    user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by itself).
     `serving` is the release that is live there now as far as known.
     """
 
@@ -67,6 +72,7 @@ class Rollout:
     open_transport: Opener
     prepare: Callable[[Device, Transport, Say], None] | None = None  # what to do with a device never bootstrapped
     dry_run: bool = False
+    stop: Stop = field(default_factory=Stop)
 
 
 def read_offer(path: Path) -> Offer:
@@ -80,12 +86,14 @@ def read_offer(path: Path) -> Offer:
 
 
 def deploy(rollout: Rollout, devices: Sequence[Device], say: Callable[[str, str], None]) -> list[Outcome]:
-    """Deploy to each device, AT_ONCE_MAX at a time; the outcomes in the order of `devices`.
+    """Deploy to each device, several at a time; the outcomes in the order of `devices`.
 
     `say(device name, line)` is called from several threads.
     """
-    with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
-        return list(pool.map(lambda device: deploy_one(rollout, device, lambda line: say(device.name, line)), devices))
+    outcomes = for_each(
+        devices, lambda device: deploy_one(rollout, device, lambda line: say(device.name, line)), rollout.stop
+    )
+    return [_abandoned(rollout, d) if o is None else o for d, o in zip(devices, outcomes, strict=True)]
 
 
 def deploy_one(rollout: Rollout, device: Device, say: Say) -> Outcome:
@@ -98,23 +106,32 @@ def deploy_one(rollout: Rollout, device: Device, say: Say) -> Outcome:
         finally:
             transport.close()
     except EdgeRTError as error:
-        say(error.message)
-        serving = error.serving if isinstance(error, RolledBackTo) else None
-        outcome = Outcome(device.name, "failed", serving=serving, error=error)
+        serving = error.serving if isinstance(error, RolledBackTo | StoppedAt) else None
+        result = "stopped" if isinstance(error, Interrupted) else "failed"
+        say(f"{result} [{error.code}]")
+        outcome = Outcome(device.name, result, serving=serving, error=error)
     return replace(outcome, seconds=time.monotonic() - begun)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 where every device took it, else that of the first device that did not."""
+    """0 where every device took it, that of Ctrl-C where it kept one from it, else that of the first that did not."""
+    if any(isinstance(outcome.error, Interrupted) for outcome in outcomes):
+        return Interrupted.exit_code
     return next((o.error.exit_code for o in outcomes if o.error is not None), 0)
 
 
 def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) -> Outcome:
     daemon = RemoteDaemon(transport, device, say)
+    _go_on(rollout.stop, None)
     plan = make_plan(_facts(rollout, device, transport, daemon, say), rollout.offer)
     if rollout.dry_run:
         return Outcome(device.name, "planned", plan.steps)
-    _apply(rollout, plan, device, transport, daemon, say)
+    if set(plan.steps) <= {Step.START}:
+        _apply(rollout, plan, device, transport, daemon, "", say)
+    else:
+        with claimed(daemon, plan.model, rollout.offer.size_bytes) as claim:
+            plan = make_plan(claim.facts, rollout.offer)  # another deployment may have ended in between
+            _apply(rollout, plan, device, transport, daemon, claim.token, say)
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
     return Outcome(device.name, "live" if changed else "unchanged", plan.steps, plan.release)
@@ -130,24 +147,32 @@ def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: Remot
         return daemon.facts()
 
 
-def _apply(rollout: Rollout, plan: Plan, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> None:
+def _apply(
+    rollout: Rollout, plan: Plan, device: Device, transport: Transport, daemon: RemoteDaemon, token: str, say: Say
+) -> None:
     remote = f"{device.state}/incoming/{plan.model}-{plan.release}-{plan.digest[:12]}.edgert"
+    under = ("--claim", token)
     on_trial = False
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
-        Step.SEND: lambda: transport.put(rollout.bundle, remote, _progress(say)),
-        Step.INSTALL: lambda: _install(daemon, transport, remote),
+        Step.SEND: lambda: transport.put(rollout.bundle, remote, _progress(say, rollout.stop)),
+        Step.INSTALL: lambda: _install(daemon, transport, remote, under),
         Step.ACTIVATE: lambda: daemon.call(
-            "activate", plan.model, "--trial-s", f"{rollout.trial_s:g}", timeout_s=ACTIVATE_S_MAX
+            "activate", plan.model, "--trial-s", f"{rollout.trial_s:g}", *under, timeout_s=ACTIVATE_S_MAX
         ),
-        Step.CHECK: lambda: daemon.call("check", plan.model, timeout_s=CHECK_S_MAX),
-        Step.MARK_GOOD: lambda: daemon.call("mark-good", plan.model),
+        Step.CHECK: lambda: daemon.call("check", plan.model, *under, timeout_s=CHECK_S_MAX),
+        Step.MARK_GOOD: lambda: daemon.call("mark-good", plan.model, *under),
     }
     for step in plan.steps:
-        say(step.value)
-        on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
         try:
+            _go_on(rollout.stop, step)
+            say(step.value)
+            on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
             act[step]()
+        except Interrupted as error:
+            if step is Step.INSTALL:  # sent, and nobody takes it away
+                transport.run(["rm", "-f", remote], QUICK_S_MAX)
+            raise _stopped(plan, daemon, step, error, under) from error
         except (DeviceUnreachable, HostKeyMismatch) as error:
             if on_trial:
                 note = f"release {plan.release} was on trial: it ends by itself after {rollout.trial_s:g} s"
@@ -156,28 +181,68 @@ def _apply(rollout: Rollout, plan: Plan, device: Device, transport: Transport, d
         except EdgeRTError as error:
             if not on_trial:
                 raise
-            raise _put_back(plan, daemon, step, error) from error
+            raise _put_back(plan, daemon, step, error, under) from error
 
 
-def _install(daemon: RemoteDaemon, transport: Transport, remote: str) -> None:
+def _go_on(stop: Stop, step: Step | None) -> None:
+    """Raises Interrupted where the user wants no further step."""
+    if stop.asked:
+        raise Interrupted("interrupted before anything was done" if step is None else f"interrupted before {step.value}")
+
+
+def _abandoned(rollout: Rollout, device: Device) -> Outcome:
+    manifest = rollout.offer.manifest
+    return Outcome(
+        device.name,
+        "abandoned",
+        error=Interrupted(
+            f"abandoned in the middle: if release {manifest.release} of {manifest.model} went on trial there, the device "
+            f"goes back by itself within {rollout.trial_s:g} s; look with: edgert status {device.name}"
+        ),
+    )
+
+
+def _install(daemon: RemoteDaemon, transport: Transport, remote: str, under: tuple[str, str]) -> None:
     try:
-        daemon.call("install", remote, timeout_s=INSTALL_S_MAX)
+        daemon.call("install", remote, *under, timeout_s=INSTALL_S_MAX)
     finally:
         transport.run(["rm", "-f", remote], QUICK_S_MAX)
 
 
-def _put_back(plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError) -> RolledBack:
+def _put_back(plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str]) -> RolledBack:
     """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it."""
     failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
     try:
-        model = daemon.facts().models[plan.model]
-        if model.state in ("trial", "first-trial", "staged", "first-staged"):
-            daemon.call("rollback", plan.model, timeout_s=ACTIVATE_S_MAX)
-            model = daemon.facts().models[plan.model]
+        now = _take_back(plan, daemon, under)
     except EdgeRTError as error:
         raise type(cause)(f"{failed}; and going back failed as well [{error.code}]: {error.message}") from error
-    now = None if model.active is None else model.active.release
-    return RolledBackTo(f"{failed}. " + ("Nothing is live now" if now is None else f"Release {now} is live again"), now)
+    return RolledBackTo(f"{failed}. {_live(now, 'again')}", now)
+
+
+def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, under: tuple[str, str]) -> Interrupted:
+    """The same for a deployment that the user ended."""
+    if step in (Step.START, Step.SEND, Step.INSTALL):
+        return StoppedAt(f"{cause.message}: what was live stays", None)
+    try:
+        now = _take_back(plan, daemon, under)
+    except EdgeRTError as error:
+        raise Interrupted(
+            f"{cause.message}, and going back failed [{error.code}]: {error.message}; a trial ends by itself"
+        ) from error
+    return StoppedAt(f"{cause.message}: release {plan.release} was taken back. {_live(now)}", now)
+
+
+def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> int | None:
+    """Roll back what is on trial or staged; the release that is live then."""
+    model = daemon.facts().models[plan.model]
+    if model.state in TO_TAKE_BACK:
+        daemon.call("rollback", plan.model, *under, timeout_s=ACTIVATE_S_MAX)
+        model = daemon.facts().models[plan.model]
+    return None if model.active is None else model.active.release
+
+
+def _live(release: int | None, again: str = "") -> str:
+    return "Nothing is live now" if release is None else f"Release {release} is live {again}".rstrip()
 
 
 class RolledBackTo(RolledBack):
@@ -188,12 +253,22 @@ class RolledBackTo(RolledBack):
         self.serving = serving
 
 
-def _progress(say: Say) -> Callable[[int, int], None]:
-    """Tell each tenth of a transfer that takes long enough to be told."""
+class StoppedAt(Interrupted):
+    """Interrupted that knows which release is live now; None where nobody asked, or where there is none."""
+
+    def __init__(self, message: str, serving: int | None) -> None:
+        super().__init__(message)
+        self.serving = serving
+
+
+def _progress(say: Say, stop: Stop) -> Callable[[int, int], None]:
+    """Tell each tenth of a transfer that takes long enough to be told; end it where the user wants no more."""
     told = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal told
+        if stop.asked and done < total:
+            raise Interrupted("interrupted while it was sent")
         tenth = 10 * done // total if total else 10
         if total >= PROGRESS_BYTES and tenth > told:
             told = tenth

@@ -7,6 +7,7 @@ markers are judged here, for the device, over the whole tree, and what pip left 
 
 from __future__ import annotations
 
+import base64
 import email.message
 import email.parser
 import hashlib
@@ -20,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -34,8 +36,10 @@ KEY_FORMAT = "1"
 PIWHEELS_HINT = (
     ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
 )
-# What needs no install: the null engine is edgert's own.
-ENGINES_WITHOUT_WHEELS = ("null",)
+# What needs no install: these engines are edgert's own.
+ENGINES_WITHOUT_WHEELS = ("null", "fault")
+OWN_PACKAGES = ("edgert", "edgert_deploy")
+WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a wheel packed again: the same content, the same bytes
 
 
 @dataclass(frozen=True)
@@ -110,20 +114,20 @@ def prepare(
 
 
 def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
-    """edgert's own wheel: built from its source tree where this is one, else the released one of this version."""
+    """edgert's own wheel: built from the source tree this runs from, else packed again from what is installed.
+
+    So a device always gets the very code that its host runs. Packing again needs no index and no build tool.
+    """
     kept_in = cache_folder() / "own"
     kept_in.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept_in) as folder:
-        built, source = Path(folder), source_tree()
+        source = source_tree()
         if source is not None:
             say(f"building edgert's wheel from {source}")
-            # Without isolation nothing is fetched: it works offline wherever hatchling is at hand.
-            isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-            _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(built), str(source)], "build edgert's own wheel")
+            wheel = _build(source, Path(folder))
         else:
-            wanted = f"edgert=={edgert.__version__}"
-            _pip(["download", "--no-deps", "--only-binary=:all:", "--dest", str(built), wanted], f"find {wanted}")
-        wheel = next(built.glob("edgert-*.whl"))
+            say("packing edgert's wheel from what is installed here")
+            wheel = repack(installed_distribution(), Path(folder))
         kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
         kept.parent.mkdir(exist_ok=True)
         os.replace(wheel, kept)
@@ -134,6 +138,61 @@ def source_tree() -> Path | None:
     """The repository that this very code runs from, or None where it was installed from a wheel."""
     root = Path(edgert.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
+
+
+def installed_distribution() -> Distribution:
+    """The installed package that this very code comes from. Raises ConfigInvalid where there is none."""
+    here = Path(edgert.__file__).resolve()
+    for found in distributions(name="edgert"):
+        if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
+            return found
+    raise ConfigInvalid(f"edgert runs from {here.parent}, which no installer put there: pip install 'edgert[host]'")
+
+
+def repack(installed: Distribution, folder: Path) -> Path:
+    """A wheel in `folder` with what RECORD says of an installed edgert: the same files give the same bytes.
+
+    Left out is what an installer adds (byte code, scripts, its own notes). Raises ConfigInvalid where a file is gone.
+    """
+    listed = [str(path) for path in installed.files or ()]
+    info = next((name.split("/")[0] for name in listed if name.endswith(".dist-info/METADATA")), "")
+    names = sorted(name for name in listed if _belongs_in_wheel(name, info))
+    if not info or "edgert/__init__.py" not in names or "edgert_deploy/__init__.py" not in names:
+        raise ConfigInvalid("edgert's own files are not listed where it is installed: pip install --force-reinstall it")
+    content = {}
+    for name in names:
+        try:
+            content[name] = Path(str(installed.locate_file(name))).read_bytes()
+        except OSError as error:
+            raise ConfigInvalid(f"{name} of the installed edgert cannot be read: pip install --force-reinstall it") from error
+    rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in content.items()]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    wheel = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(name, WHEEL_TIME)
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return wheel
+
+
+def _build(source: Path, folder: Path) -> Path:
+    # Without isolation nothing is fetched: it works offline wherever hatchling is at hand.
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder), str(source)], "build edgert's own wheel")
+    return next(folder.glob("edgert-*.whl"))
+
+
+def _belongs_in_wheel(name: str, info: str) -> bool:
+    top, _, rest = name.partition("/")
+    if top in OWN_PACKAGES:
+        return not name.endswith(".pyc")
+    return top == info and rest not in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+
+
+def _record_hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def cache_folder() -> Path:

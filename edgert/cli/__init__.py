@@ -21,6 +21,9 @@ COMMANDS = {
     "check": ("edgert.cli.check:check", "Ask the daemon for the golden inputs and compare its answers."),
     "mark-good": ("edgert.cli.mark_good:mark_good", "End the trial: keep the live version."),
     "rollback": ("edgert.cli.rollback:rollback", "Go back to the good version before."),
+    "claim": ("edgert.cli.claim:claim", "Keep other deployments of a model away while one is under way."),
+    "release": ("edgert.cli.claim:release", "Release a claim."),
+    "infer": ("edgert.cli.infer:infer", "Ask the daemon for an answer."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and what its models do."),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
@@ -18,9 +19,10 @@ from edgert.config import StateDir
     show_default=True,
     help="Seconds after which the version before returns by itself, unless mark-good came.",
 )
+@claim_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
-def activate(state: StateDir, model: str, trial_s: float, as_json: bool) -> None:
+def activate(state: StateDir, model: str, trial_s: float, token: str, as_json: bool) -> None:
     """Make the installed version of MODEL live, on trial.
 
     The daemon loads it and checks its golden inputs in a process of its own while the old version serves.
@@ -30,8 +32,9 @@ def activate(state: StateDir, model: str, trial_s: float, as_json: bool) -> None
     Example:
       edgertd activate digits --trial-s 120
     """
-    slots = store_of(state, model).activate(trial_s)
-    serving = follow(state, model)
+    with under_claim(state, token):
+        slots = store_of(state, model).activate(trial_s)
+        serving = follow(state, model)
     version = slots.version(slots.active)
     assert version is not None  # activate leaves an active version or raises
     emit(

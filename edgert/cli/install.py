@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit, progress
 from edgert.config import StateDir, read_config
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(dir_okay=False, path_type=Path))
+@claim_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
-def install(state: StateDir, bundle: Path, as_json: bool) -> None:
+def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
     """Verify BUNDLE and put this device's part of it into the model's spare slot. What is live stays live.
 
     \b
@@ -24,7 +26,8 @@ def install(state: StateDir, bundle: Path, as_json: bool) -> None:
     """
     from edgert.installer import install as install_bundle
 
-    done = install_bundle(bundle, state, read_config(state), progress)
+    with under_claim(state, token):
+        done = install_bundle(bundle, state, read_config(state), progress)
     if done.already_active:
         text = f"release {done.release} of {done.model} is live already"
     else:

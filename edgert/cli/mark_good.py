@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
@@ -11,17 +12,19 @@ from edgert.config import StateDir
 
 @click.command("mark-good")
 @click.argument("model")
+@claim_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
-def mark_good(state: StateDir, model: str, as_json: bool) -> None:
+def mark_good(state: StateDir, model: str, token: str, as_json: bool) -> None:
     """End the trial of MODEL's live version: it stays, and older releases are refused from now on.
 
     \b
     Example:
       edgertd check digits && edgertd mark-good digits
     """
-    slots = store_of(state, model).mark_good()
-    follow(state, model)
+    with under_claim(state, token):
+        slots = store_of(state, model).mark_good()
+        follow(state, model)
     version = slots.version(slots.active)
     assert version is not None
     emit({"model": model, "release": version.release}, f"release {version.release} of {model} is good", as_json)

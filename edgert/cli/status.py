@@ -49,7 +49,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "profile": config.profile,
         "socket": os.fspath(state.socket(config)),
         "boot_id": BootClock().boot_id,
-        "daemon": {"running": bool(daemon), "pid": daemon.get("pid")},
+        "daemon": {"running": bool(daemon), "pid": daemon.get("pid"), "memory": daemon.get("memory")},
         "disk_free_bytes": shutil.disk_usage(state.root).free,
         "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "engines": {name: _engine_version(name) for name in ENGINES},
@@ -90,6 +90,9 @@ def _text(value: dict[str, Any]) -> str:
         f"engines  {engines}",
         f"space    {value['disk_free_bytes'] // 1024**2} MB free",
     ]
+    if memory := value["daemon"]["memory"]:
+        limit = f" of {memory['limit_mb']:g} MB" if memory["limit_mb"] else ""
+        lines.append(f"memory   models take {memory['used_mb']:.0f} MB{limit}")
     return "\n".join([*lines, *(_model_line(model) for model in value["models"])])
 
 
@@ -102,4 +105,12 @@ def _model_line(model: dict[str, Any]) -> str:
     if "requests" in serving:
         requests, latency = serving["requests"], serving["requests"]["latency_ms"]
         line += f"; {requests['requests']} requests, p50 {latency['p50']} ms, p99 {latency['p99']} ms"
+    if serving.get("memory_mb"):
+        line += f"; {serving['memory_mb']:.0f} MB" + (", pinned" if serving.get("pinned") else "")
+    if serving.get("tried"):
+        line += f"; not on: {'; '.join(serving['tried'])}"
+    if serving.get("crashes"):
+        line += f"; {serving['crashes']} crashes in a row"
+    if serving.get("retry_s") is not None:
+        line += f"; tried again in {serving['retry_s']:.0f} s"
     return f"{line}; fault: {serving['fault']}" if serving.get("fault") else line

@@ -19,6 +19,7 @@ from edgert.tensors import TensorSpec
 # name -> "module:Class"; the module imports its vendor's SDK only when an artifact is prepared or loaded.
 ENGINES = {
     "null": "edgert.engines.null:NullEngine",
+    "fault": "edgert.engines.fault:FaultEngine",
     "tflite": "edgert.engines.tflite:TFLiteEngine",
     "openvino": "edgert.engines.openvino:OpenVINOEngine",
     "onnxruntime": "edgert.engines.onnxruntime:ONNXRuntimeEngine",

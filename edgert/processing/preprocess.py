@@ -1,50 +1,137 @@
-"""UINT8 values to what the model takes, by the manifest's rule. Pure functions over arrays."""
+"""What a request holds to what the model takes, by the manifest's rule: tensors, frames or image files.
+
+A request may give the input in up to three forms, told apart by datatype and shape:
+
+- the model's own tensor, as it is;
+- UINT8 frames in the rule's layout: of the model's size, or of any size where the rule resizes;
+- where the rule decodes, image files: UINT8 [N, bytes], one file a row, the shorter ones filled up with zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.errors import BundleError
+from edgert.errors import RequestError
 from edgert.manifest import Preprocess
-from edgert.tensors import TensorSpec
+from edgert.processing.image import ImageReader
+from edgert.processing.normalise import Normaliser
+from edgert.processing.placement import Placement
+from edgert.tensors import TensorSpec, fits
+
+EXPANDED_BYTES_MAX = 64 * 1024**2  # what the images of one request may become: a small file may hold a large image
+
+_TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
-def byte_spec(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
+class Preprocessor:
+    """Applies `rule` to the input `spec`. Raises EngineMissing where images are asked for and Pillow is missing.
+
+    `frames` and `files` describe the UINT8 tensors that may be given in place of `spec`; None: such are not taken.
+    """
+
+    def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
+        self._rule, self._spec = rule, spec
+        self._normalise = Normaliser(rule, spec)
+        self._turn = _turn(rule)
+        self._flip = rule.frame_colour not in ("model", rule.colour)
+        self._reader: ImageReader | None = None
+        if rule.of_images:
+            height, width = spec.shape[2:] if rule.model_layout == "nchw" else spec.shape[1:3]
+            self._reader = ImageReader(rule, (height, width))
+        self.of_images = rule.of_images
+        self.frames = _frames(rule, spec)
+        self.files = TensorSpec(spec.name, "UINT8", (spec.shape[0], -1)) if rule.decode else None
+        self.forms = tuple(form for form in (spec, self.frames, self.files) if form is not None)
+
+    def __call__(self, array: NDArray[Any]) -> tuple[NDArray[Any], list[Placement] | None]:
+        """The model's tensor, and where each image came to lie in it; None where the model's own was given.
+
+        Raises RequestError for images that cannot be decoded or are too large.
+        """
+        if not self.wants(array):
+            return array, None
+        if array.ndim == 2 and self.files is not None:
+            return self._from_images(_files(array), len(array))
+        if self._rule.resize is None:
+            turned = self._turned(array)
+            return self._normalise(turned), self._in_place(turned.shape)
+        return self._from_images(array, len(array))
+
+    def wants(self, array: NDArray[Any]) -> bool:
+        """Whether `array` (of one of the `forms`) is not the model's own tensor."""
+        return array.dtype == np.uint8 and not fits(self._spec, "UINT8", array.shape)
+
+    def _turned(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Frames of the model's size with the model's axes and colours: a view."""
+        if self._flip:
+            array = array[:, ::-1] if _channels_first(self._rule) else array[..., ::-1]
+        return array if self._turn is None else array.transpose(self._turn)
+
+    def _in_place(self, shape: tuple[int, ...]) -> list[Placement] | None:
+        if len(shape) != 4:
+            return None
+        height, width = shape[2:] if self._rule.model_layout == "nchw" else shape[1:3]
+        return [Placement(width, height)] * shape[0]
+
+    def _from_images(self, images: Iterable[Any], count: int) -> tuple[NDArray[Any], list[Placement] | None]:
+        assert self._reader is not None
+        height, width = self._reader.size
+        channels = 1 if self._rule.colour == "gray" else 3
+        size = count * height * width * channels * self._normalise.dtype.itemsize
+        if count > 1 and size > EXPANDED_BYTES_MAX:
+            raise RequestError(
+                f"{count} images make {size} bytes for the model, at most {EXPANDED_BYTES_MAX} a request: split it"
+            )
+        first = self._rule.model_layout == "nchw"
+        out = np.empty(
+            (count, channels, height, width) if first else (count, height, width, channels), self._spec.dtype
+        )
+        placements = []
+        for row, image in zip(out, images, strict=True):
+            pixels, placement = self._image(image)
+            self._normalise.write((pixels.transpose(2, 0, 1) if first else pixels)[None], row[None])
+            placements.append(placement)
+        return out, placements
+
+    def _image(self, image: Any) -> tuple[NDArray[np.uint8], Placement]:
+        """One file or frame as [height, width, channels] in the model's colours."""
+        assert self._reader is not None
+        if isinstance(image, np.ndarray):
+            frame = image.transpose(1, 2, 0) if _channels_first(self._rule) else image
+            pixels, placement = self._reader.resized(frame)
+            return (pixels[:, :, ::-1] if self._flip else pixels), placement
+        pixels, placement = self._reader.decoded(image)
+        return (pixels[:, :, ::-1] if self._rule.colour == "bgr" else pixels), placement
+
+
+def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
+    """Each row's file. Fillings are taken off: a file that was cut short must not seem to go on in zeros."""
+    if len(array) == 1:
+        yield array[0].data
+        return
+    for row in array:
+        yield row.tobytes().rstrip(b"\0")
+
+
+def _channels_first(rule: Preprocess) -> bool:
+    return (rule.model_layout if rule.layout == "model" else rule.layout) == "nchw"
+
+
+def _turn(rule: Preprocess) -> tuple[int, ...] | None:
+    if rule.layout in ("model", rule.model_layout):
+        return None
+    return _TO_NCHW if rule.layout == "nhwc" else _TO_NHWC
+
+
+def _frames(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
     """The UINT8 tensor that may be given in place of `spec`."""
     shape = spec.shape
-    if rule.layout == "nhwc":
-        if len(shape) != 4:
-            raise BundleError(f"preprocessing layout nhwc needs an input of 4 axes, {spec.name!r} has {len(shape)}")
-        shape = (shape[0], shape[2], shape[3], shape[1])
+    if rule.resize is not None:
+        shape = (shape[0], shape[1], -1, -1) if rule.model_layout == "nchw" else (shape[0], -1, -1, shape[3])
+    if (turn := _turn(rule)) is not None:
+        shape = tuple(shape[axis] for axis in ((0, 2, 3, 1) if turn == _TO_NCHW else (0, 3, 1, 2)))
     return TensorSpec(spec.name, "UINT8", shape)
-
-
-def preprocessor(rule: Preprocess, spec: TensorSpec) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """A function from UINT8 arrays of `byte_spec` to C-contiguous arrays of `spec`.
-
-    A UINT8 has 256 values, so (value * scale - mean) / std is a look-up in a table made here once.
-    """
-    values = np.arange(256, dtype=np.float64)
-    channels = max(len(rule.mean), len(rule.std))
-    if channels > 1 and (len(spec.shape) < 2 or spec.shape[1] != channels):
-        raise BundleError(f"preprocessing has {channels} channels, input {spec.name!r} has shape {list(spec.shape)}")
-    mean, std = (np.broadcast_to(np.asarray(v, np.float64), channels)[:, None] for v in (rule.mean, rule.std))
-    tables = ((values[None] * rule.scale - mean) / std).astype(spec.dtype)
-    to_model = (0, 3, 1, 2) if rule.layout == "nhwc" else None
-
-    def one_table(array: NDArray[Any]) -> NDArray[Any]:
-        shaped = array.transpose(to_model) if to_model else array
-        return np.take(tables[0], np.ascontiguousarray(shaped))
-
-    def table_per_channel(array: NDArray[Any]) -> NDArray[Any]:
-        shaped = array.transpose(to_model) if to_model else array
-        out = np.empty(shaped.shape, spec.dtype)
-        for channel in range(channels):
-            np.take(tables[channel], shaped[:, channel], out=out[:, channel])
-        return out
-
-    return one_table if channels == 1 else table_per_channel

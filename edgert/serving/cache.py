@@ -4,8 +4,9 @@ What is cached is the future: the first request of a key computes, those that co
 A failure is not kept: the waiters compute for themselves. Keys are seeded per process, so nobody outside
 can make two inputs collide. One cache serves one version of one model; a new version starts empty.
 
-Where the engine time that hits save is less than the time spent on hashing, the cache turns itself off
-and tries again later.
+The cache measures its own worth: over every PROBE_LOOKUPS lookups, the engine time that hits saved against the time
+that lookups took. Where they took more, it empties itself and turns off; after a pause, twice as long each time, it
+tries again, and stays on only where hits then save clearly more, so that it does not flap.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 
 PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
 OFF_S = 30.0
+OFF_S_MAX = 1920.0
+WORTH_AGAIN = 1.5  # times its cost: what it must save in the first judgement after it was off
 ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
 
 Arrays = list[NDArray[Any]]
@@ -46,8 +49,11 @@ class PredictionCache:
         self._mutex = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._off_until_s = 0.0
+        self._off_s = OFF_S
+        self._on_trial = False
+        self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0
-        self._spent_ns = self._saved_ns = 0
+        self._spent_ns = self._ran_ns = 0
         self.size_bytes = 0
         self.hits = self.misses = 0
 
@@ -94,34 +100,58 @@ class PredictionCache:
             return run(), False
         return self._compute(key, entry, run), False
 
-    def judge(self, hit: bool, hash_ns: int, engine_ns: int) -> None:
-        """Count what one lookup cost and saved; turn off for a while where it does not pay."""
+    def judge(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
+        """Count what one lookup took and, unless it was a hit, what its answer took of the engine.
+
+        `engine_ns` is the request's own share of its batch's run: that is all that a hit would have saved.
+        """
         with self._mutex:
             self._probe_lookups += 1
-            self._spent_ns += hash_ns
+            self._spent_ns += spent_ns
             if hit:
                 self._probe_hits += 1
             else:
-                self._saved_ns += engine_ns  # for the mean cost of a run
-            if self._probe_lookups < PROBE_LOOKUPS:
-                return
-            runs = self._probe_lookups - self._probe_hits
-            mean_run_ns = self._saved_ns / runs if runs else float("inf")
-            if self._probe_hits * mean_run_ns < self._spent_ns:
-                self._off_until_s = self._clock() + OFF_S
-                self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
-                self.size_bytes = 0
-            self._probe_lookups = self._probe_hits = self._spent_ns = self._saved_ns = 0
+                self._ran_ns += engine_ns
+            if self._probe_lookups >= PROBE_LOOKUPS:
+                self._conclude()
+
+    def _conclude(self) -> None:
+        """Stay on or turn off, by what the last PROBE_LOOKUPS lookups were worth."""
+        runs = self._probe_lookups - self._probe_hits
+        saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")
+        self._worth = min(saved_ns / max(1, self._spent_ns), 999.0)
+        if self._worth < (WORTH_AGAIN if self._on_trial else 1.0):
+            self._off_until_s = self._clock() + self._off_s
+            self._off_s = min(2 * self._off_s, OFF_S_MAX)
+            self._on_trial = True
+            self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
+            self.size_bytes = 0
+        else:
+            self._off_until_s, self._off_s, self._on_trial = 0.0, OFF_S, False
+        self._probe_lookups = self._probe_hits = self._spent_ns = self._ran_ns = 0
 
     def as_json(self) -> dict[str, Any]:
         return {
             "on": self.on,
+            "why": self._why(),
+            "worth": None if self._worth is None else round(self._worth, 2),
             "entries": len(self._entries),
             "bytes": self.size_bytes,
             "max_bytes": self._max_bytes,
             "hits": self.hits,
             "misses": self.misses,
         }
+
+    def _why(self) -> str:
+        """Why it is on or off, in words."""
+        if not self._max_bytes:
+            return "off: [serving] cache_mb is 0"
+        if self._worth is None:
+            return f"on: not judged before {PROBE_LOOKUPS} lookups"
+        said = f"hits saved {self._worth:.1f} times what lookups took"
+        if not self.on:
+            return f"off: {said}; tried again in {self._off_until_s - self._clock():.0f} s"
+        return f"on trial: {said} when it was turned off" if self._on_trial else f"on: {said}"
 
     def _fresh(self, key: bytes) -> _Entry | None:
         entry = self._entries.get(key)

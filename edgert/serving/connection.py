@@ -6,19 +6,37 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from edgert import wire
 from edgert.client import send_all
-from edgert.errors import EdgeRTError, Overloaded, ProtocolError
-from edgert.serving.pipeline import Pipeline
+from edgert.errors import EdgeRTError, Overloaded, ProtocolError, RequestError
+from edgert.serving.pipeline import Pipeline, Served
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
 
+FIRST_BUFFER_BYTES = 8192
+BUFFERS_BYTES_MAX = 256 * 1024**2  # what all connections of a worker may hold for frames that are on their way
 STALL_S = 10.0  # a client that stops in the middle of a frame for this long is cut off
 SEND_BUFFER_BYTES = 1024**2
+
+
+class BufferBudget:
+    """Bounds what the connections of one worker hold in receive buffers, whatever their clients announce."""
+
+    def __init__(self, size_bytes_max: int = BUFFERS_BYTES_MAX) -> None:
+        self._left_bytes = size_bytes_max
+        self._lock = threading.Lock()
+
+    def resize(self, old_bytes: int, new_bytes: int) -> None:
+        """A buffer is about to change its size. Raises Overloaded where there is no room for it."""
+        with self._lock:
+            if new_bytes - old_bytes > self._left_bytes:
+                raise Overloaded("the frames on their way fill the daemon's buffers; send it again", retry_after_s=0.2)
+            self._left_bytes += old_bytes - new_bytes
 
 
 class Connection:
@@ -35,10 +53,13 @@ class Connection:
         welcome: dict[str, Any],
         frame_bytes_max: int,
         shared_bytes: int,
+        budget: BufferBudget,
         log: Callable[[str], None],
     ) -> None:
         self._sock, self._pipeline, self._recorder, self._log = sock, pipeline, recorder, log
-        self._frames = wire.FrameBuffer(frame_bytes_max)
+        self._frame_bytes_max, self._budget = frame_bytes_max, budget
+        self._frames = wire.FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
+        budget.resize(0, FIRST_BUFFER_BYTES)
         self._area: SharedArea | None = None
         stall = struct.pack("ll", int(STALL_S), 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
@@ -87,6 +108,9 @@ class Connection:
                 self._refuse(request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
                 continue
             encoding_ns = now()
+            if served.body_bytes >= self._frame_bytes_max:
+                self._refuse(request, self._too_large(served), began_ns)
+                continue
             if self._area is not None and served.body_bytes >= SHARE_BYTES_MIN:
                 self._send_shared(served.parts)
             elif sock.sendmsg(served.parts) != 64 + served.body_bytes:
@@ -102,6 +126,18 @@ class Connection:
                     served.cache_hit,
                 )
             )
+            if len(frames.room) > wire.KEEP_BYTES_MAX:
+                views, arrays = None, []
+                frames.shrink()
+
+    def close(self) -> None:
+        """Give the connection's share of the buffers' budget back."""
+        self._budget.resize(self._frames.size_bytes, 0)
+
+    def _too_large(self, served: Served) -> RequestError:
+        return RequestError(
+            f"the answer takes {64 + served.body_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
+        )
 
     def _greet(self, welcome: dict[str, Any], shared_bytes: int) -> None:
         made = SharedArea.made(shared_bytes) if shared_bytes else None

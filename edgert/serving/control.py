@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
+from edgert.errors import DaemonBusy, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
 
 LINE_BYTES_MAX = 256 * 1024
 
@@ -16,7 +16,7 @@ LINE_BYTES_MAX = 256 * 1024
 def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable where none listens or none answers in time, and the daemon's own error.
+    Raises DaemonUnreachable where none listens, DaemonBusy where it does not answer, and the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
@@ -26,9 +26,13 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]
             with sock.makefile("rb") as lines:
                 line = lines.readline(LINE_BYTES_MAX)
         except TimeoutError as error:
-            raise DaemonUnreachable(f"the daemon gave no answer within {timeout_s:.0f} s") from error
-        except OSError as error:
+            raise DaemonBusy(f"a daemon runs here and gave no answer within {timeout_s:.0f} s; look at its log") from error
+        except (FileNotFoundError, ConnectionRefusedError) as error:
             raise DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start") from error
+        except PermissionError as error:
+            raise DeviceError(f"no permission for {path}: run this as the daemon's user, or as root") from error
+        except OSError as error:
+            raise DaemonBusy(f"the daemon at {path} closed the connection: {error}") from error
     try:
         value = json.loads(line)
         if "error" in value:

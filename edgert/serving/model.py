@@ -1,44 +1,39 @@
-"""One version of one model, loaded: engine session warmed, checked on its golden inputs, batch cap learned."""
+"""One version of one model, loaded: engine sessions warmed, checked on their golden inputs, threads and batch cap learned."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgert.config import DeviceConfig, StateDir
-from edgert.engines import Engine, EngineOptions, Session, engine_by_name
+from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert.errors import EdgeRTError
 from edgert.installer import InstalledVersion, check_files
 from edgert.manifest import ArtifactEntry
 from edgert.serving import golden
-from edgert.tensors import batchable
-
-BATCH_CAP_MAX = 32
-GAIN_MIN = 0.10  # a larger batch must be cheaper per item by at least this share
-LEARN_S_MAX = 2.0
-LEARN_RUNS = 25
-LEARN_SIZE_S_MAX = 0.2
-LEARNED_FORMAT = 1
+from edgert.serving.learning import Circumstances, Learned, LearnedFile, learn
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a worker serves. `tried` says which engines of the ladder failed before this one, and why."""
+    """What a worker serves. `tried` says which engines of the ladder failed before this one, and why.
+
+    `more_sessions` are open beside `session` where several instances answer more.
+    """
 
     version: InstalledVersion
     artifact: ArtifactEntry
     session: Session
+    more_sessions: tuple[Session, ...]
     engine_version: str
-    batch_cap: int
+    learned: Learned
     load_s: float
     tried: tuple[str, ...]
+
+    @property
+    def batch_cap(self) -> int:
+        return self.learned.batch_cap
 
     @property
     def degraded(self) -> bool:
@@ -50,92 +45,58 @@ def load_model(
 ) -> LoadedModel:
     """Load the first artifact of the version's ladder that loads and answers its golden inputs rightly.
 
-    Raises the last artifact's error when none does.
+    Raises the last artifact's error when none does, and with `strict` the first one's.
     """
     began = clock()
     tried: list[str] = []
     for artifact in version.artifacts:
         try:
-            session, engine = _open(version, artifact, state, config)
+            check_files(version, artifact)
+            engine_version = engine_by_name(artifact.engine).version()
+            (session, *more), learned = _open(version, artifact, engine_version, state, config)
         except EdgeRTError as error:
             tried.append(f"{artifact.id}: {error.message}")
             failure = error
+            if config.serving.strict:
+                break
             continue
-        try:
-            golden.check(version, artifact, session.run)
-            cap = _batch_cap(version, artifact, session, engine, state, config)
-        except EdgeRTError as error:
-            session.close()
-            tried.append(f"{artifact.id}: {error.message}")
-            failure = error
-            continue
-        return LoadedModel(version, artifact, session, engine.version(), cap, clock() - began, tuple(tried))
+        return LoadedModel(
+            version, artifact, session, tuple(more), engine_version, learned, clock() - began, tuple(tried)
+        )
     raise failure
 
 
 def _open(
-    version: InstalledVersion, artifact: ArtifactEntry, state: StateDir, config: DeviceConfig
-) -> tuple[Session, Engine]:
-    check_files(version, artifact)
-    engine = engine_by_name(artifact.engine)
-    threads = config.serving.threads or (os.cpu_count() or 1)
-    return engine.load(version.local(artifact), EngineOptions(threads=threads, cache_dir=state.cache)), engine
+    version: InstalledVersion, artifact: ArtifactEntry, engine_version: str, state: StateDir, config: DeviceConfig
+) -> tuple[list[Session], Learned]:
+    """The artifact's sessions, as learned on this device before or now, each checked on the golden inputs."""
+    circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
+    kept = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
+    def load(threads: int) -> Session:
+        options = EngineOptions(threads=threads, cache_dir=state.cache)
+        return engine_by_name(artifact.engine).load(version.local(artifact), options)
 
-def _batch_cap(
-    version: InstalledVersion,
-    artifact: ArtifactEntry,
-    session: Session,
-    engine: Engine,
-    state: StateDir,
-    config: DeviceConfig,
-) -> int:
-    """The configured cap, else the one learned on this device before, else the one learned now."""
-    if config.serving.batch_max:
-        return config.serving.batch_max
-    if not (batchable(session.inputs) and batchable(session.outputs)):
-        return 1
-    path = state.learned / f"{version.manifest.file(artifact.entry).sha256[:32]}.json"
-    context = {"format": LEARNED_FORMAT, "engine": engine.version(), "threads": config.serving.threads}
+    known = kept.read(circumstances)
+    sessions = [load(known.threads if known else circumstances.threads_to_try[0])]
     try:
-        learned = json.loads(path.read_bytes())
-        if learned["context"] == context:
-            return int(learned["batch_cap"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # never learned here, or damaged: it is only a measurement, made again
-    cap, times_us = learn_batch_cap(session, next(golden.samples(version)))
-    state.learned.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.new")
-    beside.write_text(json.dumps({"context": context, "batch_cap": cap, "run_us": times_us}))
-    beside.replace(path)
-    return cap
-
-
-def learn_batch_cap(
-    session: Session, sample: list[NDArray[Any]], clock: Callable[[], float] = time.perf_counter
-) -> tuple[int, dict[int, float]]:
-    """The largest batch that is still cheaper per item than the best smaller one, and t(b) in us.
-
-    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX. Each time is the shortest of up to LEARN_RUNS runs: on a busy
-    device all other figures tell of its other work.
-    """
-    times_us: dict[int, float] = {}
-    cap, best_per_item, size = 1, float("inf"), 1
-    until = clock() + LEARN_S_MAX
-    while size <= BATCH_CAP_MAX:
-        inputs = [np.ascontiguousarray(np.resize(array, (size, *array.shape[1:]))) for array in sample]
-        session.run(inputs)  # the first run of a size may compile it
-        runs: list[float] = []
-        while len(runs) < LEARN_RUNS and sum(runs) < LEARN_SIZE_S_MAX:
-            began = clock()
-            session.run(inputs)
-            runs.append(clock() - began)
-        times_us[size] = min(runs) * 1e6
-        per_item = times_us[size] / size
-        if per_item > best_per_item * (1 - GAIN_MIN):
-            break
-        cap, best_per_item = size, per_item
-        if clock() > until:
-            break
-        size *= 2
-    return cap, times_us
+        golden.check(version, artifact, sessions[0].run)
+        checked = sessions[0]
+        if known is None:
+            sample = next(golden.samples(version))
+            (first,), sessions = sessions, []  # learn closes what it does not return
+            sessions, learned = learn(load, first, sample, circumstances)
+        else:
+            learned = known
+            for _ in range(learned.instances - 1):
+                sessions.append(load(learned.threads))
+        for session in sessions:
+            if session is not checked:
+                golden.check(version, artifact, session.run)
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    if known is None:
+        kept.write(circumstances, learned)
+    return sessions, learned

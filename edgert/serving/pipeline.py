@@ -1,6 +1,10 @@
-"""One request through the model: preprocess -> cache -> batcher and engine -> postprocess -> frame.
+"""One request through the model: cache -> preprocess -> batcher and engine -> postprocess -> frame.
 
 Each stage takes arrays and gives arrays; the time between is noted as it goes by, in nanoseconds.
+
+The cache's key is what the client sent and its value is what the client gets, so that a hit costs no decoding of
+an image and no suppression of boxes. The near cache compares what the model is shown, so it stands behind
+preprocessing, and keeps the model's own answers: the same boxes lie elsewhere in an image of another size.
 """
 
 from __future__ import annotations
@@ -9,22 +13,26 @@ import math
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgert import wire
 from edgert.arrays import from_wire, to_wire
 from edgert.errors import RequestError
-from edgert.processing.classify import softmax, top_k
-from edgert.processing.preprocess import byte_spec, preprocessor
+from edgert.processing.placement import Placement
+from edgert.processing.postprocess import Postprocessor
+from edgert.processing.preprocess import Preprocessor
 from edgert.serving.batcher import Answer, Batcher
 from edgert.serving.cache import PredictionCache
 from edgert.serving.model import LoadedModel
+from edgert.serving.near_cache import NearCache
+from edgert.serving.shadow import Shadow
 from edgert.tensors import TensorSpec, batchable, fits
 
 ROWS_MAX = 1024
 SHARED_ITEMS = 8
+FRAME_BYTES_MIN = 64 * 1024
 SHARED_BYTES_MIN = 256 * 1024
+SHARED_BYTES_MIN_IMAGES = 8 * 1024**2  # a 1080p frame
 
 Arrays = list[NDArray[Any]]
 
@@ -39,30 +47,77 @@ class Served(NamedTuple):
     cache_hit: bool
 
 
+class _Work:
+    """One request under way: `arrays` as they came, then as the model takes them. Durations are nanoseconds.
+
+    `given`: it came as an image or as UINT8 values, not as the model's own tensor.
+    """
+
+    __slots__ = (
+        "arrays",
+        "came_ns",
+        "deadline_s",
+        "given",
+        "high",
+        "placements",
+        "postprocess_ns",
+        "preprocess_ns",
+        "rows",
+    )
+
+    def __init__(
+        self, arrays: Arrays, rows: int, given: bool, deadline_s: float | None, high: bool, came_ns: int
+    ) -> None:
+        self.arrays, self.rows, self.given = arrays, rows, given
+        self.deadline_s, self.high, self.came_ns = deadline_s, high, came_ns
+        self.placements: list[Placement] | None = None
+        self.preprocess_ns = self.postprocess_ns = 0
+
+
 class Pipeline:
     """Serves one loaded model. `infer` may be called from many threads at once."""
 
-    def __init__(self, model: LoadedModel, batcher: Batcher, cache: PredictionCache, rows_max: int = ROWS_MAX) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        batcher: Batcher,
+        cache: PredictionCache,
+        rows_max: int = ROWS_MAX,
+        near: NearCache | None = None,
+        shadow: Shadow | None = None,
+    ) -> None:
         manifest = model.version.manifest
         self.inputs = manifest.inputs
-        self._classify = manifest.classify
         self._batcher, self._cache, self._rows_max = batcher, cache, rows_max
+        self._near, self._shadow = near, shadow
         self._batchable = batchable(manifest.inputs)
-        self._byte_specs: dict[int, TensorSpec] = {}
+        self._image = 0  # which input is preprocessed
+        self._pre: Preprocessor | None = None
         if manifest.preprocess is not None:
-            index = next(i for i, s in enumerate(manifest.inputs) if s.name == manifest.preprocess.input)
-            self._byte_specs[index] = byte_spec(manifest.preprocess, manifest.inputs[index])
-            self._preprocess = preprocessor(manifest.preprocess, manifest.inputs[index])
-        self.outputs = (*manifest.outputs, *self._class_specs())
-        self._classified = next(
-            (i for i, s in enumerate(manifest.outputs) if self._classify and s.name == self._classify.output), 0
-        )
+            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == manifest.preprocess.input)
+            self._pre = Preprocessor(manifest.preprocess, manifest.inputs[self._image])
+        self._post: Postprocessor | None = None
+        self.outputs = manifest.outputs
+        self._labels: tuple[str, ...] = ()
+        if manifest.classify is not None or manifest.detect is not None:
+            self._post = Postprocessor(manifest)
+            self.outputs, self._labels = self._post.outputs, self._post.labels
+        self._sent = {given: self._sent_for(given) for given in (False, True)}
+
+    def frame_bytes_max(self, configured_bytes: int) -> int:
+        """No frame of this model need be larger: what was configured, or less where the model takes and gives less."""
+        open_ended = any(n == -1 for spec in (*self.inputs, *self.outputs) for n in spec.item_shape)
+        if open_ended or self._pre is not None:  # an image may be larger than what the model is shown of it
+            return configured_bytes
+        sizes = [sum(_item_bytes(spec) for spec in specs) for specs in (self.inputs, self.outputs)]
+        return min(configured_bytes, FRAME_BYTES_MIN + self._rows_max * max(sizes))
 
     @property
     def shared_bytes(self) -> int:
         """How large a half of a client's shared memory should be: for the larger of eight items in or out."""
         sizes = [sum(_item_bytes(spec) for spec in specs) for specs in (self.inputs, self.outputs)]
-        return max(SHARED_BYTES_MIN, SHARED_ITEMS * max(sizes))
+        least = SHARED_BYTES_MIN if self._pre is None or not self._pre.of_images else SHARED_BYTES_MIN_IMAGES
+        return max(least, SHARED_ITEMS * max(sizes))
 
     def welcome(self) -> dict[str, Any]:
         """What a client is told about the model when it connects."""
@@ -70,10 +125,12 @@ class Pipeline:
             "inputs": [spec.as_json() for spec in self.inputs],
             "outputs": [spec.as_json() for spec in self.outputs],
         }
-        if self._byte_specs:
-            value["preprocess"] = {"input": next(iter(self._byte_specs.values())).as_json()}
-        if self._classify is not None and sum(map(len, self._classify.labels)) < wire.META_BYTES_MAX // 8:
-            value["labels"] = list(self._classify.labels)
+        if self._pre is not None:
+            value["preprocess"] = {"input": self._pre.frames.as_json()}
+            if self._pre.files is not None:
+                value["preprocess"]["files"] = self._pre.files.as_json()
+        if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
+            value["labels"] = list(self._labels)
         return value
 
     def arrays(self, tensors: tuple[wire.WireTensor, ...]) -> Arrays:
@@ -82,12 +139,11 @@ class Pipeline:
             raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
         arrays = []
         for i, (tensor, spec) in enumerate(zip(tensors, self.inputs, strict=True)):
-            given_as_bytes = i in self._byte_specs and tensor.datatype == "UINT8" and spec.datatype != "UINT8"
-            wanted = self._byte_specs[i] if given_as_bytes else spec
-            if tensor.number != i or not fits(wanted, tensor.datatype, tensor.shape):
+            forms = self._pre.forms if self._pre is not None and i == self._image else (spec,)
+            if tensor.number != i or not any(fits(form, tensor.datatype, tensor.shape) for form in forms):
+                wanted = " or ".join(f"{form.datatype} {list(form.shape)}" for form in forms)
                 raise RequestError(
-                    f"input {i} ({spec.name!r}) takes {wanted.datatype} {list(wanted.shape)}, "
-                    f"got {tensor.datatype} {list(tensor.shape)}"
+                    f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
         self._check_rows(arrays)
@@ -96,64 +152,118 @@ class Pipeline:
     def infer(self, request: wire.Frame, arrays: Arrays, decode_ns: int, deadline_s: float | None) -> Served:
         """Answer one request. Raises EdgeRTError; the caller sends it on."""
         now = time.perf_counter_ns
-        preprocess_ns = cache_ns = postprocess_ns = 0
+        cache_ns = hit_flags = 0
         began_ns = now()
-        if self._byte_specs:
-            arrays = self._preprocessed(arrays)
-            preprocessed_ns = now()
-            preprocess_ns, began_ns = preprocessed_ns - began_ns, preprocessed_ns
-        rows = len(arrays[0]) if self._batchable else 1
-        if request.flags & wire.FLAG_NO_CACHE or not self._cache.on:
-            outputs, queue_ns, engine_ns, batch = self._batcher.infer(arrays, rows, deadline_s)
-            hit = False
+        work = _Work(
+            arrays,
+            len(arrays[0]) if self._batchable else 1,
+            self._given(arrays),
+            deadline_s,
+            request.flags & wire.FLAG_HIGH_PRIORITY != 0,
+            began_ns - decode_ns,
+        )
+        if request.flags & wire.FLAG_NO_CACHE or not (self._cache.on or self._near is not None):
+            outputs, queue_ns, engine_ns, batch = self._run(work)
         else:
-            (outputs, queue_ns, engine_ns, batch), hit = self._ask_cache(arrays, rows, deadline_s)
-            cache_ns = now() - began_ns - queue_ns - engine_ns
-        if self._classify is not None:
-            answered_ns = now()
-            outputs = [*outputs, *self._top_classes(outputs[self._classified])]
-            postprocess_ns = now() - answered_ns
+            ask = self._ask_cache if self._near is None or work.rows != 1 else self._ask_near
+            (outputs, queue_ns, engine_ns, batch), hit_flags = ask(work)
+            cache_ns = now() - began_ns - queue_ns - engine_ns - work.preprocess_ns - work.postprocess_ns
         stages = (
             decode_ns // 1000,
-            preprocess_ns // 1000,
+            work.preprocess_ns // 1000,
             cache_ns // 1000,
             queue_ns // 1000,
             engine_ns // 1000,
-            postprocess_ns // 1000,
+            work.postprocess_ns // 1000,
         )
         parts = wire.frame(
             wire.RESULT,
             request_id=request.request_id,
-            flags=wire.FLAG_CACHE_HIT if hit else 0,
+            flags=hit_flags,
             arg=batch,
-            tensors=[to_wire(i, array) for i, array in enumerate(outputs)],
+            tensors=[to_wire(i, array) for i, array in zip(self._sent[work.given], outputs, strict=True)],
             stages=stages,
         )
-        return Served(parts, sum(map(len, parts)) - 64, stages, batch, hit)
+        return Served(parts, sum(map(len, parts)) - 64, stages, batch, hit_flags != 0)
 
-    def _preprocessed(self, arrays: Arrays) -> Arrays:
-        for i in self._byte_specs:
-            if arrays[i].dtype == np.uint8 and self.inputs[i].datatype != "UINT8":
-                return [*arrays[:i], self._preprocess(arrays[i]), *arrays[i + 1 :]]
-        return arrays
+    def _run(self, work: _Work) -> Answer:
+        """The answer as it is sent, by the engine."""
+        self._preprocess(work)
+        answer = self._ask_engine(work)
+        return answer if self._post is None else answer._replace(outputs=self._postprocessed(work, answer.outputs))
 
-    def _ask_cache(self, arrays: Arrays, rows: int, deadline_s: float | None) -> tuple[Answer, bool]:
-        """The answer, and whether the cache or a request under way had it; then no engine time is stated."""
-        cache = self._cache
+    def _ask_engine(self, work: _Work) -> Answer:
+        answer = self._batcher.infer(work.arrays, work.rows, work.deadline_s, work.high, work.came_ns)
+        if self._shadow is not None:
+            self._shadow.offer(work.arrays, answer.outputs)
+        return answer
+
+    def _given(self, arrays: Arrays) -> bool:
+        """Whether a request gives an image, not the model's own tensor."""
+        return self._pre is not None and self._pre.wants(arrays[self._image])
+
+    def _preprocess(self, work: _Work) -> None:
+        if not work.given:
+            return
+        assert self._pre is not None  # what else would tell a given image
+        began_ns, i = time.perf_counter_ns(), self._image
+        array, work.placements = self._pre(work.arrays[i])
+        work.arrays = [*work.arrays[:i], array, *work.arrays[i + 1 :]]
+        work.preprocess_ns = time.perf_counter_ns() - began_ns
+
+    def _postprocessed(self, work: _Work, outputs: Arrays) -> Arrays:
+        """What is sent of a model's `outputs` and of what the manifest's rules make of them."""
+        if self._post is None:
+            return outputs
         began_ns = time.perf_counter_ns()
-        key = cache.key(arrays)
-        hash_ns = time.perf_counter_ns() - began_ns
+        made = self._post(outputs, work.placements, work.arrays[self._image].shape)
+        sent = [made[i] for i in self._sent[work.given]]
+        work.postprocess_ns = time.perf_counter_ns() - began_ns
+        return sent
+
+    def _sent_for(self, image_given: bool) -> list[int]:
+        return list(range(len(self.outputs))) if self._post is None else self._post.sent(image_given)
+
+    def _ask_cache(self, work: _Work) -> tuple[Answer, int]:
+        """The answer, and the flags that say that the cache or a request under way had it, with no engine time then."""
+        cache, now = self._cache, time.perf_counter_ns
+        began_ns = now()
+        key = cache.key(work.arrays)
+        hashed_ns = now()
         runs: list[Answer] = []
+        left_ns = back_ns = 0  # when the engine was asked, and when it had answered
 
         def run_engine() -> Arrays:
-            runs.append(self._batcher.infer(arrays, rows, deadline_s))
+            nonlocal left_ns, back_ns
+            left_ns = now()
+            runs.append(self._run(work))
+            back_ns = now()
             return runs[0].outputs
 
-        outputs, hit = cache.get_or_run(key, run_engine, deadline_s)
-        cache.judge(hit, hash_ns, runs[0].engine_ns if runs else 0)
+        outputs, hit = cache.get_or_run(key, run_engine, work.deadline_s)
         if not runs:
-            return Answer(outputs, 0, 0, 0), hit
-        return runs[0]._replace(outputs=outputs), hit
+            cache.judge(True, hashed_ns - began_ns, 0)  # less than it took: it may have waited for another's run
+            return Answer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT if hit else 0
+        answer = runs[0]
+        own_ns = answer.engine_ns * work.rows // max(1, answer.batch) + work.preprocess_ns + work.postprocess_ns
+        cache.judge(False, now() - began_ns - (back_ns - left_ns), own_ns)
+        return answer._replace(outputs=outputs), wire.FLAG_CACHE_HIT if hit else 0
+
+    def _ask_near(self, work: _Work) -> tuple[Answer, int]:
+        """As `_ask_cache`, from the near cache; a sampled near hit is answered by the engine, and compared."""
+        cache = self._near
+        assert cache is not None  # the caller has looked
+        self._preprocess(work)
+        near = cache.look(work.arrays[0]) if cache.on else None
+        if near is not None and near.outputs is not None and not near.sampled:
+            answer, flags = Answer(near.outputs, 0, 0, 0), wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
+        else:
+            answer, flags = self._ask_engine(work), 0
+            if near is not None and near.sampled:
+                cache.compared(near, answer.outputs)
+            elif near is not None:
+                cache.keep(near, answer.outputs)
+        return answer._replace(outputs=self._postprocessed(work, answer.outputs)), flags
 
     def _check_rows(self, arrays: Arrays) -> None:
         if not self._batchable:
@@ -163,17 +273,6 @@ class Pipeline:
             raise RequestError(f"the inputs have batches of {sorted(rows)} items; give all the same number")
         if not 1 <= (count := rows.pop()) <= self._rows_max:
             raise RequestError(f"a request of {count} items; 1 to {self._rows_max} are taken: split it")
-
-    def _class_specs(self) -> tuple[TensorSpec, ...]:
-        if self._classify is None:
-            return ()
-        name = self._classify.output
-        return (TensorSpec(f"{name}_classes", "INT64", (-1, -1)), TensorSpec(f"{name}_probabilities", "FP32", (-1, -1)))
-
-    def _top_classes(self, scores: NDArray[Any]) -> Arrays:
-        assert self._classify is not None
-        shares = softmax(scores) if self._classify.softmax else scores.astype(np.float32, copy=False)
-        return list(top_k(shares, self._classify.top_k))
 
 
 def _item_bytes(spec: TensorSpec) -> int:

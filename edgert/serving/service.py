@@ -89,6 +89,7 @@ class ModelService:
     ) -> None:
         self.model, self.config = model, config.serving
         self.pinned = config.model(model).pinned
+        self._run_s_max = self.config.run_s_max or float("inf")
         self.store = SlotStore(state.models / model)
         self._state_dir, self._boot, self._watch, self._notify = state, boot, watch, notify
         self._admit, self._clock = admit, clock
@@ -139,18 +140,21 @@ class ModelService:
             self._abandon_next()
             self._bring_up(slots, version)
 
-    def connect(self, client: socket.socket) -> None:
-        """Hand a client's connection to the worker that serves. Raises EdgeRTError where none does."""
+    def connect(self, client: socket.socket, *, shared: bool = False) -> None:
+        """Hand a client's connection to the worker that serves; `shared` asks it for shared memory.
+
+        Raises EdgeRTError where none serves.
+        """
         worker = self.current
         if worker is None:
             self._demand()
             raise self._unavailable()
         try:
-            channel.send(worker.channel, {"op": "connection"}, (client.fileno(),))
+            channel.send(worker.channel, {"op": "connection", "shared": shared}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
         except OSError as error:  # it has just ended; the loop will hear of it
-            raise self._unavailable() from error
+            raise Unavailable(f"model {self.model} is restarting", retry_after_s=LOADING_RETRY_S) from error
         worker.connected_at_s = self._clock()
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
@@ -197,10 +201,10 @@ class ModelService:
             self._expire_trial()
         if self.next is not None and now_s > self.next.started_s + LOAD_S_MAX:
             version = self.next.version
-            self.next.kill(EngineFailed(f"release {version.release} did not load within {LOAD_S_MAX:.0f} s"))
+            self.next.kill(now_s, EngineFailed(f"release {version.release} did not load within {LOAD_S_MAX:.0f} s"))
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:
-                worker.process.kill()
+                worker.kill(now_s)
         if self._look_at_s is not None and now_s >= self._look_at_s:
             self._look(now_s)
 
@@ -208,8 +212,8 @@ class ModelService:
         """When `tick` has something to do next, on `clock`; None for never."""
         times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s]
         times += [self._clock() + LOADING_RETRY_S] if self._give_up_pending else []
-        times += [self.next.started_s + LOAD_S_MAX] if self.next is not None else []
-        times += [worker.stop_by_s for worker in self._ending]
+        times += [self.next.started_s + LOAD_S_MAX] if self.next is not None and not self.next.killed_at_s else []
+        times += [worker.stop_by_s for worker in self._ending if not worker.killed_at_s]
         return min((t for t in times if t is not None), default=None)
 
     def unload(self, reason: str) -> None:
@@ -249,9 +253,7 @@ class ModelService:
 
     def stuck(self) -> bool:
         """Whether a worker has outlived its kill: then this daemon cannot help itself."""
-        limit_s = self.config.run_s_max + STUCK_S
-        since = [worker.page.running_since_s() for worker in self.workers]
-        return any(s is not None and self._clock() - s > limit_s for s in since)
+        return any(w.killed_at_s is not None and self._clock() - w.killed_at_s > STUCK_S for w in self.workers)
 
     @property
     def state(self) -> ServingState:
@@ -342,11 +344,14 @@ class ModelService:
         """There is no room, or there never will be: whoever asks next asks anew."""
         self._room_at_s = self._room_until_s = None
         self._demanded = self.pinned
+        told = self.fault is not None and self.fault.message == fault.message
         if not isinstance(fault, Overloaded):
             self.fault = fault
-        if not self._ends_trial(version, fault):
+        if self._ends_trial(version, fault):
+            return
+        if not told:
             self._notify("no_room", self.model, {"release": version.release, "reason": fault.message})
-            self._settle(fault)
+        self._settle(fault)
 
     def _switch_to(self, worker: WorkerProcess) -> None:
         old, self.current, self.next = self.current, worker, None
@@ -366,7 +371,7 @@ class ModelService:
 
     def _abandon_next(self) -> None:
         if self.next is not None:
-            self.next.process.kill()
+            self.next.kill(self._clock())
             self._ending.append(self.next)
             self.next = None
 
@@ -377,37 +382,34 @@ class ModelService:
         if self.current is None:
             self._look_at_s = None
             return
-        limit_s, now_s = self.config.run_s_max, self._clock()
+        limit_s, now_s = self._run_s_max, self._clock()
         period_s = min(limit_s, LOOK_S_MAX, MEMORY_LOOK_S if self.config.worker_mb_max else LOOK_S_MAX)
         self._look_at_s = (now_s // period_s + 1) * period_s
-        if (since := self.current.page.running_since_s()) is not None:
+        since = self.current.page.running_since_s()
+        if since is not None and self.current.killed_at_s is None:
             self._look_at_s = max(now_s, min(self._look_at_s, since + limit_s)) + 0.001
 
     def _look(self, now_s: float) -> None:
         """See to it that no run lasts for ever and that the memory stays within its limits."""
         worker = self.current
         if worker is not None and not self._runs_too_long(worker, now_s):
-            if self.config.worker_mb_max or self.config.memory_mb:
-                worker.measure()
             self._heed_memory(worker, now_s)
         self._plan_look()
 
     def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:
         since = worker.page.running_since_s()
-        if since is None or now_s - since <= self.config.run_s_max or worker.page.running_since_s() != since:
+        if since is None or now_s - since <= self._run_s_max or worker.page.running_since_s() != since:
             return False
-        worker.kill(EngineFailed(f"an engine run took longer than {self.config.run_s_max:g} s, its limit"))
+        worker.kill(now_s, EngineFailed(f"an engine run took longer than {self.config.run_s_max:g} s, its limit"))
         return True
 
     def _heed_memory(self, worker: WorkerProcess, now_s: float) -> None:
         limit_mb = self.config.worker_mb_max
-        if not limit_mb or worker.mb <= limit_mb:
+        if not limit_mb or worker.measure() <= limit_mb:
             return
         if worker.mb > limit_mb * MEMORY_HARD_SHARE:
-            worker.kill(EngineFailed(f"the worker took {worker.mb:.0f} MB; {limit_mb:g} MB are allowed"))
-        elif self.next is None and (
-            self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S
-        ):
+            worker.kill(now_s, EngineFailed(f"the worker took {worker.mb:.0f} MB; {limit_mb:g} MB are allowed"))
+        elif self.next is None and (self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S):
             self._recycle(worker, now_s)
 
     def _recycle(self, worker: WorkerProcess, now_s: float) -> None:
@@ -449,13 +451,15 @@ class ModelService:
         self._crashes += 1
         self.fault = fault
         self._notify("crashed", self.model, {"reason": fault.message, "crashes": self._crashes})
-        if self.current is not None or self.next is not None:
-            if self.next is None:
-                self._settle(fault)
+        if self.next is not None:  # a new version is on its way up already
+            return
+        if self.current is not None:  # what serves goes on; what did not load is tried again
+            self._settle(fault)
         elif self._crashes >= CRASHES_MAX:
             self._give_up()
-        else:
-            self._restart_at_s = self._clock() + RESTART_PAUSES_S[min(self._crashes, len(RESTART_PAUSES_S)) - 1]
+            return
+        pauses = (*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S)
+        self._restart_at_s = self._clock() + pauses[min(self._crashes, len(pauses)) - 1]
 
     def _give_up(self) -> None:
         """Go back to the good version before; where there is none that may be trusted, into quarantine."""

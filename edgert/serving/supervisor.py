@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -24,28 +25,30 @@ from typing import Any
 
 from edgert import __version__, wire
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
-from edgert.serving import channel
+from edgert.errors import (
+    ConfigInvalid,
+    DeviceError,
+    EdgeRTError,
+    ModelNotFound,
+    ProtocolError,
+    StorageFailed,
+    Unavailable,
+)
+from edgert.serving import channel, service_manager
 from edgert.serving.control import LINE_BYTES_MAX, answer_of, error_answer
 from edgert.serving.device_reporter import DeviceReporter
-from edgert.serving.service import ModelService, WorkerProcess, reject
+from edgert.serving.forwarder_process import forwarder_command
+from edgert.serving.greeter import Greeter
+from edgert.serving.memory import Claim, LearnedSizes, estimated_mb, make_room
+from edgert.serving.service import ModelService, reject
+from edgert.serving.side_process import SideProcess
+from edgert.serving.worker_process import WorkerProcess, WorkerState
+from edgert.slots import SlotState
 
-HELLO_S_MAX = 5.0
-GREETINGS_MAX = 256
 CONTROL_S_MAX = 5.0
 STATS_S_MAX = 1.0
 STOP_S_MAX = 20.0
-BACKLOG = 512
-FORWARDER_PAUSE_S = 5.0
-
-
-@dataclass(eq=False)
-class _Greeting:
-    """A connection whose hello is on its way."""
-
-    sock: socket.socket
-    until_s: float
-    data: bytearray = field(default_factory=bytearray)
+BACKLOG = 4096  # a connect beyond it fails at once for a client that does not block; the kernel may hold less
 
 
 @dataclass(eq=False)
@@ -84,30 +87,35 @@ class Supervisor:
         self._reporter = DeviceReporter(state, self._config, self._boot, self._say)
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
-        self._greetings: set[_Greeting] = set()
+        self._greeter = Greeter(self._config.serving, self._selector, self._route, clock)
+        self._sizes = LearnedSizes(state.learned)
         self._controls: set[_ControlClient] = set()
         self._rounds: dict[int, _StatsRound] = {}
         self._round = 0
         self._stop_by_s: float | None = None
-        self._forwarder: subprocess.Popen[bytes] | None = None
-        self._forwarder_at_s: float | None = None
+        self._beside: list[SideProcess] = []
         self._ready_said = False
+        self._watchdog_s = service_manager.watchdog_s()
+        self._watchdog_at_s = None if self._watchdog_s is None else clock()
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a `stop` command. Raises DeviceError if another daemon runs here."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_sole_daemon(self._state))
             socket_path = self._state.socket(self._config)
-            self._listen(stack, socket_path, 0o660, self._accept_client)
+            _raise_descriptor_limit()
+            self._listen(stack, socket_path, 0o660, self._greeter.accept, self._config.socket_group)
             self._listen(stack, self._state.control_socket, 0o600, self._accept_control)
             self._heed_signals(stack)
             self._say(f"edgertd {__version__} listens on {socket_path}")
-            self._start_forwarder()
+            self._start_beside()
             for model in self._state.model_names():
                 self._service(model).sync()
             while not self._done():
                 self._turn()
-            self._stop_forwarder()
+            for process in self._beside:
+                process.stop()
+            self._learn_sizes()
         self._say("edgertd has stopped")
 
     # --- the loop -----------------------------------------------------------------------------
@@ -118,26 +126,36 @@ class Supervisor:
         now_s = self._clock()
         for service in list(self._services.values()):
             service.tick()
-        for greeting in [g for g in self._greetings if now_s > g.until_s]:
-            self._drop_greeting(greeting, ProtocolError(f"no hello came within {HELLO_S_MAX:.0f} s"))
+        self._greeter.tick()
         for control in [c for c in self._controls if c.until_s is not None and now_s > c.until_s]:
             self._drop_control(control)
             control.sock.close()
         for number in [n for n, r in self._rounds.items() if now_s > r.until_s]:
             self._finish_round(number)
-        self._tend_forwarder(now_s)
-        if not self._ready_said and all(s.next is None for s in self._services.values()):
+        for process in self._beside:
+            process.tick(now_s)
+        self._ping_watchdog(now_s)
+        if not self._ready_said and all(s.settled for s in self._services.values()):
             self._ready_said = True
-            notify_systemd("READY=1")
+            service_manager.notify("READY=1")
 
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
-        times += [g.until_s for g in self._greetings] + [c.until_s for c in self._controls]
-        times += [r.until_s for r in self._rounds.values()] + [self._stop_by_s, self._forwarder_at_s]
+        times += [c.until_s for c in self._controls] + [r.until_s for r in self._rounds.values()]
+        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s]
+        times += [process.due_s() for process in self._beside]
         due = min((t for t in times if t is not None), default=None)
         if self._stop_by_s is not None:  # workers end within milliseconds: look often
             return 0.01
         return None if due is None else max(0.0, due - self._clock()) + 0.001
+
+    def _ping_watchdog(self, now_s: float) -> None:
+        """Tell the service manager that the loop turns and every worker can be helped from here."""
+        if self._watchdog_s is None or self._watchdog_at_s is None or now_s < self._watchdog_at_s:
+            return
+        self._watchdog_at_s = now_s + self._watchdog_s
+        if not any(service.stuck() for service in self._services.values()):
+            service_manager.notify("WATCHDOG=1")
 
     def _done(self) -> bool:
         if self._stop_by_s is None:
@@ -145,51 +163,19 @@ class Supervisor:
         workers = [w for s in self._services.values() for w in s.workers]
         if workers and self._clock() > self._stop_by_s:
             for worker in workers:
-                worker.process.kill()
+                worker.kill(self._clock())
             return True
         return not workers
 
     def _stop(self) -> None:
         if self._stop_by_s is None:
-            notify_systemd("STOPPING=1")
+            service_manager.notify("STOPPING=1")
             self._stop_by_s = self._clock() + STOP_S_MAX
+            self._learn_sizes()
             for service in self._services.values():
                 service.stop()
 
     # --- clients ------------------------------------------------------------------------------
-
-    def _accept_client(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:  # out of descriptors, or gone again: the next turn tries again
-            time.sleep(0.01)
-            return
-        if len(self._greetings) >= GREETINGS_MAX:
-            sock.close()
-            return
-        sock.setblocking(False)
-        greeting = _Greeting(sock, self._clock() + HELLO_S_MAX)
-        self._greetings.add(greeting)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._greeted(greeting))
-        self._greeted(greeting)
-
-    def _greeted(self, greeting: _Greeting) -> None:
-        """Read what is there of the hello, and not one byte more: what follows is the worker's."""
-        try:
-            hello = _read_hello(greeting)
-        except BlockingIOError:
-            return
-        except EdgeRTError as error:
-            self._drop_greeting(greeting, error)
-            return
-        except OSError:
-            hello = None
-        if hello is None:
-            self._forget_greeting(greeting)
-            greeting.sock.close()
-            return
-        self._forget_greeting(greeting)
-        self._route(greeting.sock, hello)
 
     def _route(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         model = hello.get("model")
@@ -215,20 +201,19 @@ class Supervisor:
             for name, service in sorted(self._services.items())
         ]
 
-    def _drop_greeting(self, greeting: _Greeting, error: EdgeRTError) -> None:
-        self._forget_greeting(greeting)
-        reject(greeting.sock, error)
-
-    def _forget_greeting(self, greeting: _Greeting) -> None:
-        self._greetings.discard(greeting)
-        self._selector.unregister(greeting.sock)
-
     # --- workers ------------------------------------------------------------------------------
 
     def _service(self, model: str) -> ModelService:
         if model not in self._services:
             self._services[model] = ModelService(
-                model, self._state, self._boot, self._watch_worker, self._report, self._clock
+                model,
+                self._state,
+                self._config,
+                self._boot,
+                self._watch_worker,
+                self._report,
+                self._admit,
+                self._clock,
             )
         return self._services[model]
 
@@ -238,24 +223,83 @@ class Supervisor:
     def _heard(self, service: ModelService, worker: WorkerProcess) -> None:
         try:
             received = channel.receive(worker.channel)
+            if received is not None:
+                self._take_message(service, worker, received[0])
+                for descriptor in received[1]:  # a worker has none to give
+                    os.close(descriptor)
+                return
         except BlockingIOError:
             return
-        if received is None:
-            self._selector.unregister(worker.channel)
-            worker.channel.close()
-            service.ended(worker)
+        except (ValueError, KeyError, TypeError) as error:  # its memory is not what it was
+            worker.kill(self._clock(), DeviceError(f"the worker said what no worker says: {type(error).__name__}"))
             return
-        message, _ = received
+        except OSError:
+            pass
+        self._selector.unregister(worker.channel)
+        worker.channel.close()
+        service.ended(worker)
+
+    def _take_message(self, service: ModelService, worker: WorkerProcess, message: dict[str, Any]) -> None:
         if message["op"] == "stats":
             self._collect_stats(service.model, message)
-        else:
-            service.received(worker, message)
+            return
+        service.received(worker, message)
+        if message["op"] == "ready" and self._config.serving.memory_mb:
+            self._sizes.learn(worker.version.digest, worker.measure())
 
     def _report(self, event: str, model: str, fields: dict[str, Any]) -> None:
         """Say what happened to a model, on the log and over telemetry."""
         self._say(f"{model}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
         self._reporter.event(event, model, fields)
         self._reporter.slots(s.store for s in self._services.values())
+
+    # --- the memory budget --------------------------------------------------------------------
+
+    def _admit(self, service: ModelService, slots: SlotState) -> bool:
+        """Whether `service` may load its active version now; where not, begin to make room for it.
+
+        The version of the same model that still serves is not counted: a swap must not stop the model.
+        Raises Unavailable where the version is larger than the budget leaves beside the pinned models.
+        """
+        limit_mb = self._config.serving.memory_mb
+        version = slots.version(slots.active)
+        if not limit_mb or version is None or slots.active is None:
+            return True
+        self._learn_sizes()
+        claims = [claim for other in self._services.values() for claim in self._claims(other, service)]
+        left_mb = limit_mb - sum(claim.mb for claim in claims if self._services[claim.model].pinned)
+        known_mb = self._sizes.of(version.digest)
+        if known_mb is not None and known_mb > left_mb:
+            raise Unavailable(
+                f"release {version.release} of {service.model} needs {known_mb:.0f} MB, "
+                f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
+            )
+        # An estimate alone refuses nothing: at worst the model is tried with all others gone.
+        need_mb = known_mb or min(left_mb, estimated_mb(service.store.slot_folder(slots.active)))
+        room = make_room(need_mb, limit_mb, claims, self._clock())
+        for model in room.unload:
+            self._services[model].unload(f"room for {service.model}")
+        return room.now
+
+    def _claims(self, service: ModelService, asking: ModelService) -> list[Claim]:
+        """What the workers of `service` hold of the budget, as `asking` must see it."""
+        claims = []
+        for worker in service.workers:
+            known_mb = self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder)
+            leaving = worker.state is WorkerState.STOPPING or worker.killed_at_s is not None
+            if service is asking and not leaving:
+                continue
+            fixed = service.pinned or service.on_trial or worker is not service.current or service.next is not None
+            used_at_s = self._clock() if service.busy else worker.used_at_s
+            claims.append(Claim(service.model, worker.mb or known_mb, used_at_s, leaving, fixed and not leaving))
+        return claims
+
+    def _learn_sizes(self) -> None:
+        """Look at what each worker takes, and remember it for the next time."""
+        if self._config.serving.memory_mb:
+            for service in self._services.values():
+                if service.current is not None:
+                    self._sizes.learn(service.current.version.digest, service.current.measure())
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -317,6 +361,7 @@ class Supervisor:
             worker = service.current
             if worker is None:
                 continue
+            worker.measure()
             with contextlib.suppress(OSError):
                 channel.send(worker.channel, {"op": "stats", "id": self._round})
                 asked.add(worker.process.pid)
@@ -337,63 +382,48 @@ class Supervisor:
         models = {
             name: {**service.as_json(), **finished.stats.get(name, {})} for name, service in self._services.items()
         }
-        finished.client.reply(answer_of({"pid": os.getpid(), "boot": self._boot, "models": models}))
+        used_mb = sum(worker.mb for service in self._services.values() for worker in service.workers)
+        memory = {"used_mb": round(used_mb, 1), "limit_mb": self._config.serving.memory_mb}
+        finished.client.reply(answer_of({"pid": os.getpid(), "boot": self._boot, "memory": memory, "models": models}))
 
-    # --- the forwarder ------------------------------------------------------------------------
+    # --- processes beside the workers ---------------------------------------------------------
 
-    def _start_forwarder(self) -> None:
-        """Start the process that sends the spool to the broker, where a broker is configured."""
-        mqtt = self._config.mqtt
-        if not mqtt.host:
-            return
-        path = self._state.spool.with_name("forwarder.json")
-        value = {
-            "site": self._config.site,
-            "device": self._config.device,
-            "boot": self._boot,
-            "spool": os.fspath(self._state.spool),
-            "info": {"edgert": __version__, "profile": self._config.profile, "machine": self._config.machine},
-            "mqtt": {k: v for k, v in vars(mqtt).items() if v != ""},
-            "sys_interval_s": self._config.serving.window_s,
-        }
-        path.write_text(json.dumps(value))
-        self._forwarder = subprocess.Popen(
-            [sys.executable, "-m", "edgert.telemetry.forwarder", "--config", os.fspath(path)], stdin=subprocess.DEVNULL
-        )
-        self._forwarder_at_s = self._clock() + FORWARDER_PAUSE_S
-
-    def _tend_forwarder(self, now_s: float) -> None:
-        """Start it again when it ended; looked at every few seconds, as nothing waits for it."""
-        if self._forwarder is None or self._forwarder_at_s is None or now_s < self._forwarder_at_s:
-            return
-        self._forwarder_at_s = now_s + FORWARDER_PAUSE_S
-        if self._forwarder.poll() is not None and self._stop_by_s is None:
-            self._say(f"telemetry: the forwarder ended with {self._forwarder.returncode}; starting it again")
-            self._start_forwarder()
-
-    def _stop_forwarder(self) -> None:
-        if self._forwarder is None:
-            return
-        self._forwarder.terminate()
-        try:
-            self._forwarder.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._forwarder.kill()
+    def _start_beside(self) -> None:
+        """Start what sends the spool to the broker, and what answers HTTP, where they are configured."""
+        commands = {}
+        if self._config.mqtt.host:
+            commands["telemetry: the forwarder"] = forwarder_command(self._state, self._config, self._boot)
+        if self._config.http.listen:
+            state = os.fspath(self._state.root)
+            commands["http: the server"] = [sys.executable, "-m", "edgert.http", "--state", state]
+        for name, command in commands.items():
+            process = SideProcess(name, command, self._selector, self._say, self._clock)
+            self._beside.append(process)
+            process.start()
 
     # --- set-up -------------------------------------------------------------------------------
 
     def _listen(
-        self, stack: contextlib.ExitStack, path: Path, mode: int, accept: Callable[[socket.socket], None]
+        self,
+        stack: contextlib.ExitStack,
+        path: Path,
+        mode: int,
+        accept: Callable[[socket.socket], None],
+        group: str = "",
     ) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # the lock says that no daemon of this state uses it
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             listener.bind(os.fspath(path))
+            if group:
+                os.chown(path, -1, grp.getgrnam(group).gr_gid)
             path.chmod(mode)
             listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigInvalid(f"cannot listen on {path}: {error.strerror}") from error
+        except KeyError as error:
+            raise ConfigInvalid(f"socket_group: there is no group {group!r} here: make it, or name another") from error
         listener.setblocking(False)
         stack.callback(path.unlink, missing_ok=True)
         self._selector.register(listener, selectors.EVENT_READ, lambda: accept(listener))
@@ -418,38 +448,6 @@ class Supervisor:
         print(line, file=sys.stderr, flush=True)
 
 
-def notify_systemd(message: str) -> None:
-    """sd_notify(3): tell the service manager, where there is one."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
-
-
-def _read_hello(greeting: _Greeting) -> dict[str, Any] | None:
-    """The hello's content; None when the client is gone. Raises BlockingIOError while bytes are missing."""
-    while True:
-        wanted = 64
-        if len(greeting.data) >= 64:
-            header = wire.HEADER.unpack_from(greeting.data)
-            if header[0] != wire.MAGIC or header[2] != wire.HELLO or header[10] > wire.HELLO_BYTES_MAX or header[8]:
-                raise ProtocolError("a connection begins with a HELLO frame of at most 4096 bytes (docs/protocol.md)")
-            wanted += header[10]
-        missing = wanted - len(greeting.data)
-        if not missing:
-            break
-        data = greeting.sock.recv(missing)
-        if not data:
-            return None
-        greeting.data += data
-    frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)
-    frames.room[: len(greeting.data)] = greeting.data
-    hello = frames.feed(len(greeting.data))
-    assert hello is not None  # the lengths above were those of a whole frame
-    return hello.json()
-
-
 @contextlib.contextmanager
 def _sole_daemon(state: StateDir) -> Any:
     """Hold the state folder's pid file for as long as the daemon runs."""
@@ -467,3 +465,10 @@ def _sole_daemon(state: StateDir) -> Any:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as may be, here and in the workers: each client takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

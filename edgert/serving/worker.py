@@ -15,22 +15,30 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgert import wire
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.errors import EdgeRTError, Overloaded, ProtocolError, ShuttingDown
+from edgert.errors import EdgeRTError, Overloaded, ShuttingDown
 from edgert.installer import load_version
 from edgert.serving import channel
+from edgert.serving import golden
+from edgert.serving.agreement import scores_output
 from edgert.serving.batcher import Batcher
 from edgert.serving.cache import PredictionCache
-from edgert.serving.connection import Connection
+from edgert.serving.connection import BufferBudget, Connection
 from edgert.serving.model import LoadedModel, load_model
+from edgert.serving.near_cache import NearCache, image_axes
 from edgert.serving.pipeline import Pipeline
+from edgert.serving.progress import RunPage
+from edgert.serving.shadow import ReferenceProcess, Shadow
 from edgert.telemetry.messages import Topics, release_id
-from edgert.telemetry.reporter import Reporter
+from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 
@@ -65,14 +73,15 @@ def main() -> None:
     received = channel.receive(end)
     if received is None:
         return
-    order = LoadOrder.from_json(received[0])
+    order, page = LoadOrder.from_json(received[0]), RunPage(received[1][0])
+    _prefer_for_oom()
     try:
         config = read_config(order.state)
         model = load_model(load_version(order.folder, order.digest, config), order.state, config)
     except EdgeRTError as error:
         channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
         sys.exit(1)
-    worker = Worker(order, config, model)
+    worker = Worker(order, config, _watched(model, page))
     worker.start(end)
     worker.attend(end)
     worker.stop()
@@ -88,11 +97,20 @@ class Worker:
         serving = config.serving
         manifest = model.version.manifest
         self._model, self._config = model, config
-        self._batcher = Batcher(model.session, model.batch_cap, serving.queue_max)
+        wishes = config.model(manifest.model)
+        self._batcher = Batcher(
+            model.session,
+            model.batch_cap,
+            serving.queue_max,
+            more_sessions=model.more_sessions,
+            p95_ms=wishes.p95_ms,
+        )
         self._cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
-        self._pipeline = Pipeline(model, self._batcher, self._cache)
+        self._near = _near_cache(model, config)
+        self._shadow = _shadow(order, config, model, self._notify)
+        self._pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadow=self._shadow)
         self._recorder = WindowRecorder(manifest.model)
-        self._reporter = _reporter(order, config, model, self._recorder)
+        self._reporter = _reporter(order, config, model, self._recorder, self._figures)
         self._welcome = {
             "model": manifest.model,
             "release": manifest.release,
@@ -100,6 +118,7 @@ class Worker:
             "frame_bytes_max": self._frame_bytes_max,
             **self._pipeline.welcome(),
         }
+        self._budget = BufferBudget()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._last_word = wire.json_frame(wire.MOVED, {})
@@ -107,11 +126,13 @@ class Worker:
 
     @property
     def _frame_bytes_max(self) -> int:
-        return int(self._config.serving.frame_mb * 1024**2)
+        return self._pipeline.frame_bytes_max(int(self._config.serving.frame_mb * 1024**2))
 
     def start(self, end: socket.socket) -> None:
         """Begin to report, and tell the supervisor that connections may come."""
         threading.stack_size(THREAD_STACK_BYTES)
+        if self._shadow is not None:
+            self._shadow.start()
         if self._reporter is not None:
             self._reporter.start()
             if self._model.degraded:
@@ -145,25 +166,30 @@ class Worker:
         until = time.monotonic() + DRAIN_S
         while self._connections and time.monotonic() < until:
             time.sleep(0.002)
+        if self._shadow is not None:
+            self._shadow.close()
         if self._reporter is not None:
             self._reporter.stop()
-        self._model.session.close()
+        for session in (self._model.session, *self._model.more_sessions):
+            session.close()
 
     def _accept(self, sock: socket.socket, shared: bool) -> None:
         with self._lock:
             if len(self._connections) < self._config.serving.connections_max and not self._stopping:
                 self._connections.add(sock)
-                threading.Thread(target=self._serve, args=(sock, shared), daemon=True).start()
-                return
-        error = Overloaded(
-            f"{self._config.serving.connections_max} clients are connected, the limit", retry_after_s=0.5
-        )
+                try:
+                    threading.Thread(target=self._serve, args=(sock, shared), daemon=True).start()
+                    return
+                except RuntimeError:  # the system gives no more threads
+                    self._connections.discard(sock)
+        error = Overloaded(f"{len(self._connections)} clients are connected, the limit", retry_after_s=0.5)
         with contextlib.suppress(OSError):
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()
 
     def _serve(self, sock: socket.socket, shared: bool) -> None:
         """One connection, until it ends."""
+        connection = None
         try:
             connection = Connection(
                 sock,
@@ -172,12 +198,13 @@ class Worker:
                 self._welcome,
                 self._frame_bytes_max,
                 self._pipeline.shared_bytes if shared else 0,
+                self._budget,
                 _log,
             )
             connection.serve()
             if self._stopping:
                 sock.sendall(self._last_word)
-        except ProtocolError as error:
+        except EdgeRTError as error:
             with contextlib.suppress(OSError):
                 sock.sendall(wire.error_frame(error))
         except OSError:
@@ -186,6 +213,8 @@ class Worker:
             with self._lock:
                 self._connections.discard(sock)
             sock.close()
+            if connection is not None:
+                connection.close()
 
     def _facts(self) -> dict[str, Any]:
         model = self._model
@@ -198,20 +227,42 @@ class Worker:
             "degraded": model.degraded,
             "tried": list(model.tried),
             "batch_cap": self._batcher.cap,
+            "threads": model.learned.threads,
+            "instances": self._batcher.instances,
             "load_s": round(model.load_s, 3),
         }
+
+    def _notify(self, event: str, fields: Mapping[str, float]) -> None:
+        _log(f"{self._model.version.manifest.model}: {event} {dict(fields)}")
+        if self._reporter is not None:
+            self._reporter.event(event, **fields)
+
+    def _figures(self) -> dict[str, float]:
+        """What `metrics` says of the near cache and the shadow, where they are on."""
+        shadow = {} if self._shadow is None else self._shadow.figures()
+        return shadow if self._near is None else {**shadow, **self._near.figures()}
 
     def _stats(self) -> dict[str, Any]:
         return {
             "connections": len(self._connections),
             "waiting": self._batcher.waiting,
             "batches_closed": dict(self._batcher.closed),
+            "runs": dict(self._batcher.runs),
+            "batcher": self._batcher.as_json(),
             "cache": self._cache.as_json(),
+            "near": None if self._near is None else self._near.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.as_json(),
             "requests": self._recorder.snapshot().as_json(),
         }
 
 
-def _reporter(order: LoadOrder, config: DeviceConfig, model: LoadedModel, recorder: WindowRecorder) -> Reporter | None:
+def _reporter(
+    order: LoadOrder,
+    config: DeviceConfig,
+    model: LoadedModel,
+    recorder: WindowRecorder,
+    figures: Callable[[], Mapping[str, object]],
+) -> Reporter | None:
     """The thread that reports; None where the spool cannot be opened: a full disk must not stop serving."""
     try:
         return Reporter(
@@ -221,11 +272,54 @@ def _reporter(order: LoadOrder, config: DeviceConfig, model: LoadedModel, record
             boot=order.boot,
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
+            host_facts=lambda: {**host_facts_now(), **figures()},
             log=_log,
         )
     except EdgeRTError as error:
         _log(f"telemetry: nothing is recorded: {error.message}")
         return None
+
+
+def _watched(model: LoadedModel, page: RunPage) -> LoadedModel:
+    """`model`, the runs of its sessions noted on the page."""
+    more = tuple(page.watch(session) for session in model.more_sessions)
+    return replace(model, session=page.watch(model.session), more_sessions=more)
+
+
+def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
+    """The near cache where it is asked for and the model's first input is an image."""
+    manifest = model.version.manifest
+    distance = config.model(manifest.model).near
+    if not distance or image_axes(manifest.inputs[0]) is None or len(manifest.inputs) != 1:
+        if distance:
+            _log(f"{manifest.model}: near is set, but the model does not take one image of a fixed size: it stays off")
+        return None
+    samples = [sample[0] for sample in golden.samples(model.version)]
+    span = float(max(map(np.max, samples))) - float(min(map(np.min, samples)))
+    value_range = 255.0 if manifest.inputs[0].datatype == "UINT8" else span
+    return NearCache(
+        manifest.inputs[0], distance, value_range, config.serving.cache_ttl_s, scores_output(manifest)
+    )
+
+
+def _shadow(
+    order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
+) -> Shadow | None:
+    """The shadow where it is asked for and the bundle carries a reference."""
+    wishes = config.model(order.model)
+    if not wishes.shadow:
+        return None
+    if model.version.reference is None:
+        _log(f"{order.model}: shadow is set, but the bundle carries no reference: build it with --with-reference")
+        return None
+    given = {**vars(order), "folder": str(order.folder), "state": str(order.state.root)}
+    return Shadow(lambda: ReferenceProcess(given), wishes.shadow, wishes.shadow_alarm, notify)
+
+
+def _prefer_for_oom() -> None:
+    """When memory runs out, the kernel shall end a worker, not the supervisor."""
+    with contextlib.suppress(OSError):  # some sandboxes refuse
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _log(line: str) -> None:

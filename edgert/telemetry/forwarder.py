@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, EdgeRTError, StorageFailed
+from edgert.names import checked_id
 from edgert.telemetry import host, messages
-from edgert.telemetry.messages import Topics, checked_id
+from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import IN_FLIGHT_MAX, BrokerUnreachable, Connection, MqttSettings, Will
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
@@ -77,7 +78,7 @@ class Forwarder:
     ) -> None:
         self._topics = topics
         self._spool = spool
-        self._boot = messages.checked_id("boot", boot)
+        self._boot = checked_id("boot", boot)
         self._info = dict(info)
         self._sys_fields = sys_fields
         self._sys_interval_s = sys_interval_s

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgert.errors import ConfigInvalid, ProtocolError
+from edgert.errors import ProtocolError
+from edgert.names import ID, checked_id
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert.telemetry.spans import SLO_BOUNDS_MS, WindowReport
 
 VERSION = 1
 ROOT = "edgert/v1"
 PAYLOAD_BYTES_MAX = 64 * 1024
-ID_CHARS_MAX = 64
 
 Status = Literal["online", "offline", "lost"]
 STATUSES: tuple[Status, ...] = ("online", "offline", "lost")
@@ -30,8 +29,6 @@ RETAINED_KINDS = ("status", "info", "deploy")
 QOS = {"status": 1, "info": 1, "sys": 0, "metrics": 0, "hist": 1, "event": 1, "deploy": 1}
 
 Scalar = str | int | float
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Topic:
 def parse_topic(topic: str) -> Topic:
     """Take a topic apart. Raises ProtocolError for one that is not of this contract."""
     parts = topic.split("/")
-    if "/".join(parts[:2]) == ROOT and all(_ID.match(part) for part in parts[2:]):
+    if "/".join(parts[:2]) == ROOT and all(ID.match(part) for part in parts[2:]):
         if len(parts) == 5 and parts[4] in DEVICE_KINDS:
             return Topic(parts[2], parts[3], parts[4])
         if len(parts) == 7 and parts[4] == "m" and parts[6] in MODEL_KINDS:
@@ -99,21 +96,6 @@ def parse_topic(topic: str) -> Topic:
 def subscriptions(site: str | None = None) -> tuple[str, ...]:
     """The topic filters that hold everything of one site, or of all."""
     return (f"{ROOT}/{'+' if site is None else checked_id('site', site)}/#",)
-
-
-def checked_id(what: str, value: str) -> str:
-    """`value`, fit to be one level of a topic and a label of an exporter. Raises ConfigInvalid."""
-    if len(value) > ID_CHARS_MAX or not _ID.match(value):
-        raise ConfigInvalid(
-            f"{what} id {value[:80]!r} cannot be part of an MQTT topic; use 1 to {ID_CHARS_MAX} of "
-            "A-Z a-z 0-9 . _ - and begin with a letter or a digit"
-        )
-    if _looks_numeric(value):
-        raise ConfigInvalid(
-            f"{what} id {value!r} reads as a number and exporters would change it; "
-            f"put a letter in front: '{what[0]}{value}'"
-        )
-    return value
 
 
 def release_id(release: int) -> str:
@@ -308,14 +290,3 @@ def text_of(fields: Mapping[str, Any], name: str) -> str:
 
 def _wrong(name: str, value: object, expected: str) -> ProtocolError:
     return ProtocolError(f"a payload has {name}={value!r}; expected {expected}")
-
-
-def _looks_numeric(value: str) -> bool:
-    # float() also knows `inf`, `nan` and `1_000`; int(..., 0) knows 0x10.
-    for read in (float, lambda text: int(text, 0)):
-        try:
-            read(value)
-        except ValueError:
-            continue
-        return True
-    return False

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from edgert.errors import EdgeRTError
+from edgert.names import checked_id
 from edgert.telemetry import host, messages
 from edgert.telemetry.messages import Scalar, Topics
 from edgert.telemetry.spans import WindowRecorder, WindowReport
@@ -49,8 +50,8 @@ class Reporter:
         self._recorder = recorder
         self._spool = spool
         self._topics = topics
-        self._boot = messages.checked_id("boot", boot)
-        self._model_version = messages.checked_id("model_version", model_version)
+        self._boot = checked_id("boot", boot)
+        self._model_version = checked_id("model_version", model_version)
         self._window_s = window_s
         self._clock = clock
         self._wall_clock = wall_clock

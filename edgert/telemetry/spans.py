@@ -57,7 +57,9 @@ class Totals:
     """Counters since the recorder began; they only grow.
 
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
-    `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly.
+    `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
+    run answered. `stage_sum_us[i]` is what the answered ones spent in STAGES[i], `hit_cache_sum_us` the share of
+    the cache stage that belongs to hits, `failed_sum_us` what the others took until they were refused.
     """
 
     requests: int = 0
@@ -66,6 +68,18 @@ class Totals:
     cache_hits: int = 0
     latency_sum_us: int = 0
     within_ms: tuple[int, ...] = (0,) * len(SLO_BOUNDS_MS)
+    executed: int = 0
+    failed_sum_us: int = 0
+    hit_cache_sum_us: int = 0
+    stage_sum_us: tuple[int, ...] = (0,) * len(STAGES)
+
+    @property
+    def answered(self) -> int:
+        return self.requests - self.errors - self.shed
+
+    def as_json(self) -> dict[str, Any]:
+        stages = dict(zip(STAGES, self.stage_sum_us, strict=True))
+        return {**vars(self), "answered": self.answered, "stage_sum_us": stages}
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,7 @@ class LiveStats:
             "errors": self.totals.errors,
             "shed": self.totals.shed,
             "cache_hits": self.totals.cache_hits,
+            "totals": self.totals.as_json(),
             "latency_ms": percentiles_json(self.latency),
             "last_window": window
             and {
@@ -234,7 +249,8 @@ def _take(pending: deque[RequestSpan], limit: int) -> list[RequestSpan]:
 
 def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
     outcomes = Counter(span.outcome for span in spans)
-    answered_us = [span.total_us for span in spans if span.outcome == "ok"]
+    answered = [span for span in spans if span.outcome == "ok"]
+    answered_us = [span.total_us for span in answered]
     return replace(
         totals,
         requests=totals.requests + len(spans),
@@ -243,6 +259,13 @@ def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
         cache_hits=totals.cache_hits + sum(span.cache_hit for span in spans),
         latency_sum_us=totals.latency_sum_us + sum(answered_us),
         within_ms=_within(totals.within_ms, answered_us),
+        executed=totals.executed + sum(span.batch > 0 for span in answered),
+        failed_sum_us=totals.failed_sum_us + sum(span.total_us for span in spans if span.outcome != "ok"),
+        hit_cache_sum_us=totals.hit_cache_sum_us + sum(span.cache_us for span in answered if span.cache_hit),
+        stage_sum_us=tuple(
+            before + sum(map(_STAGE_US[name], answered))
+            for name, before in zip(STAGES, totals.stage_sum_us, strict=True)
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from edgert.manifest import Classify, Detect
 from edgert.signing import read_signing_key
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.cli.keys import key_paths, keys_dir
@@ -20,7 +21,7 @@ from edgert_deploy.pack import (
     BuildRow,
     build_bundle,
 )
-from edgert_deploy.processing import read_classify, read_preprocess
+from edgert_deploy.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.source import load_source
 
@@ -41,9 +42,12 @@ FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("model", type=FILE)
 @click.option(
-    "--calibration", type=FILE, required=True, help="Samples to quantise with (.npz, arrays named as inputs)."
+    "--calibration",
+    type=FILE,
+    required=True,
+    help="Samples to quantise with: .npz, arrays named as inputs, or a folder of images.",
 )
-@click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on (.npz).")
+@click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on.")
 @click.option("--target", "targets", multiple=True, required=True, help="A device profile; may be given again.")
 @click.option("--out", type=FILE, required=True, help="The bundle to write.")
 @click.option(
@@ -59,7 +63,13 @@ FILE = click.Path(path_type=Path)
     help="Accuracy that an artifact may lose.",
 )
 @click.option("--precision", type=click.Choice(["int8", "fp32"]), help="For all targets (default: each profile's own).")
-@click.option("--preprocess", type=FILE, help="How devices turn 8-bit values into the model's (.toml).")
+@click.option(
+    "--with-reference", is_flag=True, help="Add FP32 artifacts that devices may compare live answers with (shadow)."
+)
+@click.option(
+    "--preprocess", type=FILE, help="How devices turn images into what the model takes: imagenet, yolo or a .toml."
+)
+@click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
 @click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -74,7 +84,9 @@ def build(
     key: Path | None,
     max_drop: float,
     precision: Any,
+    with_reference: bool,
     preprocess: Path | None,
+    postprocess: Path | None,
     labels: Path | None,
     devices: Path | None,
     as_json: bool,
@@ -86,17 +98,26 @@ def build(
     profiles = tuple(load_profile(target, devices) for target in targets)
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
     source = load_source(model)
+    before = None if preprocess is None else read_preprocess(preprocess, source)
+    after: Classify | Detect | None = None
+    if postprocess is not None:
+        after = read_postprocess(postprocess, source, labels)
+    elif labels is not None:
+        after = read_classify(labels, source)
+    names = after.labels if after is not None else ()
     request = BuildRequest(
         source=source,
-        calibration=load_samples(calibration, source, at_least=CALIBRATION_SAMPLES_MIN),
-        holdout=load_samples(holdout, source, at_least=HOLDOUT_SAMPLES_MIN),
+        calibration=load_samples(calibration, source, before, names, at_least=CALIBRATION_SAMPLES_MIN),
+        holdout=load_samples(holdout, source, before, names, at_least=HOLDOUT_SAMPLES_MIN),
         targets=profiles,
         model=name or name_from(model),
         release=release,
         max_drop=max_drop,
         precision=precision,
-        preprocess=None if preprocess is None else read_preprocess(preprocess, source),
-        classify=None if labels is None else read_classify(labels, source),
+        with_reference=with_reference,
+        preprocess=before,
+        classify=after if isinstance(after, Classify) else None,
+        detect=after if isinstance(after, Detect) else None,
     )
     if not as_json:
         _print_cells(heading for heading, _ in COLUMNS)

@@ -11,12 +11,16 @@ from edgert.errors import NotBootstrapped
 from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option, say
+from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
 from edgert_deploy.rollout import deploy as roll_out
 from edgert_deploy.transports import Transport, open_transport
+
+
+FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
+SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"
 
 
 @click.command()
@@ -40,10 +44,13 @@ def deploy(
     On each device it is installed, loaded beside what serves, checked with its golden inputs, switched to on
     trial, asked again through the socket, and kept. Where anything fails, the version before serves on.
     A device that does not answer does not hold up the others. A local device that was never bootstrapped is
-    made ready on the way.
+    made ready on the way. One deployment of a model works on a device at a time; another one is refused.
+
+    Ctrl-C stops at the next step and puts back what was live on devices that are not done; again, it lets go at
+    once: a device in the middle of it then goes back by itself when the trial ends.
 
     Exits with 0 where every device took it, else with the code of the first that did not: 5 the bundle was
-    refused, 6 unreachable or another host key, 7 the device could not, 9 rolled back.
+    refused, 6 unreachable or another host key, 7 the device could not, 9 rolled back; 130 interrupted.
 
     \b
     Examples:
@@ -54,7 +61,8 @@ def deploy(
     devices = find_inventory(inventory_file).select(selector)
     offer = read_offer(bundle)
     rollout = Rollout(bundle, offer, trial_s, open_transport, _make_ready, dry_run)
-    outcomes = roll_out(rollout, devices, say)
+    with rollout.stop.on_interrupt(FIRST, SECOND):
+        outcomes = roll_out(rollout, devices, say)
     code = exit_code(outcomes)
     manifest = offer.manifest
     value: dict[str, Any] = {
@@ -81,9 +89,8 @@ def _table(model: str, release: int, outcomes: list[Outcome]) -> str:
     rows = [("DEVICE", "RESULT", "LIVE", "SECONDS", "")]
     for outcome in outcomes:
         detail = " ".join(step.value for step in outcome.steps) if outcome.result == "planned" else ""
-        if outcome.error is not None:
-            detail = f"{outcome.error.code}: {outcome.error.message}"
         live = "" if outcome.serving is None else f"{model} {outcome.serving}"
         rows.append((outcome.device, outcome.result, live, f"{outcome.seconds:.1f}", detail))
     done = sum(outcome.error is None for outcome in outcomes)
-    return f"{columns(rows)}\n{model} release {release}: {done} of {len(outcomes)} devices"
+    errors = [(outcome.device, outcome.error.code, outcome.error.message) for outcome in outcomes if outcome.error]
+    return f"{columns(rows)}\n{error_lines(errors)}{model} release {release}: {done} of {len(outcomes)} devices"

@@ -45,3 +45,9 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
+    """What went wrong, one line a device, to stand below a table: device, code, message. "" where nothing did."""
+    # Most messages begin with the device's name already.
+    return "".join(f"{name} [{code}]: {message.removeprefix(f'{name}: ')}\n" for name, code, message in errors)

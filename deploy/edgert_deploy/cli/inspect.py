@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgert.bundle import Bundle, open_bundle
+from edgert.manifest import Detect, Preprocess
 from edgert.tensors import TensorSpec
 
 
@@ -35,12 +36,11 @@ def _lines(bundle: Bundle) -> list[str]:
         *(f"output    {_spec(spec)}" for spec in manifest.outputs),
     ]
     if manifest.preprocess is not None:
-        pre = manifest.preprocess
-        lines.append(
-            f"before    {pre.input}: (value * {pre.scale:g} - {list(pre.mean)}) / {list(pre.std)}, layout {pre.layout}"
-        )
+        lines += _before(manifest.preprocess)
     if manifest.classify is not None:
         lines.append(f"after     top {manifest.classify.top_k} of {len(manifest.classify.labels)} labels")
+    if manifest.detect is not None:
+        lines += _after(manifest.detect)
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
         lines.append(f"target    {target.profile} ({machines}): {', '.join(target.artifacts)}")
@@ -53,6 +53,34 @@ def _lines(bundle: Bundle) -> list[str]:
             f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}",
         ]
     return lines
+
+
+def _before(pre: Preprocess) -> list[str]:
+    frames = f"UINT8 frames {pre.layout if pre.layout != 'model' else pre.model_layout}"
+    if pre.frame_colour not in ("model", pre.colour):
+        frames += f" {pre.frame_colour}"
+    lines = [f"before    {pre.input}: takes {frames}{', JPEG and PNG files' if pre.decode else ''}"]
+    if (resize := pre.resize) is not None:
+        how = {
+            "crop": f", shorter side {resize.shortest_side or 'as needed'}",
+            "letterbox": f", pad {resize.pad_value}",
+        }
+        lines.append(
+            f"          {resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
+        )
+    value = f"(value * {pre.scale:g} - {list(pre.mean)}) / {list(pre.std)}"
+    return [*lines, f"          {value}, {pre.colour}, model {pre.model_layout}"]
+
+
+def _after(detect: Detect) -> list[str]:
+    parts = "boxes, objectness and scores" if detect.objectness else "boxes and scores"
+    held = f"boxes in {detect.boxes}, scores in {detect.scores}" if detect.scores else f"{parts} in {detect.boxes}"
+    return [
+        f"after     {held}: {detect.form}, {detect.box_format}{', 0 to 1' if detect.normalised else ''}"
+        f"{', logits' if detect.sigmoid else ''}",
+        f"          scores from {detect.score_threshold:g}, NMS at IoU {detect.iou_threshold:g} within each class, "
+        f"at most {detect.detections_max}, {len(detect.labels)} labels",
+    ]
 
 
 def _spec(spec: TensorSpec) -> str:

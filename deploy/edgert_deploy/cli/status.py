@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from edgert.errors import EdgeRTError
-from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
+from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.rollout import AT_ONCE_MAX
+from edgert_deploy.stop import AT_ONCE_MAX
 from edgert_deploy.transports import open_transport
 
 
@@ -59,13 +59,27 @@ def _table(rows: list[dict[str, Any]]) -> str:
     cells = [("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "STATE", "ENGINE")]
     for row in rows:
         cells += _cells(row)
-    return columns(cells)
+    errors = [(row["device"], row["error"]["code"], row["error"]["message"]) for row in rows if "error" in row]
+    return "\n".join([columns(cells), *error_lines(errors).splitlines(), *_next_steps(rows)])
+
+
+def _next_steps(rows: list[dict[str, Any]]) -> list[str]:
+    """What to do where a daemon does not run, or nothing was deployed yet."""
+    reached = [row for row in rows if "error" not in row]
+    still = ",".join(row["device"] for row in reached if not row["status"]["daemon"]["running"])
+    bare = ",".join(row["device"] for row in reached if not row["status"]["models"])
+    lines = []
+    if still:
+        lines.append(f"next: the daemon does not run on {still}: edgert bootstrap {still} starts it")
+    if bare:
+        lines.append(f"next: nothing was deployed to {bare}: edgert deploy BUNDLE --to {bare}")
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, str]]:
     name = str(row["device"])
     if "error" in row:
-        return [(name, "", row["error"]["code"], "", "", row["error"]["message"], "")]
+        return [(name, "-", "not known", "-", "-", "-", "-")]
     value = row["status"]
     daemon = "runs" if value["daemon"]["running"] else "does not run"
     lines = []
@@ -75,4 +89,4 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, str, str, str, str, str, str]
         lines.append(
             (name, value["profile"], daemon, model["model"], live, model["state"], serving.get("engine") or "-")
         )
-    return lines or [(name, value["profile"], daemon, "none", "", "", "")]
+    return lines or [(name, value["profile"], daemon, "none", "-", "-", "-")]

@@ -1,0 +1,271 @@
+"""What batching gains and costs: fixed caps 1, 8 and 32 and the learned one, in one interleaved run.
+
+Real ONNX Runtime models with random weights, each in the real daemon, asked by client processes: `dense`, a fully
+connected layer with 33 MB of weights, where batches pay; `conv`, INT8 convolutions, where they do not. One daemon
+per setting, all up at once; rounds of all settings are interleaved in an order that turns, and a figure is the median over the rounds.
+The cache is off, so every request reaches the engine.
+
+`of_batch_1` is the requests per second over those of cap 1, `of_best` over those of the best fixed cap; both are the
+median of the ratios within a round, as a machine's other work changes from round to round.
+
+    python -m bench.batching            # a table
+    python -m bench.batching --json     # JSON lines
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common import Ask, Clients, Load, edgertd, emit, median_load
+from edgert import Client
+from edgert.bundle import write_bundle
+from edgert.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.signing import SigningKey, new_key
+from edgert.tensors import TensorSpec
+
+SETTINGS = {"cap 1": 1, "cap 8": 8, "cap 32": 32, "learned": 0}
+MODELS = ("dense", "conv")
+COLUMNS = (
+    "model",
+    "clients",
+    "setting",
+    "cap",
+    "threads",
+    "requests_per_s",
+    "p50_us",
+    "p99_us",
+    "batch_mean",
+    "of_batch_1",
+    "of_best",
+)
+DENSE = (1024, 8192)
+CONV_CHANNELS, CONV_LAYERS, CONV_SIZE = 32, 4, 48
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.8, help="length of one round of one setting")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for model in options.models:
+        with daemons(model) as states:
+            for clients in options.clients:
+                print(f"{model}, {clients} clients", file=sys.stderr)
+                rows += measure(model, states, clients, options.rounds, options.seconds)
+    emit(rows, COLUMNS, options.json)
+
+
+def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    item = sample(model)
+
+    def asking(state: Path) -> Any:
+        def make(_: int) -> Ask:
+            client = Client(state / "edgert.sock")
+            return lambda: client.infer(model, item, cache=False)
+
+        return make
+
+    groups = {name: Clients(clients, asking(state)) for name, state in states.items()}
+    loads: dict[str, list[Load]] = {name: [] for name in groups}
+    before = {name: served(state) for name, state in states.items()}
+    names = list(groups)
+    for number in range(rounds):
+        turned = names[number % len(names) :] + names[: number % len(names)]
+        for name in turned:
+            loads[name].append(groups[name].round(seconds))
+    for group in groups.values():
+        group.close()
+    after = {name: served(state) for name, state in states.items()}
+    fixed = [name for name in names if SETTINGS[name]]
+    rows = []
+    for name in names:
+        load = median_load(loads[name])
+        serving = after[name]
+        rates = [one.requests_per_s for one in loads[name]]
+        best = [max(loads[f][i].requests_per_s for f in fixed) for i in range(rounds)]
+        first = [one.requests_per_s for one in loads["cap 1"]]
+        requests = serving["requests"]["requests"] - before[name]["requests"]["requests"]
+        runs = sum(serving["batches_closed"].values()) - sum(before[name]["batches_closed"].values())
+        rows.append(
+            {
+                "model": model,
+                "clients": clients,
+                "setting": name,
+                "cap": serving["batch_cap"],
+                "threads": serving["threads"],
+                "requests_per_s": round(load.requests_per_s),
+                "p50_us": round(load.p50_us),
+                "p99_us": round(load.p99_us),
+                "batch_mean": round(requests / max(1, runs), 2),
+                "of_batch_1": round(statistics.median(a / b for a, b in zip(rates, first, strict=True)), 3),
+                # Noise makes the best of several of equal speed look faster: judged by medians, not round by round.
+                "of_best": round(
+                    statistics.median(rates)
+                    / max(statistics.median(one.requests_per_s for one in loads[f]) for f in fixed),
+                    3,
+                ),
+                "of_best_by_round": round(statistics.median(a / b for a, b in zip(rates, best, strict=True)), 3),
+                "closed": serving["batches_closed"],
+            }
+        )
+    return rows
+
+
+def served(state: Path) -> dict[str, Any]:
+    """What the daemon says of its model."""
+    return dict(edgertd(state, "status")["models"][0]["serving"])
+
+
+@contextmanager
+def daemons(model: str) -> Iterator[dict[str, Path]]:
+    """A daemon per setting that serves `model`: its state folder. All is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
+    key = new_key()
+    states = {name: folder / f"s{number}" for number, name in enumerate(SETTINGS)}
+    try:
+        bundle = make_bundle(folder, model, key)
+        for name, state in states.items():
+            (state / "keys").mkdir(parents=True)
+            (state / "keys" / "bench.pem").write_bytes(key.public.pem())
+            (state / "config.toml").write_text(
+                f'device = "d-bench"\nprofile = "this-machine"\n[serving]\nbatch_max = {SETTINGS[name]}\n'
+            )
+            edgertd(state, "start")
+            edgertd(state, "install", str(bundle))
+            edgertd(state, "activate", model)
+            edgertd(state, "mark-good", model)
+        yield states
+    finally:
+        for state in states.values():
+            if state.exists():
+                edgertd(state, "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sample(model: str) -> NDArray[Any]:
+    rng = np.random.default_rng(0)
+    if model == "dense":
+        return rng.standard_normal((1, DENSE[0])).astype(np.float32)
+    return rng.integers(0, 256, (1, 3, CONV_SIZE, CONV_SIZE), dtype=np.uint8)
+
+
+def make_bundle(folder: Path, model: str, key: SigningKey) -> Path:
+    """A signed bundle of the model, its golden answers computed here."""
+    import onnxruntime
+
+    path = folder / "files" / "model.onnx"
+    path.parent.mkdir()
+    path.write_bytes(dense_model() if model == "dense" else conv_model())
+    item = sample(model)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    answer = session.run(None, {"x": item})[0]
+    np.save(path.with_name("input.npy"), item)
+    np.save(path.with_name("output.npy"), answer)
+    names = ("model.onnx", "input.npy", "output.npy")
+    files = {name: path.with_name(name) for name in names}
+    datatype = "FP32" if item.dtype == np.float32 else "UINT8"
+    entries = []
+    for name, file in files.items():
+        data = file.read_bytes()
+        entries.append(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()))
+    manifest = Manifest(
+        model=model,
+        release=1,
+        inputs=(TensorSpec("x", datatype, (-1, *item.shape[1:])),),
+        outputs=(TensorSpec("y", "FP32", (-1, *answer.shape[1:])),),
+        files=tuple(entries),
+        artifacts=(
+            ArtifactEntry(
+                id="onnxruntime",
+                engine="onnxruntime",
+                precision="fp32" if model == "dense" else "int8",
+                entry="model.onnx",
+                files=("model.onnx",),
+                golden_outputs=("output.npy",),
+                golden_atol=(float(np.ptp(answer)) * 0.01,),
+                accuracy=Accuracy("top1", samples=1, fp32=1.0, artifact=1.0, max_drop=0.01),
+                tools={"onnxruntime": onnxruntime.__version__},
+            ),
+        ),
+        targets=(TargetEntry("this-machine", (), ("onnxruntime",)),),
+        golden_inputs=("input.npy",),
+        source_sha256=entries[0].sha256,
+        source_size_bytes=entries[0].size_bytes,
+    )
+    bundle = folder / f"{model}.edgert"
+    write_bundle(bundle, manifest, files, key)
+    return bundle
+
+
+def dense_model() -> bytes:
+    """One fully connected layer, 33 MB of FP32 weights; ten numbers out, so that answers stay small."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(1)
+    wide = numpy_helper.from_array((rng.standard_normal(DENSE) / 32).astype(np.float32), "w1")
+    narrow = numpy_helper.from_array((rng.standard_normal((DENSE[1], 10)) / 90).astype(np.float32), "w2")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "w2"], ["y"]),
+    ]
+    return _serialised(nodes, [wide, narrow], ("x", TensorProto.FLOAT, ["n", DENSE[0]]), [wide, narrow])
+
+
+def conv_model() -> bytes:
+    """Quantised convolutions as the packager makes them: QLinearConv on UINT8 activations and INT8 weights."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(2)
+    values: list[Any] = [
+        numpy_helper.from_array(np.float32(1 / 64), "s"),
+        numpy_helper.from_array(np.uint8(128), "z"),
+        numpy_helper.from_array(np.float32(1 / 512), "ws"),
+        numpy_helper.from_array(np.int8(0), "wz"),
+    ]
+    nodes, last, channels = [], "x", 3
+    for layer in range(CONV_LAYERS):
+        weights = rng.integers(-40, 40, (CONV_CHANNELS, channels, 3, 3)).astype(np.int8)
+        values.append(numpy_helper.from_array(weights, f"w{layer}"))
+        given = [last, "s", "z", f"w{layer}", "ws", "wz", "s", "z"]
+        nodes.append(helper.make_node("QLinearConv", given, [f"c{layer}"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]))
+        last, channels = f"c{layer}", CONV_CHANNELS
+    nodes.append(helper.make_node("DequantizeLinear", [last, "s", "z"], ["f"]))
+    nodes.append(helper.make_node("GlobalAveragePool", ["f"], ["g"]))
+    nodes.append(helper.make_node("Flatten", ["g"], ["y"]))
+    return _serialised(nodes, values, ("x", TensorProto.UINT8, ["n", 3, CONV_SIZE, CONV_SIZE]), values)
+
+
+def _serialised(nodes: list[Any], values: list[Any], given: tuple[str, int, list[Any]], initializer: list[Any]) -> bytes:
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        nodes,
+        "bench",
+        [helper.make_tensor_value_info(*given)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", None])],
+        initializer=initializer,
+    )
+    # IR 9 and operator set 17 are read by every ONNX Runtime that we support.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+if __name__ == "__main__":
+    main()

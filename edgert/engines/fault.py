@@ -1,0 +1,139 @@
+"""The fault engine: the null engine, and every way in which an engine can let its worker down, on request.
+
+Tests of the daemon use it, and so can an operator who wants to see what a device does about a bad engine. Its
+artifact is the null engine's JSON, in which two more things may stand:
+
+    {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
+     "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
+
+`load` strikes when the artifact is loaded. Each of `runs` strikes at every run after the first `after` ones
+(those at load count), or only where an element of an input equals `value`. `while` names a file: without it the
+fault does not strike. Besides, the values of MAGIC strike wherever they stand in an input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines import EngineOptions, LocalArtifact, Session
+from edgert.engines.null import NullEngine
+from edgert.errors import EngineFailed
+from edgert.tensors import TensorSpec
+
+# Exact in FP32, and nothing that a model is asked by accident.
+MAGIC = {
+    -66601.0: "segfault",
+    -66602.0: "exit",
+    -66603.0: "hang",
+    -66604.0: "raise",
+    -66605.0: "leak",
+    -66606.0: "slow",
+    -66607.0: "wrong",
+    -66608.0: "hang-holding-lock",
+}
+SLOW_S = 0.5
+LEAK_MB = 10.0
+EXIT_CODE = 70
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong and when. `mb` is leaked a run, `s` is how long a slow run takes."""
+
+    fault: str
+    after: int = 0
+    value: float | None = None
+    mb: float = LEAK_MB
+    s: float = SLOW_S
+    while_file: str = ""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Fault:
+        """Raises ValueError."""
+        given = {"while_file" if key == "while" else key: content for key, content in value.items()}
+        unknown = set(given) - {field.name for field in fields(cls)}
+        if unknown or given.get("fault") not in MAGIC.values():
+            raise ValueError(f"no such fault: {value}; known: {', '.join(MAGIC.values())}")
+        return cls(**given)
+
+    def strikes(self, run: int, tensors: Sequence[NDArray[Any]]) -> bool:
+        if self.while_file and not Path(self.while_file).exists():
+            return False
+        if self.value is not None:
+            return any(bool((array == self.value).any()) for array in tensors)
+        return run > self.after
+
+
+class FaultEngine:
+    name = "fault"
+
+    def version(self) -> str:
+        return "1"
+
+    def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
+        return None
+
+    def load(self, artifact: LocalArtifact, options: EngineOptions) -> FaultSession:
+        within = NullEngine().load(artifact, options)
+        try:
+            program = json.loads(artifact.path.read_bytes())
+            at_load = [Fault.from_json(program["load"])] if "load" in program else []
+            runs = [Fault.from_json(entry) for entry in program.get("runs", ())]
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise EngineFailed(f"fault engine cannot read {artifact.path.name}: {error}") from error
+        session = FaultSession(within, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
+        for fault in at_load:
+            if fault.strikes(1, ()):
+                session.suffer(fault)
+        return session
+
+
+class FaultSession:
+    def __init__(self, within: Session, faults: tuple[Fault, ...]) -> None:
+        self.inputs: tuple[TensorSpec, ...] = within.inputs
+        self.outputs: tuple[TensorSpec, ...] = within.outputs
+        self._within, self._faults = within, faults
+        self._runs = 0
+        self._leaked: list[NDArray[np.uint8]] = []
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        self._runs += 1
+        wrong = False
+        for fault in self._faults:
+            if fault.strikes(self._runs, tensors):
+                wrong = wrong or fault.fault == "wrong"
+                self.suffer(fault)
+        outputs = self._within.run(tensors)
+        return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
+
+    def suffer(self, fault: Fault) -> None:
+        """Let `fault` happen now; returns for those that only slow down, leak or spoil the answer."""
+        if fault.fault == "segfault":
+            ctypes.string_at(0)
+        elif fault.fault == "exit":
+            os._exit(EXIT_CODE)
+        elif fault.fault == "hang":
+            while True:
+                time.sleep(3600)
+        elif fault.fault == "hang-holding-lock":
+            ctypes.PyDLL(None).pause()  # PyDLL keeps the GIL: no thread of this process runs any more
+        elif fault.fault == "raise":
+            raise EngineFailed("the fault engine was asked to fail")
+        elif fault.fault == "leak":
+            self._leaked.append(np.ones(int(fault.mb * 1e6), np.uint8))
+        elif fault.fault == "slow":
+            time.sleep(fault.s)
+
+    def close(self) -> None:
+        self._leaked.clear()
+        self._within.close()

@@ -1,0 +1,57 @@
+"""Entry of `python -m edgert.http --state DIR`: the HTTP process of one daemon. The supervisor starts it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgert import Client
+from edgert.config import StateDir, read_config
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.http.address import listen, parse_address
+from edgert.http.connection import check_installed
+from edgert.http.endpoints import Endpoints
+from edgert.http.limits import Limits
+from edgert.http.server import HttpServer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="edgert.http", description="The Open Inference Protocol over HTTP.")
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
+    try:
+        serve(StateDir(parser.parse_args(argv).state))
+    except EdgeRTError as error:
+        print(f"http: {error.message}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def serve(state: StateDir) -> None:
+    """Serve until told to stop. Raises ConfigInvalid where `[http]` cannot be followed."""
+    config = read_config(state)
+    check_installed()
+    address = parse_address(config.http.listen, allow_remote=config.http.allow_remote)
+    if not 0 < config.http.connections_max <= 4096 or not 0 < config.http.timeout_s <= 3600:
+        raise ConfigInvalid("[http] connections_max is 1 to 4096, timeout_s up to 3600")
+    with Client(state.socket(config), timeout_s=config.http.timeout_s) as client:
+        endpoints = Endpoints(
+            client, state.control_socket, host_checked=address.path is None and not config.http.allow_remote
+        )
+        limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max)
+        listener = listen(address, config.socket_group)
+        where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
+        print(f"http: listens on {where}", file=sys.stderr, flush=True)
+        try:
+            HttpServer(listener, endpoints.handle, limits).run()
+        finally:
+            if address.path is not None:
+                address.path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a client that takes its time must not hold the process

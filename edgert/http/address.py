@@ -1,0 +1,101 @@
+"""Where the HTTP server listens: `127.0.0.1:8000`, `[::1]:8000`, `localhost:8000` or `unix:/path`."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import ipaddress
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.config import SOCKET_PATH_BYTES_MAX
+from edgert.errors import ConfigInvalid
+
+BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class Address:
+    """A Unix socket's `path`, or `host` and `port` (0: any free one)."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.path is not None or ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, *, allow_remote: bool) -> Address:
+    """Raises ConfigInvalid where `text` is no address, or one that other machines reach and `allow_remote` is not set."""
+    if text.startswith("unix:"):
+        path = Path(text[len("unix:") :])
+        if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigInvalid(
+                f"[http] listen = {text!r}: give an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes"
+            )
+        return Address(path=path)
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    try:
+        address = Address(host=str(ipaddress.ip_address(host)), port=int(port))
+    except ValueError as error:
+        raise ConfigInvalid(
+            f'[http] listen = {text!r}: give "127.0.0.1:8000", another address, or "unix:/path"'
+        ) from error
+    if not 0 <= address.port <= 65535:
+        raise ConfigInvalid(f"[http] listen = {text!r}: a port is a number up to 65535")
+    if not address.is_local and not allow_remote:
+        raise ConfigInvalid(
+            f"[http] listen = {text!r} can be reached from other machines, and whoever reaches it may ask: "
+            "listen on 127.0.0.1, or set allow_remote = true if that is meant"
+        )
+    return address
+
+
+def listen(address: Address, group: str = "") -> socket.socket:
+    """A listening socket, not blocking. A Unix socket is its owner's and its group's alone; `group` names another.
+
+    Raises ConfigInvalid.
+    """
+    family = socket.AF_UNIX if address.path is not None else socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        if address.path is not None:
+            _bind_path(listener, address.path, group)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address.host, address.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigInvalid(f"[http] cannot listen on {address}: {error.strerror or error}") from error
+    except KeyError as error:
+        listener.close()
+        raise ConfigInvalid(f"socket_group: there is no group {group!r} here: make it, or name another") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _bind_path(listener: socket.socket, path: Path, group: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):  # left behind; anything else is not ours to remove
+            path.unlink()
+    before = os.umask(0o177)  # nobody may connect before the mode is what it shall be
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(before)
+    if group:
+        os.chown(path, -1, grp.getgrnam(group).gr_gid)
+    path.chmod(0o660)

@@ -1,0 +1,284 @@
+"""The bodies of an inference request and its answer: JSON, and Triton's binary tensor extension. No sockets here.
+
+https://github.com/kserve/open-inference-protocol (JSON) and
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
+first, `Inference-Header-Content-Length` says how long it is, the tensors' bytes follow in the order of the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import RequestError
+from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+JSON_BYTES_MAX = 16 * 1024**2  # parsed, numbers take several times as much
+TENSORS_MAX = 32  # as many as a frame of the local protocol holds
+ID_LENGTH_MAX = 1024
+CLASSES_MAX = 10_000
+FILES_MAX = 1024
+FILLED_BYTES_MAX = 256 * 1024**2
+
+Given = NDArray[Any] | list[bytes]
+
+
+@dataclass(frozen=True)
+class WantedOutput:
+    """`classes` above 0 asks for that many of the largest values instead of the tensor."""
+
+    name: str
+    binary: bool
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Question:
+    """One inference request. `outputs` None asks for all; `timeout_s` None leaves it to the server.
+
+    `priority` is Triton's: 0 the default, 1 the highest.
+    """
+
+    id: str
+    inputs: dict[str, Given]
+    outputs: tuple[WantedOutput, ...] | None
+    binary: bool
+    priority: int
+    timeout_s: float | None
+
+
+def read_question(body: memoryview, json_length: str | None) -> Question:
+    """The question in `body`; its arrays are views of it. Raises RequestError."""
+    header, data = _split(body, json_length)
+    try:
+        value = json.loads(bytes(header))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    _check(isinstance(value, dict), "the body must be a JSON object")
+    entries = value.get("inputs")
+    _check(
+        isinstance(entries, list) and 0 < len(entries) <= TENSORS_MAX, f"'inputs' must list 1 to {TENSORS_MAX} tensors"
+    )
+    parameters = _object(value, "parameters", "the request")
+    _check(not parameters.get("sequence_id"), "sequences of requests are not served here")
+    binary = parameters.get("binary_data_output", False) is True
+    inputs: dict[str, Given] = {}
+    at = 0
+    for entry in entries:
+        name, array, at = _input(entry, data, at)
+        _check(name not in inputs, f"input {name!r} is given twice")
+        inputs[name] = array
+    _check(at == len(data), f"the inputs state {at} bytes of binary data, {len(data)} came")
+    question_id = value.get("id", "")
+    _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
+    timeout_us = _whole(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
+    return Question(
+        id=question_id,
+        inputs=inputs,
+        outputs=_wanted(value.get("outputs"), binary),
+        binary=binary,
+        priority=_whole(parameters.get("priority", 0), "the parameter 'priority'"),
+        timeout_s=timeout_us / 1e6 if timeout_us else None,
+    )
+
+
+def answer(
+    question: Question, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
+) -> HttpResponse:
+    """The response to `question`. `labels` name the classes of an output with as many. Raises RequestError."""
+    wanted = question.outputs
+    if wanted is None:
+        wanted = tuple(WantedOutput(name, question.binary) for name in outputs)
+    entries: list[dict[str, Any]] = []
+    parts: list[bytes | memoryview] = [b""]
+    for want in wanted:
+        if want.name not in outputs:
+            raise RequestError(f"model {model} has no output {want.name!r}; it has {', '.join(outputs)}")
+        array = outputs[want.name]
+        if want.classes:
+            entry, data = _classified(want, array, labels)
+        else:
+            entry, data = _tensor(want, array)
+        entries.append(entry)
+        if data is not None:
+            parts.append(data)
+    head: dict[str, Any] = {"model_name": model, "model_version": str(release), "outputs": entries}
+    if question.id:
+        head["id"] = question.id
+    parts[0] = json.dumps(head).encode()
+    if len(parts) == 1:
+        return HttpResponse(200, parts, JSON_TYPE)
+    return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
+
+
+def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memoryview]:
+    length = len(body)
+    if json_length is not None:
+        # isdecimal alone would take other scripts' digits, and a very long number.
+        _check(
+            json_length.isascii() and json_length.isdecimal() and len(json_length) < 20,
+            f"{LENGTH_HEADER} must be a number",
+        )
+        length = int(json_length)
+        _check(length <= len(body), f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}")
+    _check(
+        length <= JSON_BYTES_MAX, f"the JSON of a request may have {JSON_BYTES_MAX} bytes: send tensors as binary data"
+    )
+    return body[:length], body[length:]
+
+
+def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
+    """One input's name and values, and where the next one's binary data begin."""
+    _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
+    name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
+    _check(
+        isinstance(datatype, str) and (datatype in NUMPY_NAMES or datatype == "BYTES"),
+        f"input {name!r} has datatype {str(datatype)[:40]!r}; known: {', '.join(NUMPY_NAMES)}, BYTES",
+    )
+    _check(
+        isinstance(shape, list) and len(shape) <= MAX_RANK and all(_is_length(n) for n in shape),
+        f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more",
+    )
+    parameters = _object(entry, "parameters", f"input {name!r}")
+    _check("shared_memory_region" not in parameters, "shared memory regions are not taken over HTTP: send the data")
+    if "binary_data_size" not in parameters:
+        _check(datatype != "BYTES", f"input {name!r}: send BYTES as binary data")
+        return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape), at
+    size = _whole(parameters["binary_data_size"], f"'binary_data_size' of input {name!r}")
+    _check("data" not in entry, f"input {name!r} has both 'data' and 'binary_data_size'")
+    _check(at + size <= len(data), f"the body ends within the binary data of input {name!r}")
+    own = data[at : at + size]
+    if datatype == "BYTES":
+        return name, _files(name, own, math.prod(shape)), at + size
+    dtype = np.dtype(NUMPY_NAMES[datatype])
+    takes = math.prod(shape) * dtype.itemsize
+    _check(size == takes, f"input {name!r} has {datatype} {shape}, which takes {takes} bytes, not {size}")
+    return name, np.frombuffer(own, dtype).reshape(shape), at + size
+
+
+def _files(name: str, data: memoryview, count: int) -> list[bytes]:
+    """The elements of a BYTES tensor, each after its length in 4 bytes: files, for models that decode images."""
+    _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; 1 to {FILES_MAX} are taken")
+    files: list[bytes] = []
+    at = 0
+    while at + 4 <= len(data) and len(files) < count:
+        length = int.from_bytes(data[at : at + 4], "little")
+        files.append(bytes(data[at + 4 : at + 4 + length]))
+        at += 4 + length
+    _check(at == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
+    # Shorter ones are filled up to the longest on their way to the daemon.
+    _check(
+        count * max(map(len, files)) <= FILLED_BYTES_MAX,
+        f"the files of input {name!r} differ too much in length: send one at a time",
+    )
+    return files
+
+
+def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape: list[int]) -> NDArray[Any]:
+    """JSON numbers, nested as the shape or flat in row order, as an array; nothing is rounded to fit."""
+    _check(isinstance(data, list), f"input {name!r} has no 'data'")
+    try:
+        # Left to itself, NumPy makes floats of whole numbers that need 64 bits without a sign.
+        given = np.array(data, dtype=object) if datatype == "UINT64" else np.array(data)
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"the data of input {name!r} is no {datatype} {shape}: {error}") from error
+    _check(
+        given.size == math.prod(shape),
+        f"input {name!r} has {given.size} values; its shape {shape} takes {math.prod(shape)}",
+    )
+    if given.dtype == object:
+        _check(
+            all(type(n) is int and 0 <= n < 2**64 for n in given.flat) and datatype == "UINT64",
+            f"the data of input {name!r} does not fit {datatype}",
+        )
+    elif given.size and not _fits(given, dtype):
+        raise RequestError(f"the data of input {name!r} does not fit {datatype}")
+    with np.errstate(over="ignore"):  # as anywhere else, what is too large for a float becomes infinite
+        return given.astype(dtype).reshape(shape)
+
+
+def _fits(given: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "f":
+        return given.dtype.kind in "iuf"
+    if given.dtype.kind == "b":
+        return dtype.kind == "b"
+    if given.dtype.kind not in "iu":
+        return False
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return low <= int(given.min()) and int(given.max()) <= high
+
+
+def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
+    if entries is None or entries == []:
+        return None
+    _check(
+        isinstance(entries, list) and len(entries) <= TENSORS_MAX, f"'outputs' must list at most {TENSORS_MAX} tensors"
+    )
+    wanted = []
+    for entry in entries:
+        _check(
+            isinstance(entry, dict) and isinstance(entry.get("name"), str),
+            "each output must be an object with a 'name'",
+        )
+        parameters = _object(entry, "parameters", f"output {entry['name'][:200]!r}")
+        _check("shared_memory_region" not in parameters, "shared memory regions are not written over HTTP")
+        classes = _whole(parameters.get("classification", 0), "the parameter 'classification'")
+        _check(classes <= CLASSES_MAX, f"at most {CLASSES_MAX} classes are given")
+        wanted.append(WantedOutput(entry["name"], parameters.get("binary_data", binary) is True, classes))
+    return tuple(wanted)
+
+
+def _tensor(want: WantedOutput, array: NDArray[Any]) -> tuple[dict[str, Any], bytes | memoryview | None]:
+    entry: dict[str, Any] = {"name": want.name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
+    if not want.binary:
+        return {**entry, "data": array.ravel().tolist()}, None
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {**entry, "parameters": {"binary_data_size": flat.nbytes}}, flat.data
+
+
+def _classified(
+    want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
+) -> tuple[dict[str, Any], bytes | memoryview | None]:
+    """Triton's classification extension: per item the largest values as `value:index[:label]`, largest first."""
+    if not array.ndim:
+        raise RequestError(f"output {want.name!r} has no classes")
+    rows = array.reshape(-1, array.shape[-1])
+    named = len(labels) == array.shape[-1]
+    texts: list[str] = []
+    for row in rows:
+        for index in np.argsort(-row.astype(np.float64), kind="stable")[: want.classes]:
+            texts.append(f"{row[index]:f}:{index}" + (f":{labels[index]}" if named else ""))
+    shape = [*array.shape[:-1], min(want.classes, array.shape[-1])]
+    entry: dict[str, Any] = {"name": want.name, "datatype": "BYTES", "shape": shape}
+    if not want.binary:
+        return {**entry, "data": texts}, None
+    data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (text.encode() for text in texts))
+    return {**entry, "parameters": {"binary_data_size": len(data)}}, data
+
+
+def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    found = value.get(key, {})
+    _check(isinstance(found, dict), f"{key!r} of {where} must be an object")
+    return dict(found)
+
+
+def _whole(value: Any, what: str) -> int:
+    _check(_is_length(value), f"{what} must be a whole number, 0 or more")
+    return int(value)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _check(good: bool, message: str) -> None:
+    if not good:
+        raise RequestError(message)

@@ -1,0 +1,1216 @@
+/* edgert.h: the C client of EdgeRT's local protocol (docs/protocol.md), in one header.
+ *
+ * In one source file of the program:
+ *
+ *     #define EDGERT_IMPLEMENTATION
+ *     #include "edgert.h"             // before other headers, or compile with -D_POSIX_C_SOURCE=200809L
+ *
+ * and in all others only the include. C99 (or C++11), libc and POSIX; nothing to link. Where the file lies:
+ *
+ *     python3 -c "import edgert; print(edgert.include_dir())"
+ *
+ * A first answer:
+ *
+ *     edgert_error error;
+ *     edgert_client *client = edgert_connect(NULL, "digits", 5000, &error);
+ *     if (!client) { fprintf(stderr, "%s: %s\n", edgert_code_name(error.code), error.message); return 1; }
+ *     const uint32_t shape[] = {1, 1, 8, 8};
+ *     edgert_tensor input;
+ *     edgert_response response;
+ *     edgert_tensor_set(&input, EDGERT_FP32, shape, 4, pixels);
+ *     if (edgert_infer(client, &input, 1, NULL, &response, &error) == EDGERT_OK)
+ *         use((const float *)response.outputs[0].data);
+ *     edgert_close(client);
+ *
+ * Who owns what
+ *   - A client is one connection. One thread at a time may use it; give each thread a client of its own.
+ *   - Inputs are read during the call only, sent from where they lie, and may lie at any address.
+ *   - Outputs lie in the client's own buffer, each at a multiple of 64 bytes, until the next call with this client.
+ *   - What edgert_describe points to also stays until the next call with this client: a call may reconnect to a
+ *     new release of the model.
+ *   - Memory is taken at connecting and reconnecting, and when an answer is longer than any before; otherwise
+ *     edgert_infer allocates nothing. EDGERT_MALLOC, EDGERT_FREE and EDGERT_FRAME_BYTES_MAX may be defined first.
+ *
+ * What is sent again, and what is not
+ *   - When the daemon moves the model to a new release (MOVED), or had closed the connection before it took the
+ *     whole request, no engine has seen the request: it goes again over a new connection, within its time-out.
+ *   - A request whose worker was lost under it (EDGERT_WORKER_LOST) is never sent again by itself: it may be what
+ *     brought the worker down. The next call connects anew.
+ *
+ * No call raises a signal (SIGPIPE) or prints; every wait ends at the call's time-out.
+ */
+#ifndef EDGERT_H
+#define EDGERT_H
+
+#if defined(EDGERT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EDGERT_RANK_MAX 8
+#define EDGERT_TENSORS_MAX 32
+#define EDGERT_MESSAGE_BYTES 512
+
+/* Numbers of the protocol, and of its table of errors. */
+enum {
+    EDGERT_OK = 0,
+    EDGERT_INTERNAL = 1,           /* a fault in the daemon; see its log */
+    EDGERT_INVALID = 10,           /* the request does not fit the model */
+    EDGERT_PROTOCOL = 11,          /* the bytes are not this protocol */
+    EDGERT_MODEL_NOT_FOUND = 12,   /* no such model is active */
+    EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
+    EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
+    EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
+    EDGERT_WORKER_LOST = 22,       /* the worker ended while it had the request; the app decides whether to send again */
+    EDGERT_UNREACHABLE = 23,       /* nothing answers on the daemon's socket */
+    EDGERT_SHUTTING_DOWN = 24,     /* the daemon stops */
+    EDGERT_ENGINE_FAILED = 42,     /* the engine refused this run */
+    EDGERT_OUT_OF_MEMORY = 100     /* this program's, never the daemon's */
+};
+
+/* Open Inference Protocol's names; BOOL is one byte. */
+enum {
+    EDGERT_BOOL = 1,
+    EDGERT_UINT8 = 2,
+    EDGERT_UINT16 = 3,
+    EDGERT_UINT32 = 4,
+    EDGERT_UINT64 = 5,
+    EDGERT_INT8 = 6,
+    EDGERT_INT16 = 7,
+    EDGERT_INT32 = 8,
+    EDGERT_INT64 = 9,
+    EDGERT_FP16 = 10,
+    EDGERT_FP32 = 11,
+    EDGERT_FP64 = 12
+};
+
+typedef struct edgert_client edgert_client;
+
+typedef struct edgert_error {
+    int code;                           /* EDGERT_OK or what failed */
+    int retryable;                      /* whether the same call may succeed later, unchanged */
+    uint32_t retry_after_ms;            /* the daemon's advice; 0 for none */
+    char message[EDGERT_MESSAGE_BYTES]; /* for people, UTF-8, cut where it is longer */
+} edgert_error;
+
+/* What a model takes or gives under one name. -1 in `shape`: each request chooses. */
+typedef struct edgert_spec {
+    const char *name;
+    int datatype;
+    int rank;
+    int64_t shape[EDGERT_RANK_MAX];
+} edgert_spec;
+
+typedef struct edgert_model {
+    const char *name;
+    const char *engine;
+    int64_t release;
+    uint64_t frame_bytes_max; /* a longer request is refused */
+    const edgert_spec *inputs;
+    size_t input_count;
+    const edgert_spec *outputs;
+    size_t output_count;
+    const edgert_spec *preprocess; /* the UINT8 tensor taken in place of the input of that name; NULL for none */
+    const char *const *labels;     /* names of the classes; NULL where the model has none */
+    size_t label_count;
+} edgert_model;
+
+/* A tensor given or received: C order, little-endian. */
+typedef struct edgert_tensor {
+    const char *name; /* given: NULL, or checked against the model's; received: the model's */
+    int datatype;
+    int rank;
+    uint32_t shape[EDGERT_RANK_MAX];
+    const void *data;
+    size_t bytes;
+} edgert_tensor;
+
+typedef struct edgert_options {
+    uint32_t timeout_ms; /* of this request, reconnecting included; 0 for the client's */
+    int no_cache;        /* answer from the engine, not from the cache */
+} edgert_options;
+
+typedef struct edgert_response {
+    const edgert_tensor *outputs;
+    size_t output_count;
+    int64_t release;      /* of the model that answered */
+    uint32_t batch;       /* items of the engine run that answered; 0 for the cache */
+    int cache_hit;
+    uint32_t stage_us[6]; /* decode, preprocess, cache, queue, engine, postprocess */
+} edgert_response;
+
+/* Connect to the daemon for one model. `path` NULL: $EDGERT_SOCKET, else edgert.sock in $EDGERT_STATE, else in
+ * /var/lib/edgert for root and ~/.local/state/edgert for others. Waits, at most `timeout_ms` (0: 30 s), for a
+ * model that is being loaded. `timeout_ms` is also what edgert_infer uses by default. NULL on failure; `error`
+ * may be NULL in every call. */
+edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
+
+/* What the daemon said of the model at the last connecting. Never NULL. */
+const edgert_model *edgert_describe(const edgert_client *client);
+
+/* Answer one request: `inputs` in the order of the model's. EDGERT_OK or a code, the same as error->code. */
+int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t input_count,
+                 const edgert_options *options, edgert_response *response, edgert_error *error);
+
+/* Ask for a sign of life of the model's worker. EDGERT_OK or a code. `timeout_ms` 0: the client's. */
+int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error);
+
+/* Close the connection and free the client; NULL is taken. */
+void edgert_close(edgert_client *client);
+
+/* Fill `tensor` for edgert_infer; `bytes` follows from shape and datatype. EDGERT_OK or EDGERT_INVALID. */
+int edgert_tensor_set(edgert_tensor *tensor, int datatype, const uint32_t *shape, int rank, const void *data);
+
+size_t edgert_datatype_bytes(int datatype);      /* 0 for a number that is no datatype */
+const char *edgert_datatype_name(int datatype);  /* "FP32"; "" for a number that is no datatype */
+const char *edgert_code_name(int code);          /* "unavailable.overloaded": the stable code */
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* EDGERT_H */
+
+#if defined(EDGERT_IMPLEMENTATION) && !defined(EDGERT_IMPLEMENTED)
+#define EDGERT_IMPLEMENTED
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "EdgeRT's tensors are little-endian; this processor is not"
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef EDGERT_MALLOC
+#define EDGERT_MALLOC malloc
+#define EDGERT_FREE free
+#endif
+#ifndef EDGERT_FRAME_BYTES_MAX
+#define EDGERT_FRAME_BYTES_MAX (64u * 1024u * 1024u) /* the longest answer taken */
+#endif
+#define EDGERT__META_BYTES_MAX (1024u * 1024u)
+#define EDGERT__HELLO_BYTES_MAX 4096u
+#define EDGERT__TIMEOUT_MS 30000u
+#define EDGERT__RETRY_PAUSE_MS 50u
+#define EDGERT__SEND_BUFFER_BYTES (1024 * 1024) /* a large request then leaves in one system call */
+#define EDGERT__JSON_DEPTH_MAX 32
+#define EDGERT__AGAIN (-1) /* no engine saw the request: again, after what the error's retry_after_ms asks for */
+
+enum {
+    EDGERT__HELLO = 1,
+    EDGERT__WELCOME,
+    EDGERT__INFER,
+    EDGERT__RESULT,
+    EDGERT__ERROR,
+    EDGERT__PING,
+    EDGERT__PONG,
+    EDGERT__MOVED
+};
+enum { EDGERT__FLAG_NO_CACHE = 1, EDGERT__FLAG_CACHE_HIT = 2, EDGERT__FLAG_SHARED = 4 };
+
+/* A frame's header, decoded, and where its parts lie in the buffer. */
+typedef struct edgert__frame {
+    unsigned kind, flags, status, tensors;
+    uint64_t request_id, body_bytes;
+    uint32_t model_id, arg, meta_bytes;
+    uint32_t stage_us[6];
+    unsigned char *meta;
+    size_t size;
+} edgert__frame;
+
+struct edgert_client {
+    int fd;                 /* -1 while not connected */
+    uint32_t timeout_ms;    /* of a request, unless it says otherwise */
+    int64_t kernel_wait_ms; /* what the socket's own time-outs are set to */
+    uint64_t request_id;
+    uint32_t model_id;
+    char *name; /* the model asked for */
+    char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    unsigned char *memory, *buffer; /* `buffer` is the first multiple of 64 in `memory` */
+    size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame given out last */
+    char *text;                     /* WELCOME's JSON; the strings of `model` lie in it */
+    const char **labels;
+    edgert_model model;
+    edgert_spec inputs[EDGERT_TENSORS_MAX], outputs[EDGERT_TENSORS_MAX], preprocess;
+    edgert_tensor results[EDGERT_TENSORS_MAX];
+};
+
+/* --- errors and datatypes ---------------------------------------------------------------------------------- */
+
+static int edgert__fail(edgert_error *error, int code, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+static int edgert__fail(edgert_error *error, int code, const char *format, ...) {
+    va_list values;
+    error->code = code;
+    error->retryable = code >= EDGERT_UNAVAILABLE && code <= EDGERT_SHUTTING_DOWN;
+    error->retry_after_ms = 0;
+    va_start(values, format);
+    (void)vsnprintf(error->message, sizeof error->message, format, values);
+    va_end(values);
+    return code;
+}
+
+static void edgert__clear(edgert_error *error) {
+    error->code = EDGERT_OK;
+    error->retryable = 0;
+    error->retry_after_ms = 0;
+    error->message[0] = 0;
+}
+
+const char *edgert_code_name(int code) {
+    switch (code) {
+    case EDGERT_OK: return "ok";
+    case EDGERT_INVALID: return "request.invalid";
+    case EDGERT_PROTOCOL: return "request.protocol";
+    case EDGERT_MODEL_NOT_FOUND: return "request.model_not_found";
+    case EDGERT_DEADLINE_EXCEEDED: return "request.deadline_exceeded";
+    case EDGERT_UNAVAILABLE: return "unavailable";
+    case EDGERT_OVERLOADED: return "unavailable.overloaded";
+    case EDGERT_WORKER_LOST: return "unavailable.worker_lost";
+    case EDGERT_UNREACHABLE: return "unavailable.daemon";
+    case EDGERT_SHUTTING_DOWN: return "unavailable.shutting_down";
+    case EDGERT_ENGINE_FAILED: return "device.engine_failed";
+    case EDGERT_OUT_OF_MEMORY: return "client.out_of_memory";
+    default: return "internal";
+    }
+}
+
+static const struct {
+    const char *name;
+    size_t bytes;
+} edgert__datatypes[] = {{"", 0},      {"BOOL", 1},  {"UINT8", 1}, {"UINT16", 2}, {"UINT32", 4}, {"UINT64", 8}, {"INT8", 1},
+                         {"INT16", 2}, {"INT32", 4}, {"INT64", 8}, {"FP16", 2},   {"FP32", 4},   {"FP64", 8}};
+
+size_t edgert_datatype_bytes(int datatype) {
+    return datatype >= EDGERT_BOOL && datatype <= EDGERT_FP64 ? edgert__datatypes[datatype].bytes : 0;
+}
+
+const char *edgert_datatype_name(int datatype) {
+    return datatype >= EDGERT_BOOL && datatype <= EDGERT_FP64 ? edgert__datatypes[datatype].name : "";
+}
+
+static int edgert__datatype_of(const char *name) {
+    int datatype;
+    for (datatype = EDGERT_BOOL; datatype <= EDGERT_FP64; datatype++)
+        if (!strcmp(name, edgert__datatypes[datatype].name)) return datatype;
+    return 0;
+}
+
+/* Bytes of a tensor, or UINT64_MAX for more than any frame holds. */
+static uint64_t edgert__tensor_bytes(int datatype, const uint32_t *shape, int rank) {
+    uint64_t bytes = edgert_datatype_bytes(datatype);
+    int i;
+    for (i = 0; i < rank; i++)
+        if (!shape[i]) return 0;
+    for (i = 0; i < rank; i++) {
+        if (bytes > ((uint64_t)1 << 62) / shape[i]) return UINT64_MAX;
+        bytes *= shape[i];
+    }
+    return bytes;
+}
+
+int edgert_tensor_set(edgert_tensor *tensor, int datatype, const uint32_t *shape, int rank, const void *data) {
+    uint64_t bytes;
+    memset(tensor, 0, sizeof *tensor);
+    if (!edgert_datatype_bytes(datatype) || rank < 0 || rank > EDGERT_RANK_MAX) return EDGERT_INVALID;
+    bytes = edgert__tensor_bytes(datatype, shape, rank);
+    if (bytes > SIZE_MAX) return EDGERT_INVALID;
+    if (rank) memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
+    tensor->datatype = datatype;
+    tensor->rank = rank;
+    tensor->data = data;
+    tensor->bytes = (size_t)bytes;
+    return EDGERT_OK;
+}
+
+/* --- numbers and frames ------------------------------------------------------------------------------------ */
+
+static void edgert__put(unsigned char *at, int bytes, uint64_t value) {
+    int i;
+    for (i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint64_t edgert__get(const unsigned char *at, int bytes) {
+    uint64_t value = 0;
+    int i;
+    for (i = 0; i < bytes; i++) value |= (uint64_t)at[i] << (8 * i);
+    return value;
+}
+
+static uint64_t edgert__padded(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
+
+static void edgert__put_header(unsigned char *at, const edgert__frame *frame) {
+    memset(at, 0, 64);
+    memcpy(at, "ERT1", 4);
+    edgert__put(at + 4, 1, 1);
+    edgert__put(at + 5, 1, frame->kind);
+    edgert__put(at + 6, 2, frame->flags);
+    edgert__put(at + 8, 8, frame->request_id);
+    edgert__put(at + 16, 4, frame->model_id);
+    edgert__put(at + 20, 4, frame->arg);
+    edgert__put(at + 24, 4, frame->meta_bytes);
+    edgert__put(at + 28, 2, frame->tensors);
+    edgert__put(at + 30, 2, frame->status);
+    edgert__put(at + 32, 8, frame->body_bytes);
+}
+
+/* The header at `at`, checked. NULL, or what is wrong with it. */
+static const char *edgert__get_header(const unsigned char *at, edgert__frame *frame) {
+    int i;
+    frame->kind = at[5];
+    frame->flags = (unsigned)edgert__get(at + 6, 2);
+    frame->request_id = edgert__get(at + 8, 8);
+    frame->model_id = (uint32_t)edgert__get(at + 16, 4);
+    frame->arg = (uint32_t)edgert__get(at + 20, 4);
+    frame->meta_bytes = (uint32_t)edgert__get(at + 24, 4);
+    frame->tensors = (unsigned)edgert__get(at + 28, 2);
+    frame->status = (unsigned)edgert__get(at + 30, 2);
+    frame->body_bytes = edgert__get(at + 32, 8);
+    for (i = 0; i < 6; i++) frame->stage_us[i] = (uint32_t)edgert__get(at + 40 + 4 * i, 4);
+    if (memcmp(at, "ERT1", 4)) return "the frame does not begin with ERT1";
+    if (at[4] != 1) return "the frame is not of version 1";
+    if (frame->kind < EDGERT__HELLO || frame->kind > EDGERT__MOVED) return "the frame's kind is not known";
+    if (frame->body_bytes > EDGERT_FRAME_BYTES_MAX - 64) return "the frame is longer than EDGERT_FRAME_BYTES_MAX";
+    if (frame->meta_bytes > EDGERT__META_BYTES_MAX || frame->tensors > EDGERT_TENSORS_MAX)
+        return "the frame has more meta or tensors than allowed";
+    if (edgert__padded(frame->meta_bytes) + 64 * frame->tensors > frame->body_bytes)
+        return "the header's lengths contradict each other";
+    if (frame->flags & EDGERT__FLAG_SHARED) return "the frame lies in shared memory, which this client does not ask for";
+    frame->size = (size_t)(64 + frame->body_bytes);
+    return NULL;
+}
+
+static void edgert__put_descriptor(unsigned char *at, unsigned number, const edgert_tensor *tensor) {
+    int i;
+    memset(at, 0, 64);
+    at[0] = (unsigned char)number;
+    at[1] = (unsigned char)tensor->datatype;
+    at[2] = (unsigned char)tensor->rank;
+    edgert__put(at + 8, 8, tensor->bytes);
+    for (i = 0; i < tensor->rank; i++) edgert__put(at + 16 + 4 * i, 4, tensor->shape[i]);
+}
+
+/* The tensors of the whole frame at `at`, their numbers in `numbers`. NULL, or what is wrong with them. */
+static const char *edgert__get_tensors(const unsigned char *at, const edgert__frame *frame, edgert_tensor *tensors,
+                                       unsigned *numbers) {
+    const unsigned char *described = at + 64 + edgert__padded(frame->meta_bytes);
+    const unsigned char *data = described + 64 * frame->tensors;
+    const unsigned char *end = at + frame->size;
+    unsigned i;
+    int k;
+    for (i = 0; i < frame->tensors; i++, described += 64) {
+        edgert_tensor *tensor = &tensors[i];
+        uint64_t bytes = edgert__get(described + 8, 8);
+        memset(tensor, 0, sizeof *tensor);
+        numbers[i] = described[0];
+        tensor->datatype = described[1];
+        tensor->rank = described[2];
+        if (!edgert_datatype_bytes(tensor->datatype) || tensor->rank > EDGERT_RANK_MAX)
+            return "a tensor's datatype or rank is not known";
+        for (k = 0; k < tensor->rank; k++) tensor->shape[k] = (uint32_t)edgert__get(described + 16 + 4 * k, 4);
+        if (edgert__tensor_bytes(tensor->datatype, tensor->shape, tensor->rank) != bytes)
+            return "a tensor's bytes are not those of its shape";
+        if (bytes > (uint64_t)(end - data) || edgert__padded(bytes) > (uint64_t)(end - data))
+            return "a tensor reaches beyond its frame";
+        tensor->data = data;
+        tensor->bytes = (size_t)bytes;
+        data += edgert__padded(bytes);
+    }
+    return data == end ? NULL : "the frame's body is longer than its parts";
+}
+
+/* --- JSON: only what the protocol needs, over bytes that may be anything ------------------------------------- */
+
+/* The text from `at` to `end`. Strings are decoded where they lie: they only get shorter. */
+typedef struct edgert__json {
+    char *at, *end;
+} edgert__json;
+
+static void edgert__json_space(edgert__json *json) {
+    while (json->at < json->end && (*json->at == ' ' || *json->at == '\n' || *json->at == '\r' || *json->at == '\t'))
+        json->at++;
+}
+
+static int edgert__json_next(edgert__json *json, char wanted) {
+    edgert__json_space(json);
+    if (json->at == json->end || *json->at != wanted) return 0;
+    json->at++;
+    return 1;
+}
+
+static int edgert__json_hex4(const char *at, const char *end, uint32_t *value) {
+    int i;
+    if (end - at < 4) return 0;
+    for (*value = 0, i = 0; i < 4; i++) {
+        char c = at[i];
+        unsigned digit;
+        if (c >= '0' && c <= '9') digit = (unsigned)(c - '0');
+        else if (c >= 'a' && c <= 'f') digit = (unsigned)(c - 'a' + 10);
+        else if (c >= 'A' && c <= 'F') digit = (unsigned)(c - 'A' + 10);
+        else return 0;
+        *value = *value * 16 + digit;
+    }
+    return 1;
+}
+
+static char *edgert__json_utf8(char *out, uint32_t point) {
+    if (point < 0x80) {
+        *out++ = (char)point;
+    } else if (point < 0x800) {
+        *out++ = (char)(0xC0 | (point >> 6));
+        *out++ = (char)(0x80 | (point & 63));
+    } else if (point < 0x10000) {
+        *out++ = (char)(0xE0 | (point >> 12));
+        *out++ = (char)(0x80 | ((point >> 6) & 63));
+        *out++ = (char)(0x80 | (point & 63));
+    } else {
+        *out++ = (char)(0xF0 | (point >> 18));
+        *out++ = (char)(0x80 | ((point >> 12) & 63));
+        *out++ = (char)(0x80 | ((point >> 6) & 63));
+        *out++ = (char)(0x80 | (point & 63));
+    }
+    return out;
+}
+
+/* A \u escape whose four digits are at json->at, and the other half of a pair; half a pair alone is U+FFFD. */
+static int edgert__json_escape(edgert__json *json, char **out) {
+    uint32_t point, low;
+    if (!edgert__json_hex4(json->at, json->end, &point) || !point) return 0; /* a NUL would cut the string short */
+    json->at += 4;
+    if (point >= 0xD800 && point <= 0xDFFF) {
+        if (point < 0xDC00 && json->end - json->at >= 6 && json->at[0] == '\\' && json->at[1] == 'u' &&
+            edgert__json_hex4(json->at + 2, json->end, &low) && low >= 0xDC00 && low <= 0xDFFF) {
+            json->at += 6;
+            point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
+        } else {
+            point = 0xFFFD;
+        }
+    }
+    *out = edgert__json_utf8(*out, point);
+    return 1;
+}
+
+/* A string, decoded and ended by a NUL where it lies. */
+static int edgert__json_string(edgert__json *json, char **value) {
+    static const char escapes[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
+    char *out;
+    if (!edgert__json_next(json, '"')) return 0;
+    *value = out = json->at;
+    while (json->at < json->end) {
+        char c = *json->at++;
+        if (c == '"') {
+            *out = 0;
+            return 1;
+        }
+        if ((unsigned char)c < 0x20) return 0;
+        if (c != '\\') {
+            *out++ = c;
+            continue;
+        }
+        if (json->at == json->end) return 0;
+        c = *json->at++;
+        if (c == 'u') {
+            if (!edgert__json_escape(json, &out)) return 0;
+        } else {
+            size_t i;
+            for (i = 0; i + 1 < sizeof escapes - 1 && escapes[i] != c; i += 2) {}
+            if (i + 1 >= sizeof escapes - 1) return 0;
+            *out++ = escapes[i + 1];
+        }
+    }
+    return 0;
+}
+
+/* A whole number of at most 18 digits. */
+static int edgert__json_integer(edgert__json *json, int64_t *value) {
+    int negative = edgert__json_next(json, '-');
+    int digits = 0;
+    for (*value = 0; json->at < json->end && *json->at >= '0' && *json->at <= '9'; json->at++) {
+        if (++digits > 18) return 0;
+        *value = *value * 10 + (*json->at - '0');
+    }
+    if (negative) *value = -*value;
+    return digits && (json->at == json->end || !strchr(".eE", *json->at) || !*json->at);
+}
+
+static int edgert__json_word(edgert__json *json, const char *word) {
+    size_t length = strlen(word);
+    if ((size_t)(json->end - json->at) < length || memcmp(json->at, word, length)) return 0;
+    json->at += length;
+    return 1;
+}
+
+/* Passes over any value, without changing it, so that it may be read again. */
+static int edgert__json_skip(edgert__json *json, int depth) {
+    if (depth > EDGERT__JSON_DEPTH_MAX) return 0;
+    if (edgert__json_next(json, '"')) {
+        while (json->at < json->end) {
+            char c = *json->at++;
+            if (c == '"') return 1;
+            if ((unsigned char)c < 0x20 || (c == '\\' && json->at == json->end)) return 0;
+            if (c == '\\') json->at++;
+        }
+        return 0;
+    }
+    if (edgert__json_next(json, '[')) {
+        if (edgert__json_next(json, ']')) return 1;
+        do {
+            if (!edgert__json_skip(json, depth + 1)) return 0;
+        } while (edgert__json_next(json, ','));
+        return edgert__json_next(json, ']');
+    }
+    if (edgert__json_next(json, '{')) {
+        if (edgert__json_next(json, '}')) return 1;
+        do {
+            if (!edgert__json_next(json, '"')) return 0;
+            json->at--;
+            if (!edgert__json_skip(json, depth + 1) || !edgert__json_next(json, ':')) return 0;
+            if (!edgert__json_skip(json, depth + 1)) return 0;
+        } while (edgert__json_next(json, ','));
+        return edgert__json_next(json, '}');
+    }
+    if (edgert__json_word(json, "true") || edgert__json_word(json, "false") || edgert__json_word(json, "null")) return 1;
+    {
+        const char *began = json->at;
+        while (json->at < json->end && *json->at && strchr("+-.0123456789eE", *json->at)) json->at++;
+        return json->at > began;
+    }
+}
+
+/* The next key of an object, and its colon; *first is 1 before the first. 0 at the end (*bad 0) or for no JSON. */
+static int edgert__json_key(edgert__json *json, int *first, char **key, int *bad) {
+    *bad = 0;
+    if (edgert__json_next(json, '}')) return 0;
+    if (!*first && !edgert__json_next(json, ',')) {
+        *bad = 1;
+        return 0;
+    }
+    *first = 0;
+    *bad = !edgert__json_string(json, key) || !edgert__json_next(json, ':');
+    return !*bad;
+}
+
+static int edgert__json_shape(edgert__json *json, edgert_spec *spec) {
+    spec->rank = 0;
+    if (!edgert__json_next(json, '[')) return 0;
+    if (edgert__json_next(json, ']')) return 1;
+    do {
+        edgert__json_space(json);
+        if (spec->rank == EDGERT_RANK_MAX || !edgert__json_integer(json, &spec->shape[spec->rank])) return 0;
+        if (spec->shape[spec->rank] < -1 || spec->shape[spec->rank] > (int64_t)UINT32_MAX) return 0;
+        spec->rank++;
+    } while (edgert__json_next(json, ','));
+    return edgert__json_next(json, ']');
+}
+
+/* {"name": ..., "datatype": ..., "shape": [...]} */
+static int edgert__json_spec(edgert__json *json, edgert_spec *spec) {
+    int first = 1, bad = 0, shaped = 0;
+    char *key, *word;
+    memset(spec, 0, sizeof *spec);
+    if (!edgert__json_next(json, '{')) return 0;
+    while (edgert__json_key(json, &first, &key, &bad)) {
+        if (!strcmp(key, "name")) {
+            if (!edgert__json_string(json, &word)) return 0;
+            spec->name = word;
+        } else if (!strcmp(key, "datatype")) {
+            if (!edgert__json_string(json, &word)) return 0;
+            spec->datatype = edgert__datatype_of(word);
+        } else if (!strcmp(key, "shape")) {
+            if (!edgert__json_shape(json, spec)) return 0;
+            shaped = 1;
+        } else if (!edgert__json_skip(json, 0)) {
+            return 0;
+        }
+    }
+    return !bad && shaped && spec->name && spec->datatype;
+}
+
+static int edgert__json_specs(edgert__json *json, edgert_spec *specs, size_t *count) {
+    *count = 0;
+    if (!edgert__json_next(json, '[')) return 0;
+    if (edgert__json_next(json, ']')) return 1;
+    do {
+        if (*count == EDGERT_TENSORS_MAX || !edgert__json_spec(json, &specs[*count])) return 0;
+        ++*count;
+    } while (edgert__json_next(json, ','));
+    return edgert__json_next(json, ']');
+}
+
+static int edgert__json_preprocess(edgert__json *json, edgert_spec *spec) {
+    int first = 1, bad = 0, found = 0;
+    char *key;
+    if (!edgert__json_next(json, '{')) return 0;
+    while (edgert__json_key(json, &first, &key, &bad)) {
+        if (!strcmp(key, "input")) found = edgert__json_spec(json, spec);
+        else if (!edgert__json_skip(json, 0)) return 0;
+    }
+    return !bad && found;
+}
+
+/* A list of strings: counted first, so that exactly its pointers are allocated. 0 also when memory is out. */
+static int edgert__json_labels(edgert__json *json, const char ***labels, size_t *count) {
+    edgert__json ahead;
+    size_t commas = 0, i = 0;
+    char *word;
+    EDGERT_FREE((void *)*labels);
+    *labels = NULL;
+    *count = 0;
+    if (!edgert__json_next(json, '[')) return 0;
+    if (edgert__json_next(json, ']')) return 1;
+    ahead = *json;
+    do {
+        if (!edgert__json_skip(&ahead, 0)) return 0;
+        commas++;
+    } while (edgert__json_next(&ahead, ','));
+    *labels = (const char **)EDGERT_MALLOC(commas * sizeof **labels);
+    if (!*labels) return 0;
+    do {
+        if (i == commas || !edgert__json_string(json, &word)) return 0;
+        (*labels)[i++] = word;
+    } while (edgert__json_next(json, ','));
+    *count = i;
+    return edgert__json_next(json, ']');
+}
+
+/* The whole of WELCOME's meta, in client->text, into client->model. */
+static int edgert__read_welcome(edgert_client *client, size_t length) {
+    edgert__json json;
+    edgert_model *model = &client->model;
+    int first = 1, bad = 0, seen = 0;
+    int64_t number;
+    char *key, *word;
+    memset(model, 0, sizeof *model);
+    model->inputs = client->inputs;
+    model->outputs = client->outputs;
+    model->name = client->name;
+    model->engine = "";
+    json.at = client->text;
+    json.end = client->text + length;
+    if (!edgert__json_next(&json, '{')) return 0;
+    while (edgert__json_key(&json, &first, &key, &bad)) {
+        int fine = 1;
+        edgert__json_space(&json);
+        if (!strcmp(key, "model")) {
+            if ((fine = edgert__json_string(&json, &word))) model->name = word;
+        } else if (!strcmp(key, "engine")) {
+            if ((fine = edgert__json_string(&json, &word))) model->engine = word;
+        } else if (!strcmp(key, "release")) {
+            fine = edgert__json_integer(&json, &model->release);
+        } else if (!strcmp(key, "frame_bytes_max")) {
+            fine = edgert__json_integer(&json, &number) && number > 0;
+            model->frame_bytes_max = fine ? (uint64_t)number : 0;
+        } else if (!strcmp(key, "inputs")) {
+            fine = edgert__json_specs(&json, client->inputs, &model->input_count);
+            seen |= 1;
+        } else if (!strcmp(key, "outputs")) {
+            fine = edgert__json_specs(&json, client->outputs, &model->output_count);
+            seen |= 2;
+        } else if (!strcmp(key, "preprocess")) {
+            fine = edgert__json_preprocess(&json, &client->preprocess);
+            model->preprocess = fine ? &client->preprocess : NULL;
+        } else if (!strcmp(key, "labels")) {
+            fine = edgert__json_labels(&json, &client->labels, &model->label_count);
+            model->labels = client->labels;
+        } else {
+            fine = edgert__json_skip(&json, 0);
+        }
+        if (!fine) return 0;
+    }
+    if (!model->frame_bytes_max) model->frame_bytes_max = EDGERT_FRAME_BYTES_MAX;
+    edgert__json_space(&json);
+    return !bad && seen == 3 && json.at == json.end;
+}
+
+static int edgert__known(unsigned status) {
+    switch (status) {
+    case EDGERT_INVALID: case EDGERT_PROTOCOL: case EDGERT_MODEL_NOT_FOUND: case EDGERT_DEADLINE_EXCEEDED:
+    case EDGERT_UNAVAILABLE: case EDGERT_OVERLOADED: case EDGERT_WORKER_LOST: case EDGERT_UNREACHABLE:
+    case EDGERT_SHUTTING_DOWN: case EDGERT_ENGINE_FAILED: return (int)status;
+    default: return EDGERT_INTERNAL;
+    }
+}
+
+/* What an ERROR frame says; its meta is changed by the reading. */
+static int edgert__read_error(const edgert__frame *frame, edgert_error *error) {
+    edgert__json json;
+    int first = 1, bad = 0, fine = 1;
+    char *key, *message = NULL;
+    int retryable = -1;
+    json.at = (char *)frame->meta;
+    json.end = json.at + frame->meta_bytes;
+    if (edgert__json_next(&json, '{')) {
+        while (fine && edgert__json_key(&json, &first, &key, &bad)) {
+            edgert__json_space(&json);
+            if (!strcmp(key, "message")) fine = edgert__json_string(&json, &message);
+            else if (!strcmp(key, "retryable") && edgert__json_word(&json, "true")) retryable = 1;
+            else if (!strcmp(key, "retryable") && edgert__json_word(&json, "false")) retryable = 0;
+            else fine = edgert__json_skip(&json, 0);
+            if (!fine) message = NULL;
+        }
+    }
+    (void)edgert__fail(error, edgert__known(frame->status), "%s", message ? message : "the daemon gave no reason");
+    if (message && strlen(message) >= sizeof error->message) { /* cut between characters */
+        size_t at = sizeof error->message - 1;
+        while (at && ((unsigned char)message[at] & 0xC0) == 0x80) at--;
+        error->message[at] = 0;
+    }
+    if (retryable >= 0) error->retryable = retryable;
+    error->retry_after_ms = frame->arg;
+    return error->code;
+}
+
+/* --- the socket -------------------------------------------------------------------------------------------- */
+
+static int64_t edgert__now_us(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static int64_t edgert__deadline_us(const edgert_client *client, uint32_t timeout_ms) {
+    return edgert__now_us() + (int64_t)(timeout_ms ? timeout_ms : client->timeout_ms) * 1000;
+}
+
+static void edgert__hang_up(edgert_client *client) {
+    if (client->fd >= 0) (void)close(client->fd);
+    client->fd = -1;
+    client->filled = client->taken = 0;
+    client->kernel_wait_ms = -1;
+}
+
+/* Lets the kernel bound each call, cheaper than a poll before it: requests of one time-out find it set already. */
+static int edgert__bound(edgert_client *client, int64_t deadline_us) {
+    int64_t left_ms = (deadline_us - edgert__now_us() + 999) / 1000;
+    struct timeval value;
+    if (left_ms <= 0) return 0;
+    if (left_ms == client->kernel_wait_ms) return 1;
+    memset(&value, 0, sizeof value);
+    value.tv_sec = (time_t)(left_ms / 1000);
+    value.tv_usec = (suseconds_t)(left_ms % 1000 * 1000);
+    (void)setsockopt(client->fd, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value);
+    (void)setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &value, sizeof value);
+    client->kernel_wait_ms = left_ms;
+    return 1;
+}
+
+static int edgert__late(edgert_error *error, const char *what) {
+    return edgert__fail(error, EDGERT_DEADLINE_EXCEEDED, "%s; give a longer time-out or look at edgertd status", what);
+}
+
+/* Sends every byte of `parts`. EDGERT_OK, EDGERT__AGAIN when the daemon had closed before it had all, or a code. */
+static int edgert__send(edgert_client *client, struct iovec *parts, size_t count, int64_t deadline_us,
+                        edgert_error *error) {
+    while (count) {
+        struct msghdr message;
+        ssize_t sent;
+        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "the daemon did not take the request in time");
+        memset(&message, 0, sizeof message);
+        message.msg_iov = parts;
+        message.msg_iovlen = (unsigned char)count; /* at most 65; an int in some C libraries, a size_t in others */
+        sent = sendmsg(client->fd, &message, MSG_NOSIGNAL);
+        if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue; /* past the deadline, the bound says so */
+        if (sent < 0) return EDGERT__AGAIN;
+        while (count && (size_t)sent >= parts->iov_len) {
+            sent -= (ssize_t)parts->iov_len;
+            parts++;
+            count--;
+        }
+        if (count) {
+            parts->iov_base = (char *)parts->iov_base + sent;
+            parts->iov_len -= (size_t)sent;
+        }
+    }
+    return EDGERT_OK;
+}
+
+/* Makes `buffer` at least `size` bytes long. */
+static int edgert__make_room(edgert_client *client, size_t size) {
+    unsigned char *memory, *buffer;
+    if (size <= client->capacity) return 1;
+    memory = (unsigned char *)EDGERT_MALLOC(size + 63);
+    if (!memory) return 0;
+    buffer = memory + (64 - (uintptr_t)memory % 64) % 64;
+    if (client->filled) memcpy(buffer, client->buffer, client->filled);
+    EDGERT_FREE(client->memory);
+    client->memory = memory;
+    client->buffer = buffer;
+    client->capacity = size;
+    return 1;
+}
+
+/* The next frame, whole, at the start of the buffer. EDGERT_WORKER_LOST at the end of the connection. */
+static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t deadline_us, edgert_error *error) {
+    size_t rest = client->filled - client->taken;
+    if (rest && client->taken) memmove(client->buffer, client->buffer + client->taken, rest);
+    client->filled = rest;
+    client->taken = 0;
+    for (;;) {
+        ssize_t got;
+        if (client->filled >= 64) {
+            const char *wrong = edgert__get_header(client->buffer, frame);
+            if (wrong) return edgert__fail(error, EDGERT_PROTOCOL, "the daemon's answer: %s", wrong);
+            if (!edgert__make_room(client, frame->size))
+                return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes", (unsigned long)frame->size);
+            if (client->filled >= frame->size) {
+                frame->meta = client->buffer + 64;
+                client->taken = frame->size;
+                return EDGERT_OK;
+            }
+        }
+        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "no answer came in time");
+        got = recv(client->fd, client->buffer + client->filled, client->capacity - client->filled, 0);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (got < 0)
+            return edgert__fail(error, EDGERT_WORKER_LOST,
+                                "the daemon dropped the connection during the request: %s; send it again", strerror(errno));
+        if (!got)
+            return edgert__fail(error, EDGERT_WORKER_LOST, "the model's worker ended during the request; send it again");
+        client->filled += (size_t)got;
+    }
+}
+
+/* {"model": name} as a frame of at most 64 + EDGERT__HELLO_BYTES_MAX bytes; its size, or 0 for a name too long. */
+static size_t edgert__hello(unsigned char *out, const char *name) {
+    static const char hex[] = "0123456789abcdef";
+    unsigned char *at = out + 64, *end = out + 64 + EDGERT__HELLO_BYTES_MAX;
+    edgert__frame frame;
+    memset(&frame, 0, sizeof frame);
+    memset(out, 0, 64 + EDGERT__HELLO_BYTES_MAX);
+    memcpy(at, "{\"model\":\"", 10);
+    for (at += 10; *name; name++) {
+        unsigned char c = (unsigned char)*name;
+        if (end - at < 8) return 0;
+        if (c < 0x20) {
+            memcpy(at, "\\u00", 4);
+            at[4] = (unsigned char)hex[c >> 4];
+            at[5] = (unsigned char)hex[c & 15];
+            at += 6;
+        } else {
+            if (c == '"' || c == '\\') *at++ = '\\';
+            *at++ = c;
+        }
+    }
+    memcpy(at, "\"}", 2);
+    frame.kind = EDGERT__HELLO;
+    frame.meta_bytes = (uint32_t)(at + 2 - (out + 64));
+    frame.body_bytes = edgert__padded(frame.meta_bytes);
+    edgert__put_header(out, &frame);
+    return (size_t)(64 + frame.body_bytes);
+}
+
+static int edgert__dial(edgert_client *client, int64_t deadline_us, edgert_error *error) {
+    static const int send_buffer_bytes = EDGERT__SEND_BUFFER_BYTES;
+    struct sockaddr_un address;
+    const char *path = client->path;
+    memset(&address, 0, sizeof address);
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path, path, sizeof client->path);
+    client->fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (client->fd < 0) return edgert__fail(error, EDGERT_UNREACHABLE, "no socket can be made: %s", strerror(errno));
+    (void)fcntl(client->fd, F_SETFD, FD_CLOEXEC);
+    (void)setsockopt(client->fd, SOL_SOCKET, SO_SNDBUF, &send_buffer_bytes, sizeof send_buffer_bytes);
+    do {
+        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "the daemon did not accept the connection in time");
+        if (!connect(client->fd, (struct sockaddr *)&address, sizeof address)) return EDGERT_OK;
+    } while (errno == EINTR || errno == EAGAIN);
+    if (errno == ENOENT)
+        return edgert__fail(error, EDGERT_UNREACHABLE, "no daemon listens at %s: start it with edgertd start, or give its path", path);
+    if (errno == EACCES || errno == EPERM)
+        return edgert__fail(error, EDGERT_UNREACHABLE, "no permission for %s: run as its owner or a member of its group", path);
+    return edgert__fail(error, EDGERT_UNREACHABLE, "cannot connect to the daemon at %s: %s", path, strerror(errno));
+}
+
+/* Connects and reads the welcome. EDGERT__AGAIN, with the error set, when the daemon says to come back. */
+static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_error *error) {
+    unsigned char hello[64 + EDGERT__HELLO_BYTES_MAX];
+    edgert__frame frame;
+    struct iovec part;
+    int code = edgert__dial(client, deadline_us, error);
+    if (code) return code;
+    part.iov_base = hello;
+    part.iov_len = edgert__hello(hello, client->name);
+    if (!part.iov_len) return edgert__fail(error, EDGERT_INVALID, "the model's name is longer than a hello may be");
+    code = edgert__send(client, &part, 1, deadline_us, error);
+    if (code == EDGERT__AGAIN)
+        return edgert__fail(error, EDGERT_UNREACHABLE, "the daemon at %s closed the connection", client->path);
+    if (!code) code = edgert__receive(client, &frame, deadline_us, error);
+    if (code == EDGERT_WORKER_LOST || (!code && frame.kind == EDGERT__MOVED)) {
+        (void)edgert__fail(error, EDGERT_UNAVAILABLE, "the daemon is restarting this model");
+        error->retry_after_ms = EDGERT__RETRY_PAUSE_MS;
+        return EDGERT__AGAIN;
+    }
+    if (code) return code;
+    if (frame.kind == EDGERT__ERROR) {
+        code = edgert__read_error(&frame, error);
+        return error->retryable && error->retry_after_ms ? EDGERT__AGAIN : code;
+    }
+    EDGERT_FREE(client->text);
+    client->text = (char *)EDGERT_MALLOC((size_t)frame.meta_bytes + 1);
+    if (!client->text) return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for the model's description");
+    memcpy(client->text, frame.meta, frame.meta_bytes);
+    client->text[frame.meta_bytes] = 0;
+    if (frame.kind != EDGERT__WELCOME || frame.tensors || !edgert__read_welcome(client, frame.meta_bytes))
+        return edgert__fail(error, EDGERT_PROTOCOL, "the daemon's welcome does not describe a model as docs/protocol.md says");
+    client->model_id = frame.model_id;
+    return EDGERT_OK;
+}
+
+/* --- requests ---------------------------------------------------------------------------------------------- */
+
+/* The buffers of one INFER frame, which must outlive it; `head` holds 64 bytes for the header and for each input. */
+static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, edgert__frame *frame,
+                                    const edgert_tensor *inputs, size_t count) {
+    static unsigned char padding[64];
+    size_t used = 1, i;
+    frame->tensors = (unsigned)count;
+    frame->body_bytes = 64 * count;
+    for (i = 0; i < count; i++) {
+        size_t bytes = inputs[i].bytes;
+        edgert__put_descriptor(head + 64 + 64 * i, (unsigned)i, &inputs[i]);
+        frame->body_bytes += edgert__padded(bytes);
+        if (!bytes) continue;
+        parts[used].iov_base = (void *)(uintptr_t)inputs[i].data; /* sendmsg only reads it */
+        parts[used++].iov_len = bytes;
+        if (bytes % 64) {
+            parts[used].iov_base = padding;
+            parts[used++].iov_len = 64 - bytes % 64;
+        }
+    }
+    edgert__put_header(head, frame);
+    parts[0].iov_base = head;
+    parts[0].iov_len = 64 + 64 * count;
+    return used;
+}
+
+/* One request over the open connection. EDGERT__AGAIN when no engine saw it. */
+static int edgert__ask(edgert_client *client, edgert__frame *request, const edgert_tensor *inputs, size_t count,
+                       int64_t deadline_us, edgert__frame *answer, edgert_error *error) {
+    unsigned char head[64 + 64 * EDGERT_TENSORS_MAX];
+    struct iovec parts[1 + 2 * EDGERT_TENSORS_MAX];
+    int64_t left_us = deadline_us - edgert__now_us();
+    int code;
+    if (left_us <= 0) return edgert__late(error, "the time-out had passed before the request was sent");
+    request->request_id = ++client->request_id;
+    request->model_id = client->model_id;
+    if (request->kind == EDGERT__INFER) request->arg = left_us < (int64_t)UINT32_MAX ? (uint32_t)left_us : UINT32_MAX;
+    count = edgert__request_parts(parts, head, request, inputs, count);
+    if (request->kind == EDGERT__INFER && 64 + request->body_bytes > client->model.frame_bytes_max)
+        return edgert__fail(error, EDGERT_INVALID, "a request of %lu bytes; at most %lu are taken: split it",
+                            (unsigned long)(64 + request->body_bytes), (unsigned long)client->model.frame_bytes_max);
+    code = edgert__send(client, parts, count, deadline_us, error);
+    if (code == EDGERT__AGAIN) { /* it closed before it had the whole request: its own words say why, if there are any */
+        int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
+        code = edgert__receive(client, answer, soon_us, error);
+        code = !code && answer->kind == EDGERT__ERROR ? edgert__read_error(answer, error) : EDGERT__AGAIN;
+        edgert__hang_up(client);
+        if (code == EDGERT__AGAIN) edgert__clear(error);
+        return code;
+    }
+    if (!code) code = edgert__receive(client, answer, deadline_us, error);
+    if (!code && answer->kind == EDGERT__MOVED) {
+        edgert__hang_up(client);
+        edgert__clear(error);
+        return EDGERT__AGAIN;
+    }
+    if (!code && answer->kind == EDGERT__ERROR) {
+        if (answer->request_id == request->request_id) return edgert__read_error(answer, error);
+        code = edgert__read_error(answer, error); /* of the connection, which ends */
+    } else if (!code && answer->kind == (request->kind == EDGERT__PING ? EDGERT__PONG : EDGERT__RESULT) &&
+               answer->request_id == request->request_id) {
+        return EDGERT_OK;
+    } else if (!code) {
+        code = edgert__fail(error, EDGERT_PROTOCOL, "the daemon answered with frame %u", answer->kind);
+    }
+    edgert__hang_up(client); /* a late answer must not meet the next request */
+    return code;
+}
+
+/* Waits as long as the daemon asked for. 0 when that is past the deadline. */
+static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
+    int64_t wait_us = (int64_t)again->retry_after_ms * 1000;
+    struct timespec pause;
+    if (again->code == EDGERT_OK) return 1;
+    if (edgert__now_us() + wait_us >= deadline_us) return 0;
+    pause.tv_sec = (time_t)(wait_us / 1000000);
+    pause.tv_nsec = (long)(wait_us % 1000000 * 1000);
+    while (nanosleep(&pause, &pause) && errno == EINTR) {}
+    return 1;
+}
+
+/* Connects where there is no connection, again and again while the daemon says so. */
+static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error *error) {
+    while (client->fd < 0) {
+        int code = edgert__greet(client, deadline_us, error);
+        if (code) edgert__hang_up(client);
+        if (code == EDGERT__AGAIN && !edgert__pause(error, deadline_us)) return error->code;
+        if (code && code != EDGERT__AGAIN) return code;
+    }
+    return EDGERT_OK;
+}
+
+static int edgert__exchange(edgert_client *client, edgert__frame *request, const edgert_tensor *inputs, size_t count,
+                            int64_t deadline_us, edgert__frame *answer, edgert_error *error) {
+    int code;
+    do {
+        code = edgert__open(client, deadline_us, error);
+        if (!code) code = edgert__ask(client, request, inputs, count, deadline_us, answer, error);
+    } while (code == EDGERT__AGAIN);
+    if (!code) edgert__clear(error);
+    return code;
+}
+
+static int edgert__check_inputs(const edgert_client *client, const edgert_tensor *inputs, size_t count,
+                                edgert_error *error) {
+    const edgert_model *model = &client->model;
+    size_t i;
+    if (count != model->input_count)
+        return edgert__fail(error, EDGERT_INVALID, "model %s takes %lu inputs, got %lu", model->name,
+                            (unsigned long)model->input_count, (unsigned long)count);
+    for (i = 0; i < count; i++) {
+        const edgert_tensor *tensor = &inputs[i];
+        if (tensor->name && strcmp(tensor->name, model->inputs[i].name))
+            return edgert__fail(error, EDGERT_INVALID, "input %lu of model %s is %s, got %s", (unsigned long)i,
+                                model->name, model->inputs[i].name, tensor->name);
+        if (!edgert_datatype_bytes(tensor->datatype) || tensor->rank < 0 || tensor->rank > EDGERT_RANK_MAX ||
+            edgert__tensor_bytes(tensor->datatype, tensor->shape, tensor->rank) != tensor->bytes ||
+            (tensor->bytes && !tensor->data))
+            return edgert__fail(error, EDGERT_INVALID, "input %lu has no data, or bytes that are not its shape's: use edgert_tensor_set",
+                                (unsigned long)i);
+    }
+    return EDGERT_OK;
+}
+
+static int edgert__read_result(edgert_client *client, const edgert__frame *answer, edgert_response *response,
+                               edgert_error *error) {
+    unsigned numbers[EDGERT_TENSORS_MAX], i;
+    const char *wrong = edgert__get_tensors(client->buffer, answer, client->results, numbers);
+    for (i = 0; !wrong && i < answer->tensors; i++) {
+        if (numbers[i] >= client->model.output_count) wrong = "an output that the model does not have";
+        else client->results[i].name = client->outputs[numbers[i]].name;
+    }
+    if (wrong) {
+        edgert__hang_up(client);
+        return edgert__fail(error, EDGERT_PROTOCOL, "the daemon's answer: %s", wrong);
+    }
+    response->outputs = client->results;
+    response->output_count = answer->tensors;
+    response->release = client->model.release;
+    response->batch = answer->arg;
+    response->cache_hit = (answer->flags & EDGERT__FLAG_CACHE_HIT) != 0;
+    memcpy(response->stage_us, answer->stage_us, sizeof response->stage_us);
+    return EDGERT_OK;
+}
+
+int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t input_count,
+                 const edgert_options *options, edgert_response *response, edgert_error *error) {
+    edgert_error unwanted;
+    edgert__frame request, answer;
+    int64_t deadline_us = edgert__deadline_us(client, options ? options->timeout_ms : 0);
+    int code;
+    if (!error) error = &unwanted;
+    memset(response, 0, sizeof *response);
+    memset(&request, 0, sizeof request);
+    request.kind = EDGERT__INFER;
+    request.flags = options && options->no_cache ? EDGERT__FLAG_NO_CACHE : 0;
+    code = edgert__check_inputs(client, inputs, input_count, error);
+    if (!code) code = edgert__exchange(client, &request, inputs, input_count, deadline_us, &answer, error);
+    return code ? code : edgert__read_result(client, &answer, response, error);
+}
+
+int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error) {
+    edgert_error unwanted;
+    edgert__frame request, answer;
+    memset(&request, 0, sizeof request);
+    request.kind = EDGERT__PING;
+    return edgert__exchange(client, &request, NULL, 0, edgert__deadline_us(client, timeout_ms), &answer,
+                            error ? error : &unwanted);
+}
+
+/* --- opening and closing ----------------------------------------------------------------------------------- */
+
+/* Where the daemon listens unless told otherwise. 0 for a path longer than a socket's may be. */
+static int edgert__find_socket(char *out, size_t size, const char *path) {
+    const char *state = getenv("EDGERT_STATE"), *home = getenv("HOME");
+    int length;
+    if (!path) path = getenv("EDGERT_SOCKET");
+    if (path && *path) length = snprintf(out, size, "%s", path);
+    else if (state && *state) length = snprintf(out, size, "%s/edgert.sock", state);
+    else if (!geteuid()) length = snprintf(out, size, "/var/lib/edgert/edgert.sock");
+    else length = snprintf(out, size, "%s/.local/state/edgert/edgert.sock", home ? home : "");
+    return length > 0 && (size_t)length < size;
+}
+
+edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error) {
+    edgert_error unwanted;
+    edgert_client *client;
+    size_t length = model ? strlen(model) : 0;
+    if (!error) error = &unwanted;
+    edgert__clear(error);
+    if (!model) {
+        (void)edgert__fail(error, EDGERT_INVALID, "name the model to connect to");
+        return NULL;
+    }
+    client = (edgert_client *)EDGERT_MALLOC(sizeof *client);
+    if (client) {
+        memset(client, 0, sizeof *client);
+        client->fd = -1;
+        client->kernel_wait_ms = -1;
+        client->timeout_ms = timeout_ms ? timeout_ms : EDGERT__TIMEOUT_MS;
+        client->name = (char *)EDGERT_MALLOC(length + 1);
+    }
+    if (!client || !client->name || !edgert__make_room(client, 8192)) {
+        (void)edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for a client");
+    } else {
+        memcpy(client->name, model, length + 1);
+        if (!edgert__find_socket(client->path, sizeof client->path, path))
+            (void)edgert__fail(error, EDGERT_INVALID, "the socket's path is longer than %lu bytes: give a shorter one",
+                               (unsigned long)(sizeof client->path - 1));
+        else if (edgert__open(client, edgert__deadline_us(client, 0), error) == EDGERT_OK) {
+            edgert__clear(error);
+            return client;
+        }
+    }
+    edgert_close(client);
+    return NULL;
+}
+
+const edgert_model *edgert_describe(const edgert_client *client) { return &client->model; }
+
+void edgert_close(edgert_client *client) {
+    if (!client) return;
+    edgert__hang_up(client);
+    EDGERT_FREE(client->memory);
+    EDGERT_FREE(client->name);
+    EDGERT_FREE(client->text);
+    EDGERT_FREE((void *)client->labels);
+    EDGERT_FREE(client);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* EDGERT_IMPLEMENTATION */

@@ -1,0 +1,36 @@
+"""Ids that become levels of MQTT topics, labels of exporters and file names: what they may look like."""
+
+from __future__ import annotations
+
+import re
+
+from edgert.errors import ConfigInvalid
+
+ID_CHARS_MAX = 64
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+
+def checked_id(what: str, value: str) -> str:
+    """`value`, fit to be one level of a topic and a label of an exporter. Raises ConfigInvalid."""
+    if len(value) > ID_CHARS_MAX or not ID.match(value):
+        raise ConfigInvalid(
+            f"{what} id {value[:80]!r} cannot be part of an MQTT topic; use 1 to {ID_CHARS_MAX} of "
+            "A-Z a-z 0-9 . _ - and begin with a letter or a digit"
+        )
+    if _looks_numeric(value):
+        raise ConfigInvalid(
+            f"{what} id {value!r} reads as a number and exporters would change it; "
+            f"put a letter in front: '{what[0]}{value}'"
+        )
+    return value
+
+
+def _looks_numeric(value: str) -> bool:
+    # float() also knows `inf`, `nan` and `1_000`; int(..., 0) knows 0x10.
+    for read in (float, lambda text: int(text, 0)):
+        try:
+            read(value)
+        except ValueError:
+            continue
+        return True
+    return False

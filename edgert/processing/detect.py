@@ -1,0 +1,155 @@
+"""A detector's outputs to boxes in the image that was sent: pure functions over arrays.
+
+Boxes come out as left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum
+suppression is greedy and within each class: a box goes where its intersection over union with a better one
+of its class is larger than the threshold. Ties are kept in the order of the model's boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import EngineFailed
+from edgert.manifest import Detect
+from edgert.processing.placement import Placement
+
+CANDIDATES_MAX = 1000  # boxes of an image that are compared with each other, the best by score
+
+Array = NDArray[Any]
+
+
+class Detections(NamedTuple):
+    """Of N images with room for K boxes: FP32 [N, K, 4], FP32 [N, K], INT64 [N, K] and INT64 [N].
+
+    Beyond an image's count boxes and scores are 0 and classes -1.
+    """
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+def detections(
+    rule: Detect, outputs: Sequence[Array], size: tuple[int, int], placements: Sequence[Placement] | None
+) -> Detections:
+    """What `outputs` (the arrays that `rule` names, in its order) detect in each image.
+
+    `size` is (height, width) of what the model was shown; `placements` lead back to the images, None leaves
+    coordinates in what the model was shown.
+    """
+    images, room = len(outputs[0]), rule.detections_max
+    found = Detections(
+        np.zeros((images, room, 4), np.float32),
+        np.zeros((images, room), np.float32),
+        np.full((images, room), -1, np.int64),
+        np.zeros(images, np.int64),
+    )
+    for i in range(images):
+        boxes, scores, classes = candidates(rule, [array[i] for array in outputs], size)
+        placement = Placement(size[1], size[0]) if placements is None else placements[i]
+        boxes = in_source(boxes, placement)
+        kept = suppress(boxes, classes, rule.iou_threshold, room)
+        count = found.counts[i] = len(kept)
+        found.boxes[i, :count], found.scores[i, :count] = boxes[kept], scores[kept]
+        found.classes[i, :count] = classes[kept]
+    return found
+
+
+def candidates(
+    rule: Detect, arrays: Sequence[Array], size: tuple[int, int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    """The boxes of one image whose best class scores enough: corners in the model's pixels, score, class.
+
+    Best first, at most CANDIDATES_MAX; what is not finite is left out.
+    """
+    boxes, objectness, scores = _parts(rule, arrays)
+    axis = 0 if rule.form == "channels_first" else 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        best = scores.max(axis=axis)
+        if rule.sigmoid:  # it rises, so the best class before is the best class after
+            best = _sigmoid(best)
+        if objectness is not None:
+            best = best * (_sigmoid(objectness) if rule.sigmoid else objectness)
+    best = np.asarray(best, np.float32)
+    chosen = np.flatnonzero(best >= rule.score_threshold)
+    if len(chosen) > CANDIDATES_MAX:
+        chosen = np.sort(chosen[np.argsort(-best[chosen], kind="stable")[:CANDIDATES_MAX]])
+    corners = _corners(rule, (boxes[:, chosen].T if axis == 0 else boxes[chosen]).astype(np.float32), size)
+    classes = (scores[:, chosen] if axis == 0 else scores[chosen]).argmax(axis=axis).astype(np.int64)
+    order = np.argsort(-best[chosen], kind="stable")
+    finite = np.isfinite(np.column_stack((corners, best[chosen]))).all(axis=1)
+    order = order[np.asarray(finite)[order]]
+    return corners[order], best[chosen][order], classes[order]
+
+
+def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
+    """Indices of the boxes (corners, best first) that no better one of their class covers; at most `most`."""
+    left, top, right, bottom = boxes.astype(np.float64).T
+    areas = (right - left) * (bottom - top)
+    rest = np.arange(len(boxes))
+    kept: list[int] = []
+    while len(rest) and len(kept) < most:
+        i, rest = int(rest[0]), rest[1:]
+        kept.append(i)
+        width = np.minimum(right[i], right[rest]) - np.maximum(left[i], left[rest])
+        height = np.minimum(bottom[i], bottom[rest]) - np.maximum(top[i], top[rest])
+        shared = width.clip(0) * height.clip(0)
+        # As a product: two boxes without area cover nothing of each other.
+        covered = shared > iou_threshold * (areas[i] + areas[rest] - shared)
+        rest = rest[~(covered & (classes[rest] == classes[i]))]
+    return np.asarray(kept, np.int64)
+
+
+def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.float32]:
+    """Corners in what the model was shown -> corners in the image that was sent, none outside it."""
+    offset = np.array([placement.offset_x, placement.offset_y] * 2, np.float32)
+    scale = np.array([placement.scale_x, placement.scale_y] * 2, np.float32)
+    limit = np.array([placement.width, placement.height] * 2, np.float32)
+    return np.asarray(((boxes - offset) / scale).clip(0, limit), np.float32)
+
+
+def _parts(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Array | None, Array]:
+    """Boxes, objectness and scores of one image: views."""
+    first = rule.form == "channels_first"
+    if rule.scores:
+        boxes, scores = arrays
+        if boxes.shape[0 if first else 1] != 4 or boxes.shape[1 if first else 0] != scores.shape[1 if first else 0]:
+            raise EngineFailed(
+                f"outputs {rule.boxes!r} and {rule.scores!r} are {list(boxes.shape)} and {list(scores.shape)} an image, "
+                f"which is not the form {rule.form} that the manifest states"
+            )
+        return boxes, None, scores
+    together = arrays[0] if first else arrays[0].T
+    at = 5 if rule.objectness else 4
+    if len(together) <= at:
+        raise EngineFailed(
+            f"output {rule.boxes!r} has {len(together)} values a box, form {rule.form} needs more than {at}"
+        )
+    boxes, objectness, scores = together[:4], together[4] if rule.objectness else None, together[at:]
+    return (boxes, objectness, scores) if first else (boxes.T, objectness, scores.T)
+
+
+def _corners(rule: Detect, boxes: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    a, b, c, d = boxes.T
+    with np.errstate(over="ignore", invalid="ignore"):
+        if rule.box_format == "xyxy":
+            columns = (a, b, c, d)
+        elif rule.box_format == "yxyx":
+            columns = (b, a, d, c)
+        elif rule.box_format == "xywh":
+            columns = (a, b, a + c, b + d)
+        else:
+            columns = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
+        corners = np.stack(columns, axis=1)
+        if rule.normalised:
+            corners *= np.array([size[1], size[0]] * 2, np.float32)
+    return corners
+
+
+def _sigmoid(values: Array) -> NDArray[np.float32]:
+    return np.asarray(1 / (1 + np.exp(-values.astype(np.float32))), np.float32)

@@ -1,0 +1,68 @@
+"""What the model answered to what the app wants to know, by the manifest's rules: best classes, boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgert.manifest import DETECTED, Manifest
+from edgert.processing.classify import best_classes
+from edgert.processing.detect import detections
+from edgert.processing.placement import Placement
+from edgert.tensors import TensorSpec
+
+Arrays = list[NDArray[Any]]
+
+
+class Postprocessor:
+    """Adds to a model's outputs what its manifest's rules make of them. `outputs` describes all of it, in order."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._classify, self._detect = manifest.classify, manifest.detect
+        names = [spec.name for spec in manifest.outputs]
+        self.outputs: tuple[TensorSpec, ...] = manifest.outputs
+        if self._classify is not None:
+            self._classified = names.index(self._classify.output)
+            self.outputs = (*self.outputs, *_class_specs(self._classify.output))
+        if self._detect is not None:
+            self._detected = [names.index(name) for name in self._detect.outputs]
+            self.outputs = (*self.outputs, *_detection_specs(self._detect.detections_max))
+        self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
+        labels = self._classify or self._detect
+        self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
+
+    def __call__(self, outputs: Arrays, placements: Sequence[Placement] | None, shown: tuple[int, ...]) -> Arrays:
+        """`outputs`, and what the rules make of them.
+
+        `shown` is the shape of the model's image tensor, `placements` lead from there back to the images that
+        were sent (None: the tensor itself was sent).
+        """
+        added = list(outputs)
+        if self._classify is not None:
+            rule = self._classify
+            added += best_classes(outputs[self._classified], rule.top_k, rule.softmax)
+        if self._detect is not None:
+            height, width = shown[1:3] if self._nhwc else shown[2:]
+            arrays = [outputs[i] for i in self._detected]
+            added += detections(self._detect, arrays, (height, width), placements)
+        return added
+
+    def sent(self, image_given: bool) -> list[int]:
+        """Positions of the outputs that an answer holds.
+
+        Who sends an image gets the boxes, not the model's own megabytes that they were made of.
+        """
+        left_out = set(self._detected) if self._detect is not None and image_given else set()
+        return [i for i in range(len(self.outputs)) if i not in left_out]
+
+
+def _class_specs(name: str) -> tuple[TensorSpec, ...]:
+    return (TensorSpec(f"{name}_classes", "INT64", (-1, -1)), TensorSpec(f"{name}_probabilities", "FP32", (-1, -1)))
+
+
+def _detection_specs(most: int) -> tuple[TensorSpec, ...]:
+    shapes = ((-1, most, 4), (-1, most), (-1, most), (-1,))
+    datatypes = ("FP32", "FP32", "INT64", "INT64")
+    return tuple(TensorSpec(*spec) for spec in zip(DETECTED, datatypes, shapes, strict=True))

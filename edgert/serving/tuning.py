@@ -1,0 +1,87 @@
+"""The latency tuner: holds a model's p95 under its target by how far it lets the batcher batch.
+
+Additive increase, multiplicative decrease, once per WINDOW answers: over the target, cap and linger shrink by a
+quarter; well under it, they grow back by a step. Where requests wait because there are too many of them, a
+smaller batch makes them wait longer: a cut after which the p95 did not fall is taken back and not tried again for a
+while (`state` then says `overloaded`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+WINDOW = 100  # answers between two decisions
+SETTLE = 32  # answers ignored after a change: they were queued before it
+SHRINK = 0.75
+GROW_BELOW = 0.9  # of the target
+HELPS_BELOW = 0.98  # of the p95 before: a cut that gains less was none
+HOLD_WINDOWS = 20
+LINGER_SHARE = 0.1
+LINGER_STEP = 0.01
+
+
+class LatencyTuner:
+    """Decides the batch cap and the linger for a target of `p95_ms`. `add` may be called by many threads."""
+
+    def __init__(self, p95_ms: float, cap_max: int) -> None:
+        assert p95_ms > 0, "without a target there is nothing to tune to"
+        self.target_ms = p95_ms
+        self.cap, self.linger_share = cap_max, LINGER_SHARE
+        self.p95_ms: float | None = None
+        self.state = "measuring"
+        self._cap_max = cap_max
+        self._mutex = threading.Lock()
+        self._window: list[int] = []
+        self._settling = 0
+        self._cut_from: tuple[int, float, float] | None = None  # cap, linger and p95 before the last cut
+        self._hold = 0
+
+    def add(self, latencies_ns: Iterable[int]) -> None:
+        """Take in how long answers took; every WINDOW of them `cap` and `linger_share` may change."""
+        with self._mutex:
+            for latency_ns in latencies_ns:
+                if self._settling:
+                    self._settling -= 1
+                else:
+                    self._window.append(latency_ns)
+            if len(self._window) >= WINDOW:
+                window, self._window = sorted(self._window), []
+                self.p95_ms = window[(95 * len(window) + 99) // 100 - 1] / 1e6
+                self._decide(self.p95_ms)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target_p95_ms": self.target_ms,
+            "p95_ms": None if self.p95_ms is None else round(self.p95_ms, 3),
+            "state": self.state,
+            "cap": self.cap,
+            "linger_share": round(self.linger_share, 3),
+        }
+
+    def _decide(self, p95_ms: float) -> None:
+        cut_from, self._cut_from = self._cut_from, None
+        if p95_ms <= self.target_ms:
+            self.state, self._hold = "holds", 0
+            if p95_ms <= GROW_BELOW * self.target_ms:
+                self._set(self.cap + 1, self.linger_share + LINGER_STEP)
+        elif cut_from is not None and p95_ms > HELPS_BELOW * cut_from[2]:
+            self.state, self._hold = "overloaded", HOLD_WINDOWS
+            self._set(cut_from[0], cut_from[1])
+        elif self._hold:
+            self._hold -= 1
+        elif self.cap > 1:
+            self.state = "shrinking"
+            self._cut_from = (self.cap, self.linger_share, p95_ms)
+            linger = SHRINK * self.linger_share
+            self._set(int(SHRINK * self.cap), linger if linger > LINGER_STEP else 0.0)
+        else:
+            self.state = "overloaded"
+
+    def _set(self, cap: int, linger_share: float) -> None:
+        before = (self.cap, self.linger_share)
+        self.cap = max(1, min(cap, self._cap_max))
+        self.linger_share = min(linger_share, LINGER_SHARE)
+        if (self.cap, self.linger_share) != before:
+            self._settling = SETTLE

@@ -1,0 +1,82 @@
+"""The fault engine does what it is asked, when it is asked, and is the null engine otherwise."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert.engines import EngineOptions, LocalArtifact, Session
+from edgert.engines.fault import EXIT_CODE, MAGIC, FaultEngine
+from edgert.errors import EngineFailed
+from edgert.tensors import TensorSpec
+
+ITEM = np.ones((1, 4), np.float32)
+SPEC = TensorSpec("x", "FP32", (-1, 4))
+
+
+def load(folder: Path, **program: Any) -> Session:
+    path = folder / "model.json"
+    path.write_text(json.dumps({"op": "copy", **program}))
+    return FaultEngine().load(LocalArtifact("fault", path, (SPEC,), (SPEC,), "0"), EngineOptions())
+
+
+def magic(fault: str) -> np.ndarray[Any, Any]:
+    value = next(value for value, name in MAGIC.items() if name == fault)
+    return np.array([[1.0, value, 1.0, 1.0]], np.float32)
+
+
+def test_unasked_it_is_the_null_engine(tmp_path: Path) -> None:
+    session = load(tmp_path)
+    assert session.run([ITEM])[0].tolist() == ITEM.tolist()
+    session.close()
+
+
+def test_it_raises_slows_down_and_lies_on_request(tmp_path: Path) -> None:
+    session = load(tmp_path)
+    with pytest.raises(EngineFailed):
+        session.run([magic("raise")])
+    began = time.monotonic()
+    session.run([magic("slow")])
+    assert time.monotonic() - began >= 0.5
+    assert session.run([magic("wrong")])[0][0, 0] == 2.0
+    assert session.run([ITEM])[0][0, 0] == 1.0
+
+
+def test_a_fault_waits_for_its_runs_its_value_and_its_file(tmp_path: Path) -> None:
+    marker = tmp_path / "on"
+    runs = [{"fault": "wrong", "after": 2}, {"fault": "raise", "value": 7.0}, {"fault": "raise", "while": str(marker)}]
+    session = load(tmp_path, runs=runs)
+    assert [session.run([ITEM])[0][0, 0] for _ in range(3)] == [1.0, 1.0, 2.0]
+    with pytest.raises(EngineFailed):
+        session.run([ITEM * 7])
+    marker.touch()
+    with pytest.raises(EngineFailed):
+        session.run([ITEM])
+
+
+def test_what_it_does_not_know_does_not_load(tmp_path: Path) -> None:
+    for program in ({"runs": [{"fault": "sing"}]}, {"load": {"fault": "raise"}}, {"runs": [{"fault": "exit", "x": 1}]}):
+        with pytest.raises(EngineFailed):
+            load(tmp_path, **program)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("segfault", -11), ("exit", EXIT_CODE)])
+@pytest.mark.parametrize("when", ["load", "run"])
+def test_it_takes_its_process_along(tmp_path: Path, fault: str, code: int, when: str) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_suffer, args=(tmp_path, fault, when))
+    process.start()
+    process.join(30)
+    assert process.exitcode == code
+
+
+def _suffer(folder: Path, fault: str, when: str) -> None:
+    if when == "load":
+        load(folder, load={"fault": fault})
+    else:
+        load(folder).run([magic(fault)])
