@@ -2,11 +2,11 @@
 
 Real ONNX Runtime models with random weights, each in the real daemon, asked by client processes: `dense`, a fully
 connected layer with 33 MB of weights, where batches pay; `conv`, INT8 convolutions, where they do not. One daemon
-per setting, all up at once; rounds of all settings are interleaved in an order that turns, and a figure is the median over the rounds.
-The cache is off, so every request reaches the engine.
+per setting, all up at once; rounds of all settings are interleaved in an order that turns, and a figure is the median
+over the rounds. The cache is off, so every request reaches the engine. All have the same engine threads.
 
-`of_batch_1` is the requests per second over those of cap 1, `of_best` over those of the best fixed cap; both are the
-median of the ratios within a round, as a machine's other work changes from round to round.
+`of_batch_1` is the requests per second over those of cap 1, the median of the ratios within a round, as a machine's
+other work changes from round to round. `of_best` is the median over the best fixed cap's median.
 
     python -m bench.batching            # a table
     python -m bench.batching --json     # JSON lines
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import statistics
 import sys
@@ -60,14 +61,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.8, help="length of one round of one setting")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="engine threads of every daemon")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for model in options.models:
-        with daemons(model) as states:
+        with daemons(model, options.threads) as states:
             for clients in options.clients:
                 print(f"{model}, {clients} clients", file=sys.stderr)
                 rows += measure(model, states, clients, options.rounds, options.seconds)
+    if not options.json:
+        rows = [{**row, **{name: f"{row[name]:.2f}" for name in ("of_batch_1", "of_best")}} for row in rows]
     emit(rows, COLUMNS, options.json)
 
 
@@ -133,7 +137,7 @@ def served(state: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def daemons(model: str) -> Iterator[dict[str, Path]]:
+def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
     """A daemon per setting that serves `model`: its state folder. All is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
     key = new_key()
@@ -144,7 +148,8 @@ def daemons(model: str) -> Iterator[dict[str, Path]]:
             (state / "keys").mkdir(parents=True)
             (state / "keys" / "bench.pem").write_bytes(key.public.pem())
             (state / "config.toml").write_text(
-                f'device = "d-bench"\nprofile = "this-machine"\n[serving]\nbatch_max = {SETTINGS[name]}\n'
+                f'device = "d-bench"\nprofile = "this-machine"\n'
+                f"[serving]\nthreads = {threads}\nbatch_max = {SETTINGS[name]}\n"
             )
             edgertd(state, "start")
             edgertd(state, "install", str(bundle))
@@ -252,7 +257,9 @@ def conv_model() -> bytes:
     return _serialised(nodes, values, ("x", TensorProto.UINT8, ["n", 3, CONV_SIZE, CONV_SIZE]), values)
 
 
-def _serialised(nodes: list[Any], values: list[Any], given: tuple[str, int, list[Any]], initializer: list[Any]) -> bytes:
+def _serialised(
+    nodes: list[Any], values: list[Any], given: tuple[str, int, list[Any]], initializer: list[Any]
+) -> bytes:
     from onnx import TensorProto, helper
 
     graph = helper.make_graph(

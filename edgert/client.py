@@ -42,7 +42,7 @@ from edgert.tensors import DATATYPES, InferResponse, TensorSpec, fits
 IDLE_CONNECTIONS_MAX = 32
 RETRY_PAUSE_S = 0.05
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
-_ARG_MAX = 2**32 - 1
+ARG_MAX = 2**32 - 1
 TRANSPORTS = ("auto", "socket")
 
 Inputs = ArrayLike | Mapping[str, ArrayLike]
@@ -112,7 +112,7 @@ class Client:
         """
         flags = 0 if cache else wire.FLAG_NO_CACHE
         if priority != "normal":
-            flags |= _priority_flag(priority)
+            flags |= priority_flag(priority)
         how = _Connection.request if trace else _Connection.infer
         outputs: dict[str, NDArray[Any]] | InferResponse = self._call(model, inputs, timeout_s, flags, how)
         return outputs
@@ -221,7 +221,7 @@ class Client:
             idle.append(connection)
 
 
-def _priority_flag(priority: str) -> int:
+def priority_flag(priority: str) -> int:
     if priority != "high":
         raise RequestError(f"priority {priority!r} is not known; give normal or high")
     return wire.FLAG_HIGH_PRIORITY
@@ -375,7 +375,7 @@ class _Connection:
         self._area: SharedArea | None = None
         self._tensors: tuple[wire.WireTensor, ...] = ()
         self._views: list[tuple[str, NDArray[Any]]] = []
-        self._sock = _connect(path, deadline)
+        self._sock = dial(path, deadline)
         self._recv_into = self._sock.recv_into
         try:
             received = self._greet(model, transport, deadline)
@@ -444,7 +444,7 @@ class _Connection:
     def _fill(self, template: _Template, array: NDArray[Any], timeout_s: float, flags: int) -> Sequence[Any]:
         """The parts of a request like the last one: only what differs is written."""
         self._request_id += 1
-        timeout_us = min(int(timeout_s * 1e6) + 1, _ARG_MAX)
+        timeout_us = min(int(timeout_s * 1e6) + 1, ARG_MAX)
         if template.shared is not None:
             np.copyto(template.shared, array)
             flags |= wire.FLAG_SHARED
@@ -463,7 +463,7 @@ class _Connection:
             request_id=self._request_id,
             model_id=self._model_id,
             flags=flags,
-            arg=min(int(timeout_s * 1e6) + 1, _ARG_MAX),
+            arg=min(int(timeout_s * 1e6) + 1, ARG_MAX),
             tensors=tensors,
         )
         self._template = self._template_of(inputs, arrays, parts, added_axis)
@@ -584,7 +584,7 @@ def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
     sock.sendall(rest)
 
 
-def _connect(path: Path, deadline: float) -> socket.socket:
+def dial(path: Path, deadline: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))

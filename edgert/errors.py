@@ -98,6 +98,12 @@ class DaemonUnreachable(Unavailable):
     wire_code = 23
 
 
+class Moved(Unavailable):
+    """Another worker serves the model now; this request reached no engine."""
+
+    code = "unavailable.moved"
+
+
 class ShuttingDown(Unavailable):
     """The daemon is stopping and takes no new request."""
 

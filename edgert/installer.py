@@ -103,10 +103,13 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
     """Hash the artifact's files as they lie on disk. Raises BundleCorrupt: cards and flash do rot."""
     for path in artifact.files:
-        with (version.folder / path).open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1024**2):
-                digest.update(chunk)
+        digest = hashlib.sha256()
+        try:
+            with (version.folder / path).open("rb") as file:
+                while chunk := file.read(1024**2):
+                    digest.update(chunk)
+        except OSError as error:
+            raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
         if digest.hexdigest() != version.manifest.file(path).sha256:
             raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")
 

@@ -1,6 +1,7 @@
 """A real OpenSSH server as a device: a free loopback port, its own host key, its own home, stopped by its pid.
 
-The lightest virtual device: no root, no emulator, 1.3 MB each. It shares this machine's kernel and files.
+The lightest virtual device: no root, no emulator, 1.3 MB each. It shares this machine's kernel and files. It has no
+SFTP, as small systems often have none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ StrictModes no
 MaxStartups 100:30:200
 LogLevel VERBOSE
 SetEnv HOME={home} PATH={path}
-Subsystem sftp internal-sftp
 """
 
 

@@ -33,6 +33,8 @@ def make_null_bundle(
     item_shape: tuple[int, ...] = (4,),
     program: bytes | dict[str, Any] | None = None,
     first: tuple[str, bytes] | None = None,
+    reference: dict[str, Any] | None = None,
+    reference_engine: str = "null",
     golden_off_by: float = 0.0,
     padding_bytes: int = 0,
     downgrade: bool = False,
@@ -41,7 +43,8 @@ def make_null_bundle(
 
     The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy") or the sum of
     the item's values ("sum"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
-    JSON; `first` is the engine and the bytes of an artifact that is tried before it; `golden_off_by`
+    JSON; `first` is the engine and the bytes of an artifact that is tried before it; `reference` is the program of an
+    artifact to compare answers with; `golden_off_by`
     makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
     incompressible ballast make the bundle as large as a test needs.
     """
@@ -62,6 +65,10 @@ def make_null_bundle(
         contents["first/model.json"] = first[1]
         contents["golden/first/output-0.npy"] = contents["golden/null/output-0.npy"]
         engines = {"first": first[0], **engines}
+    if reference is not None:
+        contents["reference/model.json"] = json.dumps(reference).encode()
+        contents["golden/reference/output-0.npy"] = _npy(_answer(reference["op"], golden))
+        engines["reference"] = reference_engine
     manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade)
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
@@ -108,7 +115,14 @@ def _manifest(
             )
             for name, engine in engines.items()
         ),
-        targets=(TargetEntry(profile, machines, tuple(engines)),),
+        targets=(
+            TargetEntry(
+                profile,
+                machines,
+                tuple(name for name in engines if name != "reference"),
+                "reference" if "reference" in engines else "",
+            ),
+        ),
         golden_inputs=("golden/input-0.npy",),
         source_sha256=hashlib.sha256(program).hexdigest(),
         source_size_bytes=len(program),

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import CalibrationInvalid, EngineFailed
 from edgert.manifest import Accuracy
 from edgert.tensors import TensorSpec
-from edgert_deploy.accuracy import artifact_outputs, judge, reference_outputs, run_samples
+from edgert_deploy.accuracy import artifact_outputs, doubts, judge, reference_outputs, run_samples
 from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.source import SourceModel, load_source
@@ -38,6 +38,38 @@ def test_labels_give_top1_of_both() -> None:
 def test_without_labels_scores_are_compared_by_their_winner() -> None:
     accuracy = judge((SCORES,), [EYE], [EYE * 5 + 0.1], None, 0.0)
     assert (accuracy.metric, accuracy.artifact, accuracy.passed) == ("top1_agreement", 1.0, True)
+
+
+def test_without_labels_a_vector_that_is_no_class_scores_is_compared_by_cosine() -> None:
+    """The largest element of an embedding or a regression means nothing."""
+    vectors = models.random(6, 3) - 0.5
+    assert judge((SCORES,), [vectors], [vectors], None, 0.0).metric == "cosine"
+    assert judge((SCORES,), [vectors], [vectors], None, 0.0, classes_named=True).metric == "top1_agreement"
+    assert judge((SCORES,), [vectors], [vectors], None, 0.0, "top1").metric == "top1_agreement"
+    assert judge((SCORES,), [EYE], [EYE], np.array([0, 1, 2]), 0.0, "cosine").metric == "cosine"
+    with pytest.raises(CalibrationInvalid, match="--metric cosine"):
+        judge((BOXES,), [models.random(1, 5, 4)], [models.random(1, 5, 4)], None, 0.0, "top1")
+
+
+def samples(x: Any, labels: Any = None) -> CalibrationSet:
+    return CalibrationSet({"x": np.asarray(x)}, None if labels is None else np.asarray(labels))
+
+
+def test_a_source_no_better_than_chance_is_doubted() -> None:
+    one, other = samples([1, 2, 3]), samples([4, 5, 6], [0, 1, 2])
+    assert doubts((SCORES,), [EYE], one, other) == []
+    (doubt,) = doubts((SCORES,), [EYE[[1, 2, 0]]], one, other)
+    assert "top-1 is 0.0000" in doubt
+    assert "chance is 0.3333" in doubt
+    # Three of four labels are class 0: naming it always is right in 0.75.
+    (doubt,) = doubts((SCORES,), [EYE[[0, 0, 0, 0]]], one, samples([4, 5, 6, 7], [0, 0, 0, 1]))
+    assert "chance is 0.7500" in doubt
+    assert doubts((SCORES,), [EYE[[1, 2, 0]]], one, other, "cosine") == []
+
+
+def test_the_same_samples_for_both_are_doubted() -> None:
+    (doubt,) = doubts((SCORES,), [EYE], samples([1, 2, 3]), samples([1, 2, 3], [0, 1, 2]))
+    assert "same samples" in doubt
 
 
 def test_other_outputs_are_compared_by_cosine_and_the_worst_counts() -> None:

@@ -289,7 +289,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
         batcher.closed.clear()
         late: list[Future[Answer]] = []
         if joined:
-            patience.on_sleep = lambda: late or late.extend(ask_all(pool, batcher, [4, 5]))
+            patience.on_sleep = lambda: late or late.__iadd__(ask_all(pool, batcher, [4, 5]))
         leader = ask_all(pool, batcher, [3], deadline_s=1000.0 if time_out else None)
         patience.now_s = 1000.0 - 1e-9
         session.permits.release(10)
@@ -344,7 +344,8 @@ def simulate(tuner: LatencyTuner, clients: int, fixed_ms: float, item_ms: float,
 
     Who is answered asks again at once and waits for the batch after the next run, as in the batcher.
     """
-    now_ms, latencies = 0.0, []
+    now_ms = 0.0
+    latencies: list[float] = []
     queue = deque([0.0] * clients)
     while len(latencies) < answers:
         batch = [queue.popleft() for _ in range(min(tuner.cap, len(queue)))]

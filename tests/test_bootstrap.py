@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.signing import new_key
-from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, bootstrap
+from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, bootstrap, broker_doubt, check_settings
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.remote import RemoteDaemon
@@ -60,6 +62,37 @@ def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp
 def test_a_password_file_that_is_not_there_is_said_so(device: Device, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="none"):
         do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "none"))
+
+
+def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -> None:
+    key = new_key().public
+    do(device, key)
+    RemoteDaemon(open_transport(device), device).call("stop")
+    again = do(device, key)
+    assert again.changed == ["daemon started"]
+    assert again.status["daemon"]["running"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"serving": {"windows_s": 1.0}}, "'windows_s'"),
+        ({"serving": {"window_s": "1"}}, "float"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigInvalid, match=says) as caught:
+        check_settings(settings)
+    assert "--set" in caught.value.message
+    check_settings({"serving": {"window_s": 1.0}, "models": {"digits": {"pinned": True}}})
+
+
+def test_a_broker_out_of_reach_is_a_doubt_and_no_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        assert broker_doubt(Broker("127.0.0.1", broker.getsockname()[1])) == ""
+        port = broker.getsockname()[1]
+    assert f"broker 127.0.0.1:{port} cannot be reached from this host" in broker_doubt(Broker("127.0.0.1", port))
 
 
 def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:

@@ -86,7 +86,7 @@ def budget_for_two() -> int:
     """A budget in MB that holds two null workers and not three."""
     with a_device() as device:
         device.put()
-        return round(device.serving()["memory_mb"] * 2.5)
+        return round(float(device.serving()["memory_mb"]) * 2.5)
 
 
 def test_models_share_a_budget(budget_for_two: int) -> None:

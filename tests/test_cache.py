@@ -185,7 +185,7 @@ def test_only_hits_never_turn_it_off() -> None:
 
 def test_it_does_not_flap_where_it_is_worth_about_its_cost() -> None:
     cache, now = a_cache()
-    pauses = []
+    pauses: list[float] = []
     for _ in range(8):
         probed(cache, PROBE_LOOKUPS // 11)  # a little too few
         assert not cache.on

@@ -31,10 +31,12 @@ def test_samples_and_labels_are_read(tmp_path: Path) -> None:
     assert samples.labels.dtype == np.int64
 
 
-def test_labels_are_optional_and_other_arrays_are_ignored(tmp_path: Path) -> None:
-    samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD, other=GOOD), SOURCE, at_least=10)
+def test_labels_are_optional_and_other_arrays_are_refused_by_name(tmp_path: Path) -> None:
+    samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD), SOURCE, at_least=10)
     assert samples.labels is None
     assert list(samples.inputs) == ["x"]
+    with pytest.raises(CalibrationInvalid, match="'label', 'y'"):
+        load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, y=GOOD, label=GOOD), SOURCE, at_least=10)
 
 
 def with_nan() -> Any:

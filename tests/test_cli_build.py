@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert_deploy.cli.build import _compared
 from tests import models
 from tests.conftest import DIGITS
 
@@ -163,6 +164,48 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> N
         done = shell.build("--json", **replaced)
         assert (code_of(done), done.returncode) == (code, exit_code), replaced
     assert shell.files() == before
+
+
+def test_a_downgrade_is_signed_as_one(shell: Shell) -> None:
+    assert json.loads(shell.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
+    assert json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    assert "release 1, a downgrade" in shell("inspect", "digits.edgert").stdout
+
+
+def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
+    with np.load(DIGITS / "holdout.npz") as holdout:
+        shifted = {**holdout, "labels": (holdout["labels"] + 1) % 10}
+        unknown = {**holdout, "image2": holdout["image"]}
+    np.savez(shell.folder / "shifted.npz", **shifted)
+    np.savez(shell.folder / "unknown.npz", **unknown)
+    done = shell.build("--json", "--precision", "fp32", holdout="shifted.npz", calibration="shifted.npz")
+    same, chance = json.loads(done.stdout)["warnings"]
+    assert "same samples" in same
+    assert "chance is 0.1" in chance
+    assert f"warning: {chance}" in done.stderr
+    done = shell.build("--json", holdout="unknown.npz")
+    assert code_of(done) == "input.calibration_invalid"
+    assert "'image2'" in done.stdout
+
+
+def test_a_larger_artifact_is_not_called_smaller(shell: Shell) -> None:
+    assert _compared(50, 100) == "2.0x less"
+    assert _compared(200, 100) == "2.0x more"
+
+
+def test_targets_are_listed(shell: Shell) -> None:
+    shown = shell("targets", "--devices", str(REPO / "devices")).stdout
+    for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
+        assert words in shown
+    assert "edgert targets" in shell("build", "--help").stdout
+    named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["targets"]]
+    assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
+
+
+def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
+    for words in (["build"], ["inspect"], ["verify"], ["keys"], ["keys", "new"], ["keys", "list"], ["targets"]):
+        shown = shell(*words, "--help").stdout
+        assert f"edgert {' '.join(words)}" in shown.partition("Example")[2], words
 
 
 def test_errors_are_one_line_on_stderr(shell: Shell) -> None:

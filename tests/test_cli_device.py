@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomlkit
 
@@ -18,6 +24,8 @@ from edgert_deploy.cli.keys import key_paths
 from edgert_deploy.inventory import Inventory
 from hil.sshd import SshDevice, free_port, running_sshd
 from tests.bundles import flip_bit, make_null_bundle
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +39,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """An empty fleet in a configuration folder of the test's own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Inventory(tmp_path / "conf" / "inventory.toml")
 
 
@@ -168,6 +177,137 @@ def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
         assert main(["device", "list"]) == 0
     finally:
         _stop(tmp_path / "dev")
+
+
+@pytest.fixture
+def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]:
+    """A local device `here`, not bootstrapped yet; the folder for bundles, with the key in it."""
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    assert edgert("device", "add", "here", "--local", "dev")[0] == 0
+    for release in (1, 2, 3):
+        make_null_bundle(tmp_path / "b", key, release=release)
+    yield tmp_path / "b"
+    _stop(tmp_path / "dev")
+
+
+def live(edgert: Edgert) -> tuple[int, str]:
+    """The live release of `echo` on `here`, and the state of its slots."""
+    (model,) = edgert("status", "here")[1]["devices"][0]["status"]["models"]
+    return model["active"]["release"], model["state"]
+
+
+def test_rollback_goes_back_once_and_not_forward_again(edgert: Edgert, here: Path) -> None:
+    for release in (1, 2):
+        assert edgert("deploy", here / f"echo-{release}.edgert", "--to", "here")[0] == 0
+    code, back = edgert("rollback", "echo", "--on", "here")
+    assert (code, back["devices"]) == (0, [{"device": "here", "was": 2, "release": 1}])
+    code, refused = edgert("rollback", "echo", "--on", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.transition_refused")
+    assert "release 1 is live already after a rollback; deploy release 2 again" in refused["error"]["message"]
+    assert live(edgert) == (1, "steady")
+    assert edgert("deploy", here / "echo-2.edgert", "--to", "here")[0] == 0
+    assert live(edgert) == (2, "steady")
+    assert edgert("rollback", "echo", "--on", "here")[1]["devices"][0]["release"] == 1
+    assert edgert("rollback", "echo", "--on", "here", "--force")[1]["devices"][0]["release"] == 2
+
+
+def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    np.save(tmp_path / "in.npy", np.ones((2, 4), np.float32))
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "in.npy", "--on", "here")
+    assert (code, answer["outputs"]["y"]["values"]) == (0, [[1.0] * 4] * 2)
+    words = ("infer", "echo", "--input", tmp_path / "in.npy", "--on", "here", "--out", tmp_path / "out.npz")
+    code, answer = edgert(*words)
+    assert (code, answer["outputs"]["y"]) == (0, {"shape": [2, 4], "dtype": "float32"})
+    assert np.load(tmp_path / "out.npz")["y"].shape == (2, 4)
+    assert list((tmp_path / "dev" / "incoming").iterdir()) == []
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07onnx")
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "model.onnx", "--on", "here")
+    assert code == 4
+    assert "pickle" not in answer["error"]["message"]
+    assert "numpy.save" in answer["error"]["message"]
+    code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "--on", "here")
+    assert (code, answer["error"]["code"]) == (8, "request.model_not_found")
+
+
+def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    device = ["--state", str(tmp_path / "dev")]
+    assert edgertd([*device, "claim", "echo", "--by", "ann@desk"]) == 0
+    code, refused = edgert("deploy", here / "echo-2.edgert", "--to", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
+    assert "another deploy of echo is under way on here (since " in refused["error"]["message"]
+    assert "by ann@desk" in refused["error"]["message"]
+    code, refused = edgert("rollback", "echo", "--on", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
+    assert live(edgert) == (1, "steady")
+
+
+def interrupted_deploy(bundle: Path, presses: int) -> tuple[int, str, str]:
+    """`edgert deploy` in a process of its own, interrupted while it installs: exit code, stdout, stderr."""
+    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "deploy", str(bundle), "--to", "here"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = ""
+        for line in process.stderr:
+            told += line
+            if line.strip() == "[here] install":
+                process.send_signal(signal.SIGINT)
+            if "stopping at the next step" in line:
+                if presses == 2:
+                    process.send_signal(signal.SIGINT)
+                break
+        told += process.stderr.read()
+        shown = process.stdout.read()
+    assert "Traceback" not in told
+    return process.returncode, shown, told
+
+
+def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(here: Path, edgert: Edgert) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    code, shown, _ = interrupted_deploy(here / "echo-2.edgert", presses=1)
+    assert code == 130
+    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "stopped"]]
+    assert "here [deploy.interrupted]: interrupted before activate: release 2 was taken back" in shown
+    assert live(edgert) == (1, "steady")
+
+
+def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: Path, edgert: Edgert) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    code, shown, told = interrupted_deploy(here / "echo-2.edgert", presses=2)
+    assert code == 130
+    assert "let go" in told
+    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "abandoned"]]
+    assert "goes back by itself within 60 s" in shown
+    assert live(edgert)[0] == 1
+    # The step that was under way goes on there for a moment.
+    until = time.monotonic() + 60
+    while (answer := edgert("deploy", here / "echo-3.edgert", "--to", "here"))[0] != 0 and time.monotonic() < until:
+        assert answer[1]["error"]["code"] == "device.slots_busy"
+    assert live(edgert) == (3, "steady")
+
+
+def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
+    inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no device yet: edgert device add" in edgert("status", "--inventory", "none.toml")[1]["error"]["message"]
+    inventory.add(sshd.device("gone", port=free_port()))
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    _stop(Path("dev"))
+    capfd.readouterr()
+    assert main(["status"]) == 6
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["DEVICE", "here", "gone", "gone", "next:"]
+    assert max(map(len, lines[:3])) < 100
+    assert "gone [device.unreachable]: gone (" in lines[3]
+    assert "the daemon does not run on here: edgert bootstrap here" in lines[4]
+    assert main(["deploy", str(here / "echo-1.edgert"), "--to", "gone"]) == 6
+    out, err = capfd.readouterr()
+    assert (out + err).count("cannot be reached") == 1
 
 
 def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:

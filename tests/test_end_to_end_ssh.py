@@ -136,7 +136,8 @@ def test_bootstrap_again_changes_nothing(world: World) -> None:
     pid = world.daemon().status()["daemon"]["pid"]
     code, again = world.edgert("bootstrap", "board", *KEEPER)
     assert (code, again["devices"][0]["changed"]) == (0, [])
-    assert again["devices"][0]["status"]["daemon"] == {"running": True, "pid": pid}
+    daemon = again["devices"][0]["status"]["daemon"]
+    assert (daemon["running"], daemon["pid"]) == (True, pid)
     assert again["devices"][0]["status"]["engines"]["onnxruntime"]
 
 
@@ -146,9 +147,10 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
     assert accuracy(world) >= 0.97
 
     np.save(world.folder / "images.npy", np.load(DIGITS / "holdout.npz")["image"][:3])
-    code, answer = world.edgert("infer", "digits", "--input", world.folder / "images.npy", "--socket", world.socket)
-    assert code == 0
-    assert next(iter(answer["outputs"].values()))["shape"] == [3, 10]
+    for where in (("--socket", world.socket), ("--on", "board")):
+        code, answer = world.edgert("infer", "digits", "--input", world.folder / "images.npy", *where)
+        assert code == 0, answer
+        assert next(iter(answer["outputs"].values()))["shape"] == [3, 10]
 
     second = world.build(2)
     with Load(world.socket) as load:
@@ -159,11 +161,21 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
     assert load.releases == {1, 2}
 
     code, back = world.edgert("rollback", "digits", "--on", "board")
-    assert (code, back["devices"]) == (0, [{"device": "board", "release": 1}])
+    assert (code, back["devices"]) == (0, [{"device": "board", "was": 2, "release": 1}])
     assert world.live()["active"]["release"] == 1
     assert accuracy(world) >= 0.97
     code, asked = world.edgert("status", "board")
     assert (code, asked["devices"][0]["status"]["models"][0]["serving"]["state"]) == (0, "ready")
+
+
+def test_an_engine_that_does_not_load_leaves_the_old_environment(serving: World) -> None:
+    venv = serving.sshd.home / "edgert" / "venv"
+    before = venv.resolve()
+    code, answer = serving.edgert("bootstrap", "board", *KEEPER, "--engine", "tensorrt")
+    assert (code, answer["error"]["code"]) == (7, "device.engine_missing"), answer
+    assert venv.resolve() == before
+    assert list((serving.sshd.home / "edgert" / "venvs").iterdir()) == [before]
+    assert_serves_on(serving)
 
 
 def test_a_flipped_bit_is_refused_here_and_there(serving: World) -> None:

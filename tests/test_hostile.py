@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgert import wire
 from edgert.config import ServingConfig
@@ -69,7 +70,7 @@ def greeted(device: Device) -> socket.socket:
     return sock
 
 
-def request(request_id: int = 1, array: np.ndarray = ITEM) -> bytes:  # type: ignore[type-arg]
+def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
     tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
     return b"".join(wire.frame(wire.INFER, request_id=request_id, tensors=[tensor]))
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,9 +20,16 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from edgert.errors import RequestError
+from edgert.errors import DeadlineExceeded, RequestError
 from edgert.manifest import Preprocess, Resize
-from edgert.processing.image import PIXELS_MAX, PROGRESSIVE_PIXELS_MAX, SCANS_MAX, ImageReader
+from edgert.processing.image import (
+    _UNPACKING,
+    PIXELS_MAX,
+    PROGRESSIVE_PIXELS_MAX,
+    SCANS_MAX,
+    STORED_PIXELS_MAX,
+    ImageReader,
+)
 from edgert.processing.placement import plan
 from tests.images import encoded, photo, png_header
 
@@ -124,7 +136,7 @@ BROKEN: list[tuple[str, Callable[[], bytes]]] = [
     ("a header alone", lambda: encoded(photo(200, 200))[:300]),
     ("a GIF", lambda: encoded(photo(20, 20)[..., 0].copy(), "GIF")),
     ("a TIFF", lambda: encoded(photo(20, 20), "TIFF")),
-    ("a flipped checksum", lambda: encoded(photo(99, 99), "PNG")[:20] + b"\0" + encoded(photo(99, 99), "PNG")[21:]),
+    ("a chunk that fails its checksum", lambda: encoded(photo(99, 99), "PNG").replace(b"IDAT", b"IDAt", 1)),
     ("too little in a PNG", lambda: png_header(3000, 3000)),
 ]
 
@@ -174,11 +186,15 @@ def test_progressive_files_are_bounded_in_size_and_scans() -> None:
     scan = good[good.rindex(b"\xff\xda") : -2]
     with pytest.raises(RequestError, match=f"at most {SCANS_MAX}"):
         reader().decoded(good[:-2] + scan * SCANS_MAX + b"\xff\xd9")
-    assert PROGRESSIVE_PIXELS_MAX < 4096 * 4096 < PIXELS_MAX
     with pytest.raises(RequestError, match=f"at most {PROGRESSIVE_PIXELS_MAX}"):
         reader().decoded(claiming(good, b"\xff\xc2", 4096, 4096))
-    with pytest.raises(RequestError, match="truncated"):
-        reader().decoded(claiming(encoded(photo(64, 64)), b"\xff\xc0", 4096, 4096))
+    baseline = encoded(photo(64, 64))
+    with pytest.raises(RequestError, match=f"at most {STORED_PIXELS_MAX}"):
+        reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8193))
+    # What decodes at an eighth of its size is taken; what has to be unpacked whole is not.
+    assert reader().decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))[0].shape == (64, 64, 3)
+    with pytest.raises(RequestError, match=f"at most {PIXELS_MAX}"):
+        reader(height=4100, width=4100).decoded(claiming(baseline, b"\xff\xc0", 8192, 8192))
 
 
 def test_frames_are_bounded_too() -> None:
@@ -189,9 +205,41 @@ def test_frames_are_bounded_too() -> None:
         reader().resized(np.zeros((0, 5, 3), np.uint8))
 
 
+def test_who_comes_too_late_is_not_decoded() -> None:
+    with pytest.raises(DeadlineExceeded):
+        threads_all_busy(lambda: reader().decoded(encoded(photo(64, 64)), time.monotonic() + 0.02))
+
+
+def threads_all_busy(ask: Callable[[], Any]) -> None:
+    """Ask while as many images are unpacked as there are processors."""
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(_UNPACKING)
+        ask()
+
+
 def test_exif_orientation_is_left_alone() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = photo(40, 80)
     _, placement = reader().decoded(encoded(picture, exif=exif))
     assert (placement.width, placement.height) == (80, 40)
+
+
+def test_a_device_without_pillow_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["PIL"] = None
+from edgert.errors import EngineMissing
+from edgert.manifest import Preprocess
+from edgert.processing.preprocess import Preprocessor
+from edgert.tensors import TensorSpec
+spec = TensorSpec("x", "FP32", (-1, 3, 8, 8))
+Preprocessor(Preprocess("x", 2.0), spec)  # arithmetic alone needs no codec
+try:
+    Preprocessor(Preprocess("x", decode=True), spec)
+except EngineMissing as error:
+    print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'edgert[image]'" in done.stdout

@@ -120,6 +120,26 @@ def test_a_device_without_keys_accepts_nothing(device: Device) -> None:
         install_on(device, device.bundle())
 
 
+def test_a_reference_is_installed_where_the_bundle_has_one_and_is_no_engine_to_fall_back_to(device: Device) -> None:
+    install_on(device, device.bundle(reference={"op": "copy"}))
+    store = store_of(device)
+    store.activate(60)
+    store.mark_good()
+    slots = store.read()
+    active = slots.version(slots.active)
+    assert active is not None
+    assert slots.active is not None
+    folder = store.slot_folder(slots.active)
+    version = load_version(folder, active.digest, read_config(device.state))
+    assert version.reference is not None
+    check_files(version, version.reference)
+    assert [artifact.id for artifact in version.artifacts] == ["null"]
+    keep(device, release=2)
+    slots = store.read()
+    assert slots.active is not None
+    assert not (store.slot_folder(slots.active) / "reference").exists()
+
+
 def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
     keep(device)
     (store_of(device).slot_folder("a") / "null/model.json").write_text("{}")

@@ -26,6 +26,7 @@ from edgert.serving.progress import RunPage
 from edgert.serving.service import ModelService
 from edgert.serving.worker_process import WorkerProcess
 from edgert.slots import SlotStore
+from edgert.tensors import TensorSpec
 from tests.devices import Device, a_device, wait_until
 from tests.test_daemon import ITEM, load
 
@@ -295,7 +296,8 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
 class Gate:
     """A session whose runs last until the test lets them end."""
 
-    inputs = outputs = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
     def __init__(self) -> None:
         self.began, self.ends = threading.Event(), threading.Event()

@@ -16,6 +16,7 @@ from edgert.config import ServingConfig, parse_config
 from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.serving.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, Learned, LearnedFile, learn
 from edgert.tensors import TensorSpec
+from tests.devices import a_device
 
 SAMPLE = [np.zeros((1, 2), np.float32)]
 
@@ -81,9 +82,11 @@ def test_a_small_model_gets_one_thread_and_a_large_one_all_that_help() -> None:
 
 @pytest.mark.parametrize(
     ("fixed_s", "item_s", "cap"),
-    [(4e-3, 0.1e-3, BATCH_CAP_MAX), (0, 2e-3, 1), (0.3e-3, 1e-3, 2)],
+    [(4e-3, 0.1e-3, BATCH_CAP_MAX), (0, 2e-3, 1), (0.2e-3, 1e-3, 8)],
 )
-def test_the_cap_is_the_largest_batch_that_still_gains_a_tenth_per_item(fixed_s: float, item_s: float, cap: int) -> None:
+def test_the_cap_is_the_largest_batch_that_still_gains_a_twentieth_per_item(
+    fixed_s: float, item_s: float, cap: int
+) -> None:
     assert learned_on(Machine(fixed_s, item_s)).batch_cap == cap
 
 
@@ -150,6 +153,20 @@ def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path
         assert file.read(circumstances(**other)) is None
 
 
+def test_what_was_measured_on_a_busy_device_is_doubted_a_few_times_and_the_quietest_counts() -> None:
+    def measured(others_s: float) -> Learned:
+        machine, busy = Machine(1e-3, 1e-3), iter([(100.0, 50.0), (104.0, 50.0 + others_s)])
+        return learn(machine.load, machine.load(1), SAMPLE, circumstances(), machine.clock, lambda: next(busy))[1]
+
+    quiet, busy, busier = measured(0.1), measured(2.0), measured(3.0)
+    assert [one.doubtful for one in (quiet, busy, busier)] == [False, True, True]
+    assert busier.better(quiet).others == quiet.others
+    assert not busier.better(quiet).doubtful
+    again = busier.better(busy)
+    assert (again.others, again.measured, again.doubtful) == (busy.others, 2, True)
+    assert not again.better(busier).doubtful, "enough is enough"
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"learned": 1}'])
 def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str) -> None:
     file = LearnedFile(tmp_path, "ab" * 32)
@@ -175,3 +192,21 @@ def test_a_number_out_of_range_is_measured_again(tmp_path: Path) -> None:
 def test_wishes_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid):
         parse_config(f'device = "d"\nprofile = "p"\n{text}\n', "config.toml")
+
+
+def test_the_daemon_learns_once_and_serves_with_the_instances_that_are_asked_for() -> None:
+    with a_device("[serving]\ninstances = 2\n") as device:
+        device.deploy(delay_s=0.002)
+        serving = device.model()["serving"]
+        assert (serving["instances"], serving["threads"]) == (2, 1)
+        assert serving["batch_cap"] > 1
+        paths = [path for path in device.state.learned.glob("*.json") if "learned" in json.loads(path.read_text())]
+        assert len(paths) == 1
+        value = json.loads(paths[0].read_text())
+        value["learned"] |= {"batch_cap": 5, "others": 0.0}
+        paths[0].write_text(json.dumps(value))
+        device.run("stop")
+        device.run("start")
+        with device.client() as client:
+            assert client.infer("echo", np.ones((1, 4), np.float32), priority="high")["y"].tolist() == [[1.0] * 4]
+        assert device.model()["serving"]["batch_cap"] == 5, "what was learned is not measured again"

@@ -15,9 +15,11 @@ from edgert.manifest import (
     Accuracy,
     ArtifactEntry,
     Classify,
+    Detect,
     FileEntry,
     Manifest,
     Preprocess,
+    Resize,
     TargetEntry,
 )
 from edgert.tensors import TensorSpec
@@ -72,6 +74,34 @@ def artifact(**changes: Any) -> Manifest:
     return replace(GOOD, artifacts=(replace(ARTIFACT, **changes),))
 
 
+def images(**changes: Any) -> Manifest:
+    return replace(GOOD, preprocess=Preprocess("image", **{"colour": "gray", "decode": True, **changes}))
+
+
+def detector(**changes: Any) -> Manifest:
+    boxes = TensorSpec("boxes", "FP32", (-1, 5, 9))
+    entry = replace(ARTIFACT, golden_outputs=ARTIFACT.golden_outputs * 2, golden_atol=(0.5, 0.5))
+    return replace(
+        GOOD, outputs=(*GOOD.outputs, boxes), artifacts=(entry,), detect=Detect(**{"boxes": "boxes", **changes})
+    )
+
+
+def test_what_it_says_of_images_and_boxes_comes_back() -> None:
+    for manifest in (images(resize=Resize("letterbox", 8, 8)), detector(labels=("a",))):
+        assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_rules_may_be_left_out_but_an_unknown_one_is_not_passed_over() -> None:
+    value = json.loads(images().to_bytes())
+    value["preprocess"] = {"input": "image"}
+    del value["detect"], value["classify"]
+    read = Manifest.from_bytes(json.dumps(value).encode())
+    assert (read.preprocess, read.classify, read.detect) == (Preprocess("image"), None, None)
+    value["preprocess"]["mirror"] = True
+    with pytest.raises(BundleError, match="mirror"):
+        Manifest.from_bytes(json.dumps(value).encode())
+
+
 FAULTS: list[tuple[str, Callable[[], Manifest]]] = [
     ("upper-case model", lambda: replace(GOOD, model="Digits")),
     ("slash in model", lambda: replace(GOOD, model="a/b")),
@@ -81,6 +111,7 @@ FAULTS: list[tuple[str, Callable[[], Manifest]]] = [
     ("release too large", lambda: replace(GOOD, release=2**53)),
     ("no inputs", lambda: replace(GOOD, inputs=(), golden_inputs=())),
     ("no targets", lambda: replace(GOOD, targets=())),
+    ("reference that is not there", lambda: replace(GOOD, targets=(replace(GOOD.targets[0], reference="other"),))),
     ("no artifacts", lambda: replace(GOOD, artifacts=())),
     ("parent folder", lambda: file("a/../b")),
     ("two dots", lambda: file("a..b")),
@@ -117,6 +148,29 @@ FAULTS: list[tuple[str, Callable[[], Manifest]]] = [
     ("preprocess of another input", lambda: replace(GOOD, preprocess=Preprocess("x"))),
     ("preprocess layout", lambda: replace(GOOD, preprocess=Preprocess("image", layout="chwn"))),
     ("std 0", lambda: replace(GOOD, preprocess=Preprocess("image", std=(0.0,)))),
+    ("images of three colours for one channel", lambda: images(colour="rgb")),
+    ("images for another size", lambda: images(resize=Resize("stretch", 9, 8))),
+    ("unknown resize rule", lambda: images(resize=Resize("squeeze", 8, 8))),
+    ("unknown filter", lambda: images(resize=Resize("stretch", 8, 8, filter="best"))),
+    ("shorter side below the model", lambda: images(resize=Resize("crop", 8, 8, shortest_side=7))),
+    ("pad value 256", lambda: images(resize=Resize("letterbox", 8, 8, pad_value=256))),
+    ("infinite scale", lambda: images(scale=float("inf"))),
+    ("unknown colour", lambda: images(colour="cmyk")),
+    ("detection in another output", lambda: detector(boxes="x")),
+    ("detection in scores", lambda: replace(GOOD, detect=Detect("scores"))),
+    ("too few values a box", lambda: detector(objectness=True)),
+    ("threshold 2", lambda: detector(score_threshold=2.0)),
+    ("no detections", lambda: detector(detections_max=0)),
+    ("unknown box format", lambda: detector(box_format="polar")),
+    (
+        "an output named as one that is added",
+        lambda: replace(
+            detector(),
+            outputs=(TensorSpec("detected_boxes", "FP32", (-1, 5, 9)),),
+            detect=Detect("detected_boxes"),
+            classify=None,
+        ),
+    ),
     ("classify of another output", lambda: replace(GOOD, classify=Classify("x", ()))),
     ("top 0", lambda: replace(GOOD, classify=Classify("scores", (), top_k=0))),
 ]

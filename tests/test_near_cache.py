@@ -18,13 +18,16 @@ from edgert.serving.near_cache import (
     image_axes,
 )
 from edgert.tensors import TensorSpec
+from tests.devices import a_device
 
 NHWC = TensorSpec("image", "UINT8", (-1, 64, 64, 3))
 ANSWER = [np.array([[0.1, 0.9]], np.float32)]
 OTHER = [np.array([[0.9, 0.1]], np.float32)]
 
 
-def a_cache(distance: float = 0.02, spec: TensorSpec = NHWC, value_range: float = 255.0) -> tuple[NearCache, list[float]]:
+def a_cache(
+    distance: float = 0.02, spec: TensorSpec = NHWC, value_range: float = 255.0
+) -> tuple[NearCache, list[float]]:
     now = [1000.0]
     return NearCache(spec, distance, value_range, ttl_s=60.0, scores=0, clock=lambda: now[0]), now
 
@@ -121,13 +124,22 @@ def test_one_disagreement_among_many_is_borne() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((-1, 3, 8, 8), 0), ((-1, 8, 8, 3), 2), ((-1, 1, 20, 20), 0), ((-1, 8, 8), None), ((-1, 8, 8, 7), None), ((-1, 3, -1, 8), None)],
+    [
+        ((-1, 3, 8, 8), 0),
+        ((-1, 8, 8, 3), 2),
+        ((-1, 1, 20, 20), 0),
+        ((-1, 8, 8), None),
+        ((-1, 8, 8, 7), None),
+        ((-1, 3, -1, 8), None),
+    ],
 )
 def test_images_are_told_by_their_channels(shape: tuple[int, ...], axis: int | None) -> None:
     assert image_axes(TensorSpec("x", "FP32", shape)) == axis
 
 
-@pytest.mark.parametrize(("size", "layout"), [((5, 7), "nhwc"), ((17, 100), "nchw"), ((224, 224), "nchw"), ((8, 8), "nchw")])
+@pytest.mark.parametrize(
+    ("size", "layout"), [((5, 7), "nhwc"), ((17, 100), "nchw"), ((224, 224), "nchw"), ((8, 8), "nchw")]
+)
 def test_signatures_say_the_same_of_either_layout(size: tuple[int, int], layout: str) -> None:
     frame = np.random.default_rng(1).random((1, *size, 3)).astype(np.float32)
     shape: tuple[int, ...] = (-1, *size, 3)
@@ -138,3 +150,21 @@ def test_signatures_say_the_same_of_either_layout(size: tuple[int, int], layout:
     other, _ = a_cache(spec=TensorSpec("x", "FP32", (-1, *size, 3)), value_range=1.0)
     np.testing.assert_allclose(one.signature(given), other.signature(frame), rtol=1e-5)
     assert 0 <= float(one.signature(given).min()) <= float(one.signature(given).max()) <= 1.0
+
+
+def test_the_daemon_answers_a_like_frame_from_the_near_cache_and_says_so() -> None:
+    frame = np.random.default_rng(3).random((1, 8, 8, 3)).astype(np.float32)
+    with a_device("[models.echo]\nnear = 0.05\n") as device:
+        device.deploy(item_shape=(8, 8, 3))
+        with device.client() as client:
+            for _ in range(PROBATION + 1):
+                assert not client.infer("echo", frame, trace=True).cache_hit
+            like = client.infer("echo", frame + np.float32(0.01), trace=True)
+            unlike = client.infer("echo", frame[:, ::-1], trace=True)
+            asked = client.infer("echo", frame + np.float32(0.01), cache=False)["y"]
+        stats = device.model()["serving"]["near"]
+    assert (like.cache_hit, like.batch) == (True, 0)
+    assert like.outputs["y"].tolist() == frame.tolist()
+    assert not unlike.cache_hit
+    assert asked.tolist() == (frame + np.float32(0.01)).tolist()
+    assert (stats["hits"], stats["sampled"], stats["agreement"]) == (1, PROBATION, 1.0)

@@ -14,8 +14,15 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle import open_bundle
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
-from edgert.errors import AccuracyTooLow, CalibrationInvalid, ConfigInvalid, EdgeRTError, SourceInvalid
-from edgert.manifest import Classify, Preprocess
+from edgert.errors import (
+    AccuracyTooLow,
+    CalibrationInvalid,
+    ConfigInvalid,
+    EdgeRTError,
+    OperatorUnsupported,
+    SourceInvalid,
+)
+from edgert.manifest import Classify, Manifest, Preprocess
 from edgert.signing import SigningKey
 from edgert_deploy.accuracy import reference_outputs
 from edgert_deploy.builders import Artifact
@@ -91,6 +98,20 @@ def test_targets_that_share_an_artifact_have_it_built_once(
         assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2
 
 
+def test_a_reference_goes_along_where_it_is_asked_for_and_is_not_the_artifact_itself(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    targets = (profile("one"), replace(profile("exact"), precision="fp32"))
+    request = replace(request_, targets=targets, with_reference=True)
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert [row.artifact for row in result.rows] == ["onnxruntime-int8", "onnxruntime-fp32"]
+    with open_bundle(result.path, None) as bundle:
+        manifest = bundle.manifest
+    assert [target.reference for target in manifest.targets] == ["onnxruntime-fp32", ""]
+    assert sorted(artifact.id for artifact in manifest.artifacts) == ["onnxruntime-fp32", "onnxruntime-int8"]
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
 def test_two_builds_in_different_folders_are_the_same_bytes(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +142,22 @@ def test_an_artifact_that_lost_too_much_stops_the_build_and_is_named(
     assert caught.value.exit_code == 3
     assert [row.passed for row in rows] == [False, False, False]
     assert not list(tmp_path.iterdir())
+
+
+def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Mod<fmod=1>(x, x)"), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(20, 4)}, None)
+    pi = profile("pi", "tflite", "aarch64")
+    asked = replace(request_, source=source, calibration=samples, holdout=samples, preprocess=None, classify=None)
+    with pytest.raises(OperatorUnsupported, match=r"Mod .* leave out --target pi$"):
+        pack(replace(asked, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
+    with pytest.raises(OperatorUnsupported) as caught:
+        pack(replace(asked, targets=(pi,)), signing_key, tmp_path / "x.edgert")
+    assert "--target" not in caught.value.message
 
 
 def test_a_failed_build_leaves_the_bundle_before_it_as_it_was(

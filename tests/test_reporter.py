@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
-from edgert.telemetry.reporter import Reporter
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
+from edgert.telemetry.spans import PENDING_MAX, RequestSpan, WindowRecorder
 from edgert.telemetry.spool import Spool
 from tests.brokers import until
 
@@ -123,3 +123,32 @@ def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
     rows = spool.stats().rows
     assert rows % 2 == 0
     assert json.loads(spool.take(100)[-1].payload)["up"] == 0
+
+
+def test_while_nothing_comes_it_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
+    assert bench.reporter.pause_s() == 1
+    pauses = []
+    for _ in range(6):
+        pauses.append(bench.reporter.pause_s())
+        bench.after(pauses[-1])
+    assert pauses == [1, 2, 4, 8, 16, 29]
+    assert bench.reporter.pause_s() == 60
+    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.after(60)
+    assert bench.reporter.pause_s() == 1
+
+
+def test_a_recorder_that_fills_up_wakes_it(tmp_path: Path) -> None:
+    recorder = WindowRecorder("digits")
+    spool = Spool(tmp_path / "telemetry.db")
+    clock = Clock()
+    reporter = Reporter(recorder, spool, TOPICS, boot="b1", model_version="r7", window_s=3600, clock=clock)
+    for _ in range(8):
+        reporter.tick()
+    assert reporter.pause_s() > 200  # longer than this test waits
+    reporter.start()
+    for _ in range(PENDING_MAX + 1):
+        recorder.record(RequestSpan("ok", 2_000))
+    until(lambda: reporter.pause_s() == FOLD_EVERY_S, "it has folded")
+    reporter.stop()
+    assert recorder.snapshot().totals.requests == PENDING_MAX + 1

@@ -94,7 +94,9 @@ class SimulatedDevice:
             assert argv[4] == self.claims.pop("echo")
             return Result(tuple(argv), 0, "{}", "")
         if "echo" in self.claims and self.claims["echo"] not in argv:
-            told = json.dumps({"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}})
+            told = json.dumps(
+                {"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}}
+            )
             return Result(tuple(argv), 7, told, "")
         self.claims["echo"] = f"echo.{len(self.done)}"
         return Result(tuple(argv), 0, json.dumps({"token": self.claims["echo"], "status": self._status()}), "")
@@ -246,7 +248,7 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
     }
     opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
     rollout = Rollout(bundle, read_offer(bundle), 60.0, opener)
-    devices = [Device(**{**vars(BOARD), "name": name}) for name in simulated]
+    devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in simulated]
     outcomes = deploy(rollout, devices, lambda name, line: None)
     codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
     assert codes == [

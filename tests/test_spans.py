@@ -126,3 +126,18 @@ def test_a_snapshot_shows_everything_since_the_start_and_takes_nothing_from_the_
 
 def test_a_snapshot_before_the_first_window_has_none() -> None:
     assert recorder_of().snapshot().as_json()["last_window"] is None
+
+
+def test_totals_keep_the_sum_of_every_stage_apart_from_what_was_refused() -> None:
+    recorder = recorder_of()
+    recorder.record(RequestSpan("ok", 100, 1, 2, 3, 4, 50, 6, 7, batch=2))
+    recorder.record(RequestSpan("ok", 20, 1, 2, 5, 0, 0, 6, 7, cache_hit=True))
+    recorder.record(RequestSpan("error", 9))
+    recorder.record(RequestSpan("shed", 1))
+    totals = recorder.snapshot().totals
+    assert (totals.answered, totals.executed) == (2, 1)
+    assert totals.failed_sum_us == 10
+    assert totals.hit_cache_sum_us == 5
+    assert totals.as_json()["stage_sum_us"] == {
+        "decode": 2, "preprocess": 4, "cache": 8, "queue": 4, "engine": 50, "postprocess": 12, "encode": 14
+    }  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,7 +210,7 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     new_ssh_key(tmp_path / "stranger")
     stranger = Device(**{**vars(sshd.device()), "identity": str(tmp_path / "stranger")})
-    with pytest.raises(DeviceUnreachable, match="ssh-copy-id"):
+    with pytest.raises(DeviceUnreachable, match=r"[^.]\. Put your public key there \(ssh-copy-id\)"):
         SshTransport(stranger).run(["true"], 20)
 
 
@@ -227,6 +229,47 @@ def test_user_port_and_identity_come_from_the_users_ssh_config(
     transport = SshTransport(device)
     assert transport.run(["echo", "in"], 20).stdout == "in\n"
     transport.close()
+
+
+# --- SSH: small systems ---------------------------------------------------------------------
+
+
+def test_files_travel_where_neither_sftp_nor_sha256sum_is(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "dd", "cat", "wc", "mv", "rm", "mkdir", "chmod", "python3"):
+        found = shutil.which(name, path="/usr/bin:/bin") or (sys.executable if name == "python3" else None)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    with running_sshd(tmp_path / "sshd", path=str(tools)) as server:
+        transport = SshTransport(server.device())
+        assert transport.run(["sha256sum", "x"], 20).exit_code == 127
+        source, there = tmp_path / "source", tmp_path / "far" / "a'b \\ file"
+        source.write_bytes(os.urandom(300_001))
+        transport.put(source, str(there), mode=0o600)
+        transport.get(str(there), tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == source.read_bytes() == there.read_bytes()
+        assert there.stat().st_mode & 0o777 == 0o600
+        (tools / "python3").unlink()
+        with pytest.raises(StorageFailed, match="neither sha256sum nor python3"):
+            transport.put(source, str(there))
+        transport.close()
+
+
+def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
+    source, tools = tmp_path / "source", tmp_path / "tools"
+    source.write_bytes(os.urandom(9_000_000))
+    (tmp_path / "far").mkdir()
+    tools.mkdir()
+    # /dev/full answers each write as a full disk does.
+    (tools / "dd").write_text("#!/bin/sh\nexec /usr/bin/env -i PATH=/usr/bin:/bin dd of=/dev/full bs=32768\n")
+    (tools / "dd").chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=f"{tools}:/usr/bin:/bin") as server:
+        transport = SshTransport(server.device(), QUICK)
+        with pytest.raises(StorageFailed, match="No space left"):
+            transport.put(source, str(tmp_path / "far" / "there"))
+        transport.close()
+    assert list((tmp_path / "far").iterdir()) == []
 
 
 # --- SSH: links that die --------------------------------------------------------------------

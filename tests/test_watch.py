@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -104,10 +105,33 @@ def test_one_site_can_be_watched(broker: Broker) -> None:
 
 def test_what_a_device_says_is_never_taken_for_markup_or_allowed_to_break_the_table(broker: Broker) -> None:
     sender = Sender("pi-07")
-    publish(broker, [(sender.topics.info, messages.dump({"v": 1, "edgert": "[bold]x[/nonsense]"}))], retain=True)
+    metrics = {**json.loads(sender.window([1.0])[1][1]), "model_version": "[bold]x[/nonsense]"}
+    publish(broker, [(sender.topics.metrics("digits"), messages.dump(metrics))], retain=True)
     result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5"])
     assert result.exit_code == 0, result.output
     assert "[bold]x[/nonsense]" in result.output
+
+
+def test_a_device_without_a_report_is_told_from_one_with_and_shows_no_version(broker: Broker) -> None:
+    sender = Sender("pi-07")
+    info = messages.dump({"v": 1, "edgert": "9.8.7"})
+    publish(broker, [(sender.topics.status, b"online"), (sender.topics.info, info)], retain=True)
+    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5"])
+    assert "the first comes within a window" in result.output
+    assert "9.8.7" not in result.output
+
+
+def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
+    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "watch", "--broker", broker.settings.address, "--interval", "0.2"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()  # the first table is there
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        process.stdout.read()
+    assert (process.returncode, said) == (0, "")
 
 
 def test_an_empty_fleet_says_so(broker: Broker) -> None:

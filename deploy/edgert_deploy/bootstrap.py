@@ -13,6 +13,7 @@ at the one in use: an interrupted bootstrap leaves the old one working, and a la
 from __future__ import annotations
 
 import hashlib
+import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from edgert.config import parse_config
+from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.signing import PublicKey
 from edgert_deploy import service, wheelhouse
@@ -30,12 +31,14 @@ from edgert_deploy.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import Transport
+from edgert_deploy.transports import Transport, sha256_command
 from edgert_deploy.wheelhouse import Wheelhouse, WheelTarget
 
 QUICK_S_MAX = 60.0
 VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
+ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
+BROKER_S_MAX = 3.0
 
 Say = Callable[[str], None]
 
@@ -105,22 +108,27 @@ def bootstrap(
     if device.transport != "local":
         _check_machine(device, profile, facts)
         _install_environment(device, facts, engine, wishes.refresh, transport, say, done)
-    _configure(device, profile, facts, wishes, unit is not None, transport, done)
+    config = _configure(device, profile, facts, wishes, unit is not None, transport, done)
+    if unit is not None and not unit.user and service.give_to_user(transport, device):
+        done.changed.append("user")
+    unit = unit and service.unit_for(device, facts, (*profile.engines, engine), config)
     if unit is not None and _put(transport, unit.path, unit.text.encode()):
         done.changed.append("unit")
         service.enable(transport, device, unit)
     if any(not change.startswith("key ") for change in done.changed):  # keys are read at each install
         say("starting the daemon")
         service.restart(transport, device, unit)
-    else:
+    elif not RemoteDaemon(transport, device).facts().daemon_running:
+        say("the daemon did not run: starting it")
         service.start(transport, device)
+        done.changed.append("daemon started")
     done.status = RemoteDaemon(transport, device).status()
     if done.status["engines"].get(engine) is None:
         raise EngineMissing(
             f"{device.name} runs, but engine {engine} does not load there: see `edgertd status` on it"
             + ("; TensorRT comes with JetPack: apt-get install tensorrt" if engine == "tensorrt" else "")
         )
-    if "environment" in done.changed:
+    if device.transport != "local":
         _remove_old_environments(device, transport)
     return done
 
@@ -153,6 +161,7 @@ def _install_environment(
     say("making the environment")
     _make_venv(device, facts, venv, system_site, transport)
     _pip_install(device, house, venv, transport)
+    _check_engine(device, engine, venv, transport)
     switch = (
         'touch "$1/.complete" && ln -sfn "$1" "$2.new" && mv -T "$2.new" "$2" && rm -rf "$3"'  # rename: at once or not
     )
@@ -162,8 +171,9 @@ def _install_environment(
 
 def _send_wheels(house: Wheelhouse, folder: str, transport: Transport, say: Say) -> None:
     """Send what is not there yet, so that an interrupted transfer goes on."""
-    listed = transport.run(["sh", "-c", 'cd "$1" && sha256sum *.whl', "sh", folder], QUICK_S_MAX).stdout
-    there = set(listed.split())
+    names = transport.run(["sh", "-c", 'cd "$1" && ls', "sh", folder], QUICK_S_MAX).stdout.split()
+    paths = [f"{folder}/{name}" for name in names if name.endswith(".whl")]
+    there = set(transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split())
     todo = [wheel for wheel in house.wheels if _sha256(wheel.read_bytes()) not in there]
     size = sum(wheel.stat().st_size for wheel in todo)
     say(f"sending {len(todo)} wheels, {size / 1e6:.0f} MB")
@@ -191,6 +201,20 @@ def _pip_install(device: Device, house: Wheelhouse, venv: str, transport: Transp
     _must(transport, device, words, INSTALL_S_MAX)
 
 
+def _check_engine(device: Device, engine: str, venv: str, transport: Transport) -> None:
+    """Before anything points at the new environment: what serves goes on in the old one if its engine does not load."""
+    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+    result = transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
+    if result.ok:
+        return
+    said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+    transport.run(["rm", "-rf", venv, f"{device.home}/wheels"], VENV_S_MAX)
+    raise EngineMissing(
+        f"engine {engine} does not load on {device.name}: {said[-300:]}; what was there before serves on"
+        + ("; TensorRT comes with JetPack: apt-get install tensorrt" if engine == "tensorrt" else "")
+    )
+
+
 def _remove_old_environments(device: Device, transport: Transport) -> None:
     """Once the new one has shown that it works: flash is small."""
     script = 'cd "$1/venvs" && for old in *; do test "$1/venvs/$old" = "$(readlink "$1/venv")" || rm -rf "$old"; done'
@@ -205,8 +229,8 @@ def _configure(
     has_unit: bool,
     transport: Transport,
     done: Bootstrapped,
-) -> None:
-    """Bring keys and configuration there; each file is written only where it differs."""
+) -> DeviceConfig:
+    """Bring keys and configuration there; each file is written only where it differs. What is configured now."""
     state = device.state
     made = _must(transport, device, ["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", state])
     assert made.ok
@@ -227,9 +251,30 @@ def _configure(
     for name, value in wishes.settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
     text = merged_config(present.stdout if present.ok else "", ours)
-    parse_config(text, f"{state}/config.toml")  # what the daemon would refuse is refused here, before it is written
+    # What the daemon would refuse is refused here, before it is written.
+    config = parse_config(text, f"{state}/config.toml")
     if _put(transport, f"{state}/config.toml", text.encode()):
         done.changed.append("configuration")
+    return config
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked."""
+    fixed = {"device": "any", "profile": "any"}
+    parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
+
+
+def broker_doubt(broker: Broker) -> str:
+    """Why devices may not reach the broker, as far as this host can tell; "" where it can be reached from here."""
+    try:
+        socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
+        return ""
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        return (
+            f"broker {broker.host}:{broker.port} cannot be reached from this host ({reason}); "
+            "devices keep their reports until they can reach it"
+        )
 
 
 def merged_config(present: str, ours: dict[str, Any]) -> str:
@@ -271,8 +316,8 @@ def _send_broker(broker: Broker, state: str, transport: Transport, done: Bootstr
 
 def _put(transport: Transport, remote: str, data: bytes, mode: int = 0o644) -> bool:
     """Make `remote` hold `data`; whether it did not yet."""
-    there = transport.run(["sha256sum", remote], QUICK_S_MAX)
-    if there.ok and there.stdout.lstrip("\\").startswith(_sha256(data)):
+    there = transport.run(sha256_command(remote), QUICK_S_MAX)
+    if there.ok and there.stdout.strip() == _sha256(data):
         return False
     with tempfile.NamedTemporaryFile() as file:  # made readable by its owner only
         file.write(data)

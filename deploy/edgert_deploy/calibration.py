@@ -52,8 +52,8 @@ def load_samples(
     device runs; images in folders of their own are labelled by the folder's name, counted in the order of
     `class_names`, or in that of the alphabet where there are none.
 
-    Raises CalibrationInvalid: unreadable, an input missing, wrong dtype or item shape, fewer than
-    `at_least` samples, NaN or infinity, a label count that differs.
+    Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
+    than `at_least` samples, NaN or infinity, a label count that differs.
     """
     if path.is_dir():
         return _load_images(path, source, preprocess, class_names, at_least)
@@ -66,6 +66,12 @@ def load_samples(
                 f"{path} has no array {spec.name!r}; name one array after each input (found: {found})"
             )
         inputs[spec.name] = _checked(path, spec, arrays[spec.name])
+    known = {*inputs, LABELS}
+    if unknown := sorted(set(arrays) - known):
+        raise CalibrationInvalid(
+            f"{path} has arrays that are no input of the model: {', '.join(map(repr, unknown))}; "
+            f"leave them out (known: {', '.join(sorted(known))})"
+        )
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(f"{path} has differing numbers of samples: {counts}; give each input the same number")

@@ -63,7 +63,9 @@ def _noted(device: Device, model: str) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigInvalid(f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours") from error
+        raise ConfigInvalid(
+            f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -175,6 +175,8 @@ def select(devices: list[Device], selector: str, path: Path, *, groups: bool = T
     for word in wanted:
         found = {d.name for d in devices if d.name == word or (groups and (word == ALL or word in d.groups))}
         if not found:
+            if not devices:
+                raise ConfigInvalid(f"{path} has no device yet: edgert device add")
             raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices)}")
         chosen |= found
     if not chosen:
@@ -192,13 +194,11 @@ def fingerprint(host_key: str) -> str:
 
 
 def _what(word: str, groups: bool) -> str:
-    return (
-        f"device or group {word!r}" if groups and word != ALL else f"device {word!r}" if word != ALL else "device yet"
-    )
+    return f"device or group {word!r}" if groups else f"device {word!r}"
 
 
 def _known(devices: list[Device]) -> str:
-    names = [d.name for d in devices][:20] or ["none (edgert device add)"]
+    names = [d.name for d in devices][:20]
     groups = sorted({g for d in devices for g in d.groups})[:20]
     return f"devices {', '.join(names)}" + (f"; groups {', '.join(groups)}" if groups else "")
 

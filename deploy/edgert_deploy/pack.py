@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.bundle import write_bundle
-from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, SourceInvalid
+from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, OperatorUnsupported, SourceInvalid
 from edgert.manifest import (
     MODEL_NAME,
     Accuracy,
@@ -37,12 +37,12 @@ from edgert.manifest import (
     TargetEntry,
 )
 from edgert.signing import SigningKey
-from edgert_deploy.accuracy import Outputs, artifact_outputs, judge, reference_outputs
+from edgert_deploy.accuracy import Metric, Outputs, artifact_outputs, doubts, judge, reference_outputs
 from edgert_deploy.builders import Artifact, Precision, builder_for
 from edgert_deploy.builders.onnxruntime import is_for_arm
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import SourceModel, computes_in_fp16
 
 GOLDEN_SAMPLES = 8
 CALIBRATION_SAMPLES_MIN = 10
@@ -60,7 +60,7 @@ class BuildRequest:
     """What the user asked to be packed. `precision` None takes each profile's own.
 
     `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is: devices can
-    compare their live answers with its (docs/serving.md).
+    compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
     """
 
     source: SourceModel
@@ -75,6 +75,8 @@ class BuildRequest:
     preprocess: Preprocess | None = None
     classify: Classify | None = None
     detect: Detect | None = None
+    downgrade: bool = False
+    metric: Metric = "auto"
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,17 @@ class BuildRow:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The bundle as written: its path, size, rows in the order of the targets, and who signed it."""
+    """The bundle as written: its path, size, rows in the order of the targets, and who signed it.
+
+    `warnings` say why the gate may prove less than it seems to.
+    """
 
     path: Path
     size_bytes: int
     digest: str
     key_id: str
     rows: tuple[BuildRow, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def build_bundle(
@@ -122,6 +128,9 @@ def build_bundle(
         work = Path(folder)
         reference = reference_outputs(request.source, request.holdout)
         _check_rows_are_independent(request, reference)
+        warnings = doubts(request.source.outputs, reference, request.calibration, request.holdout, request.metric)
+        for warning in warnings:
+            progress(f"warning: {warning}")
         made: dict[str, _Made] = {}
         rows = []
         for profile in request.targets:
@@ -133,7 +142,7 @@ def build_bundle(
         progress(f"writing {out}")
         write_bundle(out, manifest, files, key)
     digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
-    return BuildResult(out, out.stat().st_size, digest, key.public.key_id, tuple(rows))
+    return BuildResult(out, out.stat().st_size, digest, key.public.key_id, tuple(rows), tuple(warnings))
 
 
 def artifact_id(profile: DeviceProfile, precision: str) -> str:
@@ -241,15 +250,41 @@ def _make(
     progress(f"{profile.name}: building {profile.engines[0]} {precision}")
     start = time.monotonic()
     out.mkdir()
-    artifact = builder_for(profile.engines[0]).build(
-        request.source, request.calibration, profile, precision, out, progress
-    )
+    try:
+        artifact = builder_for(profile.engines[0]).build(
+            request.source, request.calibration, profile, precision, out, progress
+        )
+    except (OperatorUnsupported, BuildFailed) as error:
+        raise type(error)(_with_advice(request, profile, error)) from error
     build_s = time.monotonic() - start
     progress(f"{profile.name}: judging it in {artifact.judged_by} on {len(request.holdout)} samples")
     answers = artifact_outputs(artifact, request.source, request.holdout)
     _check_answers(artifact, reference, answers)
-    accuracy = judge(request.source.outputs, reference, answers, request.holdout.labels, request.max_drop)
+    accuracy = judge(
+        request.source.outputs,
+        reference,
+        answers,
+        request.holdout.labels,
+        request.max_drop,
+        request.metric,
+        classes_named=request.classify is not None,
+    )
     return _Made(artifact, accuracy, [array[:GOLDEN_SAMPLES] for array in answers], build_s)
+
+
+def _with_advice(request: BuildRequest, profile: DeviceProfile, error: EdgeRTError) -> str:
+    """The builder's message, and what the user can do about it."""
+    if computes_in_fp16(request.source.proto):
+        return (
+            f"the model computes in FP16, which {profile.engines[0]} artifacts are not built from: "
+            "export it in FP32 (in PyTorch: model.float() before the export) and build that"
+        )
+    same = [other.name for other in request.targets if other.engines[0] == profile.engines[0]]
+    if len(same) < len(request.targets):
+        return (
+            f"{error.message}. The other targets can be built without it: leave out --target {' --target '.join(same)}"
+        )
+    return error.message
 
 
 def _check_answers(artifact: Artifact, reference: Outputs, answers: Outputs) -> None:
@@ -308,6 +343,7 @@ def _manifest(
         preprocess=request.preprocess,
         classify=request.classify,
         detect=request.detect,
+        downgrade=request.downgrade,
     )
     return manifest, files
 

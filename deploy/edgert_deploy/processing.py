@@ -147,6 +147,8 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
 
 
 def _detect(path: Path, table: dict[str, Any], labels: tuple[str, ...]) -> Detect:
+    if "boxes" not in table:
+        raise ConfigInvalid(f"{path}: [detect] needs boxes, the name of an output of the model")
     texts = {key: str(table[key]) for key in ("boxes", "scores", "form", "box_format") if key in table}
     flags = {key: _flag(path, key, table[key]) for key in ("objectness", "sigmoid", "normalised") if key in table}
     numbers = {key: _numbers(path, key, table[key])[0] for key in ("score_threshold", "iou_threshold") if key in table}
@@ -167,6 +169,11 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
         check_classify(classify, source.outputs)
     except BundleError as error:
         raise ConfigInvalid(f"{path}: {error.message}") from error
+    classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
+    if classify.labels and classes not in ((-1,), (len(classify.labels),)):
+        raise ConfigInvalid(
+            f"{path}: output {classify.output!r} is {list(classes)} long, and there are {len(classify.labels)} labels"
+        )
     return classify
 
 
@@ -277,4 +284,10 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
         check_detect(detect, source.outputs)
     except BundleError as error:
         raise ConfigInvalid(f"{name}: {error.message}") from error
+    held = detect.scores or detect.boxes
+    shape = next(spec.shape for spec in source.outputs if spec.name == held)
+    values = shape[1 if detect.form == "channels_first" else 2]
+    classes = values if detect.scores else values - 4 - detect.objectness
+    if detect.labels and values != -1 and classes != len(detect.labels):
+        raise ConfigInvalid(f"{name}: output {held!r} has {classes} classes, and there are {len(detect.labels)} labels")
     return detect

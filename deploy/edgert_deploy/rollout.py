@@ -187,7 +187,9 @@ def _apply(
 def _go_on(stop: Stop, step: Step | None) -> None:
     """Raises Interrupted where the user wants no further step."""
     if stop.asked:
-        raise Interrupted("interrupted before anything was done" if step is None else f"interrupted before {step.value}")
+        raise Interrupted(
+            "interrupted before anything was done" if step is None else f"interrupted before {step.value}"
+        )
 
 
 def _abandoned(rollout: Rollout, device: Device) -> Outcome:

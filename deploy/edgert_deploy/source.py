@@ -50,6 +50,13 @@ def load_source(path: Path) -> SourceModel:
     return SourceModel(path, proto, hashlib.sha256(data).hexdigest(), len(data), inputs, outputs)
 
 
+def computes_in_fp16(proto: Any) -> bool:
+    """Whether any weight of the model is FP16."""
+    from onnx import TensorProto
+
+    return any(tensor.data_type == TensorProto.FLOAT16 for tensor in _tensors(proto))
+
+
 def _read(path: Path) -> bytes:
     try:
         if not path.is_file():

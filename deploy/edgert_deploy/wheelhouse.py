@@ -164,7 +164,9 @@ def repack(installed: Distribution, folder: Path) -> Path:
         try:
             content[name] = Path(str(installed.locate_file(name))).read_bytes()
         except OSError as error:
-            raise ConfigInvalid(f"{name} of the installed edgert cannot be read: pip install --force-reinstall it") from error
+            raise ConfigInvalid(
+                f"{name} of the installed edgert cannot be read: pip install --force-reinstall it"
+            ) from error
     rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in content.items()]
     content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     wheel = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"

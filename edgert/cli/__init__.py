@@ -9,6 +9,7 @@ import click
 
 from edgert import __version__
 from edgert.cli.command import LazyGroup, main_with_errors
+from edgert.cli.owner import act_as_owner
 from edgert.config import StateDir, default_state_dir
 
 # name -> ("module:attribute", the line that --help shows)
@@ -25,6 +26,7 @@ COMMANDS = {
     "release": ("edgert.cli.claim:release", "Release a claim."),
     "infer": ("edgert.cli.infer:infer", "Ask the daemon for an answer."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and what its models do."),
+    "top": ("edgert.cli.top:top", "Watch the models live: rates, percentiles, batches, stages, caches."),
 }
 
 
@@ -43,6 +45,7 @@ COMMANDS = {
 @click.pass_context
 def edgertd(context: click.Context, state: Path | None) -> None:
     context.obj = StateDir((state or default_state_dir()).absolute())
+    act_as_owner(context.obj)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

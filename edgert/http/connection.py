@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 64 * 1024
 KEPT_BODY_BYTES_MAX = 2 * 1024**2  # what a connection keeps for its next body
+INFLATE_BYTES = 256 * 1024  # at a time
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 * 1024**2
 SEND_PARTS_MAX = 64
@@ -183,7 +184,8 @@ class HttpConnection:
                 raise HttpError(
                     HTTPStatus.REQUEST_TIMEOUT, f"the request's head did not come within {HEAD_S_MAX:.0f} s"
                 )
-            if not count or (count < 0 and (self._stopping or now_s > idle_until_s)):
+            silent = count < 0 or not self._inbox.requests  # blank lines are no request
+            if not count or (silent and (self._stopping or now_s > idle_until_s)):
                 return None
             if count > 0:
                 self.idle_since_s = None
@@ -272,17 +274,23 @@ class HttpConnection:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 f"Content-Encoding {encoding[:40]!r} is not known; gzip and deflate are",
             )
-        limit = self._limits.body_bytes_max
-        self._take(min(limit, 1024 * len(body)))  # deflate shrinks to no less than a thousandth
         inflater = zlib.decompressobj(bits)
+        parts: list[bytes] = []
+        size = 0
         try:
-            data = inflater.decompress(body, limit + 1)
+            rest: bytes | memoryview = body
+            while rest and not inflater.eof:
+                part = inflater.decompress(rest, INFLATE_BYTES)
+                rest = inflater.unconsumed_tail
+                parts.append(part)
+                size += len(part)
+                self._check_size(size)
+                self._take(len(part))
         except zlib.error as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not {encoding}: {error}") from error
-        if not inflater.eof and len(data) <= limit:
+        if not inflater.eof:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"the body's {encoding} data ends in the middle")
-        self._check_size(len(data))
-        return memoryview(data)
+        return memoryview(b"".join(parts))
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._limits.body_bytes_max:
@@ -312,16 +320,19 @@ class HttpConnection:
         try:
             sent = self._sock.sendmsg(parts)
             if sent < total:
-                self._send_rest(memoryview(b"".join(parts))[sent:])
+                self._send_rest(parts, sent)
         except BlockingIOError as error:
             raise ConnectionError("the client takes no answer") from error
 
-    def _send_rest(self, rest: memoryview) -> None:
-        until_s = time.monotonic() + self._limits.body_s_max(len(rest))
-        while rest:
-            rest = rest[self._sock.send(rest) :]
-            if time.monotonic() > until_s:
-                raise ConnectionError("the client takes its answer too slowly")
+    def _send_rest(self, parts: Sequence[bytes | memoryview], sent: int) -> None:
+        """Send what is left of `parts` after their first `sent` bytes."""
+        until_s = time.monotonic() + self._limits.body_s_max(sum(map(len, parts)))
+        for part in parts:
+            rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
+            while rest:
+                rest = rest[self._sock.send(rest) :]
+                if time.monotonic() > until_s:
+                    raise ConnectionError("the client takes its answer too slowly")
 
     def _linger(self) -> None:
         """Let the client read the answer: to close with bytes unread would have the kernel throw it away."""

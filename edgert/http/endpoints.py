@@ -263,7 +263,8 @@ def _config_tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
 
 def _expect(request: HttpRequest, *methods: str) -> None:
     if request.method not in methods:
-        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path[:80]} takes {' or '.join(methods)}")
+        message = f"{request.path[:80]} takes {' or '.join(methods)}"
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, message, allow=", ".join(methods))
 
 
 def _no_such_path(path: str) -> HttpError:

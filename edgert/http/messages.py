@@ -46,9 +46,9 @@ class HttpResponse:
 class HttpError(Exception):
     """The request ends with `status` and `message`; `retry_after_s` says when another may do better."""
 
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None, allow: str = "") -> None:
         super().__init__(message)
-        self.status, self.message, self.retry_after_s = status, message, retry_after_s
+        self.status, self.message, self.retry_after_s, self.allow = status, message, retry_after_s, allow
 
     @classmethod
     def of(cls, error: EdgeRTError) -> HttpError:
@@ -61,9 +61,9 @@ class HttpError(Exception):
         return cls(HTTPStatus.INTERNAL_SERVER_ERROR, error.message)
 
     def response(self) -> HttpResponse:
-        headers: tuple[tuple[str, str], ...] = ()
+        headers: tuple[tuple[str, str], ...] = (("Allow", self.allow),) if self.allow else ()
         if self.retry_after_s is not None:  # the header knows whole seconds only
-            headers = (("Retry-After", str(max(1, math.ceil(self.retry_after_s)))),)
+            headers += (("Retry-After", str(max(1, math.ceil(self.retry_after_s)))),)
         return HttpResponse(self.status, (json.dumps({"error": self.message}).encode(),), headers=headers)
 
 

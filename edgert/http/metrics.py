@@ -108,7 +108,8 @@ def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Ite
     lines += [f"# HELP {title} {help_text}", f"# TYPE {title} {kind}"]
     for suffix, labels, value in samples:
         text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        lines.append(f"{name}{suffix}{{{text}}} {value!r}" if text else f"{name}{suffix} {value!r}")
+        where = f"{{{text}}}" if text else ""
+        lines.append(f"{name}{suffix}{where} {round(value, 9)!r}")
 
 
 def _escaped(label: str) -> str:

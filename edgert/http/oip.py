@@ -3,12 +3,17 @@
 https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
 first, `Inference-Header-Content-Length` says how long it is, the tensors' bytes follow in the order of the JSON.
+
+Numbers in JSON take many times their bytes while they are Python's. So there is a limit to how many are taken or
+given, and long ones are worked on one at a time, which costs nothing: it is all Python, which does one thing at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +26,9 @@ from edgert.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
 from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
-JSON_BYTES_MAX = 16 * 1024**2  # parsed, numbers take several times as much
+JSON_BYTES_MAX = 4 * 1024**2
+JSON_VALUES_MAX = 1024**2  # in an answer
+SHORT_JSON = 16 * 1024  # bytes to read or values to write that need not wait for others
 TENSORS_MAX = 32  # as many as a frame of the local protocol holds
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
@@ -29,6 +36,8 @@ FILES_MAX = 1024
 FILLED_BYTES_MAX = 256 * 1024**2
 
 Given = NDArray[Any] | list[bytes]
+
+_long_json = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class Question:
 def read_question(body: memoryview, json_length: str | None) -> Question:
     """The question in `body`; its arrays are views of it. Raises RequestError."""
     header, data = _split(body, json_length)
+    with _long_json if len(header) > SHORT_JSON else contextlib.nullcontext():
+        return _question(header, data)
+
+
+def _question(header: memoryview, data: memoryview) -> Question:
     try:
         value = json.loads(bytes(header))
     except (ValueError, RecursionError) as error:
@@ -97,11 +111,27 @@ def answer(
     wanted = question.outputs
     if wanted is None:
         wanted = tuple(WantedOutput(name, question.binary) for name in outputs)
+    for want in wanted:
+        if want.name not in outputs:
+            raise RequestError(f"model {model} has no output {want.name[:200]!r}; it has {', '.join(outputs)}")
+    values = sum(_values(want, outputs[want.name]) for want in wanted)
+    if values > JSON_VALUES_MAX:
+        raise RequestError(f"the answer has {values} values, in JSON at most {JSON_VALUES_MAX}: ask for binary_data")
+    with _long_json if values > SHORT_JSON else contextlib.nullcontext():
+        return _answer(question, wanted, model, release, outputs, labels)
+
+
+def _answer(
+    question: Question,
+    wanted: Sequence[WantedOutput],
+    model: str,
+    release: int,
+    outputs: Mapping[str, NDArray[Any]],
+    labels: Sequence[str],
+) -> HttpResponse:
     entries: list[dict[str, Any]] = []
     parts: list[bytes | memoryview] = [b""]
     for want in wanted:
-        if want.name not in outputs:
-            raise RequestError(f"model {model} has no output {want.name!r}; it has {', '.join(outputs)}")
         array = outputs[want.name]
         if want.classes:
             entry, data = _classified(want, array, labels)
@@ -117,6 +147,13 @@ def answer(
     if len(parts) == 1:
         return HttpResponse(200, parts, JSON_TYPE)
     return HttpResponse(200, parts, BINARY_TYPE, ((LENGTH_HEADER, str(len(parts[0]))),))
+
+
+def _values(want: WantedOutput, array: NDArray[Any]) -> int:
+    """How many values of `array` become Python's."""
+    if want.classes:
+        return array.size // max(1, array.shape[-1]) * want.classes if array.ndim else 1
+    return 0 if want.binary else array.size
 
 
 def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memoryview]:

@@ -1,7 +1,8 @@
 """Accepts HTTP connections, a thread each, and bounds how many there are.
 
 Blocking threads rather than an event loop for the reason of the local socket: the answer itself comes from a
-blocking call, and to hand it between a loop and a pool costs more than all of HTTP (docs/decisions).
+blocking call, and to hand it between a loop and a pool costs more than all of HTTP
+(docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations

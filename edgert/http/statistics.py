@@ -22,16 +22,16 @@ def model_statistics(model: str, status: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": model,
         "version": str(status.get("release", "")),
-        "last_inference": totals.get("last_ms", 0),
+        "last_inference": 0,  # not kept
         "inference_count": sum(size * count for size, count, _ in runs),
         "execution_count": sum(count for _, count, _ in runs),
         "inference_stats": {
             "success": _duration(answered, totals.get("latency_sum_us", 0)),
             "fail": _duration(failed, totals.get("failed_sum_us", 0)),
             "queue": _duration(executed, stages_us.get("queue", 0)),
-            "compute_input": _duration(executed, stages_us.get("decode", 0) + stages_us.get("preprocess", 0)),
+            "compute_input": _duration(answered, stages_us.get("decode", 0) + stages_us.get("preprocess", 0)),
             "compute_infer": _duration(executed, stages_us.get("engine", 0)),
-            "compute_output": _duration(executed, stages_us.get("postprocess", 0) + stages_us.get("encode", 0)),
+            "compute_output": _duration(answered, stages_us.get("postprocess", 0) + stages_us.get("encode", 0)),
             "cache_hit": _duration(hits, totals.get("hit_cache_sum_us", 0)),
             "cache_miss": _duration(misses, max(0, stages_us.get("cache", 0) - totals.get("hit_cache_sum_us", 0))),
         },

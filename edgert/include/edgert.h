@@ -65,9 +65,10 @@ enum {
     EDGERT_PROTOCOL = 11,          /* the bytes are not this protocol */
     EDGERT_MODEL_NOT_FOUND = 12,   /* no such model is active */
     EDGERT_DEADLINE_EXCEEDED = 13, /* the time-out passed */
+    EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
     EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
     EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
-    EDGERT_WORKER_LOST = 22,       /* the worker ended while it had the request; the app decides whether to send again */
+    EDGERT_WORKER_LOST = 22,       /* the worker ended while it had the request; to send it again is the app's choice */
     EDGERT_UNREACHABLE = 23,       /* nothing answers on the daemon's socket */
     EDGERT_SHUTTING_DOWN = 24,     /* the daemon stops */
     EDGERT_ENGINE_FAILED = 42,     /* the engine refused this run */
@@ -116,7 +117,8 @@ typedef struct edgert_model {
     size_t input_count;
     const edgert_spec *outputs;
     size_t output_count;
-    const edgert_spec *preprocess; /* the UINT8 tensor taken in place of the input of that name; NULL for none */
+    const edgert_spec *preprocess; /* the UINT8 tensor also taken for the input of that name; NULL for none */
+    const edgert_spec *files;      /* the same for image files (JPEG, PNG), each a row filled up with zeros */
     const char *const *labels;     /* names of the classes; NULL where the model has none */
     size_t label_count;
 } edgert_model;
@@ -134,6 +136,7 @@ typedef struct edgert_tensor {
 typedef struct edgert_options {
     uint32_t timeout_ms; /* of this request, reconnecting included; 0 for the client's */
     int no_cache;        /* answer from the engine, not from the cache */
+    int high_priority;   /* go before the others that wait for the engine */
 } edgert_options;
 
 typedef struct edgert_response {
@@ -142,6 +145,7 @@ typedef struct edgert_response {
     int64_t release;      /* of the model that answered */
     uint32_t batch;       /* items of the engine run that answered; 0 for the cache */
     int cache_hit;
+    int near_hit;         /* the cached answer is that of a nearly equal input */
     uint32_t stage_us[6]; /* decode, preprocess, cache, queue, engine, postprocess */
 } edgert_response;
 
@@ -225,7 +229,13 @@ enum {
     EDGERT__PONG,
     EDGERT__MOVED
 };
-enum { EDGERT__FLAG_NO_CACHE = 1, EDGERT__FLAG_CACHE_HIT = 2, EDGERT__FLAG_SHARED = 4 };
+enum {
+    EDGERT__FLAG_NO_CACHE = 1,
+    EDGERT__FLAG_CACHE_HIT = 2,
+    EDGERT__FLAG_SHARED = 4,
+    EDGERT__FLAG_HIGH_PRIORITY = 8,
+    EDGERT__FLAG_NEAR_HIT = 16
+};
 
 /* A frame's header, decoded, and where its parts lie in the buffer. */
 typedef struct edgert__frame {
@@ -250,7 +260,7 @@ struct edgert_client {
     char *text;                     /* WELCOME's JSON; the strings of `model` lie in it */
     const char **labels;
     edgert_model model;
-    edgert_spec inputs[EDGERT_TENSORS_MAX], outputs[EDGERT_TENSORS_MAX], preprocess;
+    edgert_spec inputs[EDGERT_TENSORS_MAX], outputs[EDGERT_TENSORS_MAX], preprocess, files;
     edgert_tensor results[EDGERT_TENSORS_MAX];
 };
 
@@ -287,6 +297,7 @@ const char *edgert_code_name(int code) {
     case EDGERT_PROTOCOL: return "request.protocol";
     case EDGERT_MODEL_NOT_FOUND: return "request.model_not_found";
     case EDGERT_DEADLINE_EXCEEDED: return "request.deadline_exceeded";
+    case EDGERT_NOT_ALLOWED: return "request.not_allowed";
     case EDGERT_UNAVAILABLE: return "unavailable";
     case EDGERT_OVERLOADED: return "unavailable.overloaded";
     case EDGERT_WORKER_LOST: return "unavailable.worker_lost";
@@ -301,8 +312,9 @@ const char *edgert_code_name(int code) {
 static const struct {
     const char *name;
     size_t bytes;
-} edgert__datatypes[] = {{"", 0},      {"BOOL", 1},  {"UINT8", 1}, {"UINT16", 2}, {"UINT32", 4}, {"UINT64", 8}, {"INT8", 1},
-                         {"INT16", 2}, {"INT32", 4}, {"INT64", 8}, {"FP16", 2},   {"FP32", 4},   {"FP64", 8}};
+} edgert__datatypes[] = {
+    {"", 0},      {"BOOL", 1},  {"UINT8", 1}, {"UINT16", 2}, {"UINT32", 4}, {"UINT64", 8}, {"INT8", 1},
+    {"INT16", 2}, {"INT32", 4}, {"INT64", 8}, {"FP16", 2},   {"FP32", 4},   {"FP64", 8}};
 
 size_t edgert_datatype_bytes(int datatype) {
     return datatype >= EDGERT_BOOL && datatype <= EDGERT_FP64 ? edgert__datatypes[datatype].bytes : 0;
@@ -398,7 +410,8 @@ static const char *edgert__get_header(const unsigned char *at, edgert__frame *fr
         return "the frame has more meta or tensors than allowed";
     if (edgert__padded(frame->meta_bytes) + 64 * frame->tensors > frame->body_bytes)
         return "the header's lengths contradict each other";
-    if (frame->flags & EDGERT__FLAG_SHARED) return "the frame lies in shared memory, which this client does not ask for";
+    if (frame->flags & EDGERT__FLAG_SHARED)
+        return "the frame lies in shared memory, which this client does not ask for";
     frame->size = (size_t)(64 + frame->body_bytes);
     return NULL;
 }
@@ -592,7 +605,8 @@ static int edgert__json_skip(edgert__json *json, int depth) {
         } while (edgert__json_next(json, ','));
         return edgert__json_next(json, '}');
     }
-    if (edgert__json_word(json, "true") || edgert__json_word(json, "false") || edgert__json_word(json, "null")) return 1;
+    if (edgert__json_word(json, "true") || edgert__json_word(json, "false") || edgert__json_word(json, "null"))
+        return 1;
     {
         const char *began = json->at;
         while (json->at < json->end && *json->at && strchr("+-.0123456789eE", *json->at)) json->at++;
@@ -660,15 +674,23 @@ static int edgert__json_specs(edgert__json *json, edgert_spec *specs, size_t *co
     return edgert__json_next(json, ']');
 }
 
-static int edgert__json_preprocess(edgert__json *json, edgert_spec *spec) {
-    int first = 1, bad = 0, found = 0;
+/* {"input": spec, "files": spec}, either may be absent. */
+static int edgert__json_preprocess(edgert__json *json, edgert_client *client) {
+    int first = 1, bad = 0;
     char *key;
     if (!edgert__json_next(json, '{')) return 0;
     while (edgert__json_key(json, &first, &key, &bad)) {
-        if (!strcmp(key, "input")) found = edgert__json_spec(json, spec);
-        else if (!edgert__json_skip(json, 0)) return 0;
+        if (!strcmp(key, "input")) {
+            if (!edgert__json_spec(json, &client->preprocess)) return 0;
+            client->model.preprocess = &client->preprocess;
+        } else if (!strcmp(key, "files")) {
+            if (!edgert__json_spec(json, &client->files)) return 0;
+            client->model.files = &client->files;
+        } else if (!edgert__json_skip(json, 0)) {
+            return 0;
+        }
     }
-    return !bad && found;
+    return !bad;
 }
 
 /* A list of strings: counted first, so that exactly its pointers are allocated. 0 also when memory is out. */
@@ -730,8 +752,7 @@ static int edgert__read_welcome(edgert_client *client, size_t length) {
             fine = edgert__json_specs(&json, client->outputs, &model->output_count);
             seen |= 2;
         } else if (!strcmp(key, "preprocess")) {
-            fine = edgert__json_preprocess(&json, &client->preprocess);
-            model->preprocess = fine ? &client->preprocess : NULL;
+            fine = edgert__json_preprocess(&json, client);
         } else if (!strcmp(key, "labels")) {
             fine = edgert__json_labels(&json, &client->labels, &model->label_count);
             model->labels = client->labels;
@@ -748,8 +769,8 @@ static int edgert__read_welcome(edgert_client *client, size_t length) {
 static int edgert__known(unsigned status) {
     switch (status) {
     case EDGERT_INVALID: case EDGERT_PROTOCOL: case EDGERT_MODEL_NOT_FOUND: case EDGERT_DEADLINE_EXCEEDED:
-    case EDGERT_UNAVAILABLE: case EDGERT_OVERLOADED: case EDGERT_WORKER_LOST: case EDGERT_UNREACHABLE:
-    case EDGERT_SHUTTING_DOWN: case EDGERT_ENGINE_FAILED: return (int)status;
+    case EDGERT_NOT_ALLOWED: case EDGERT_UNAVAILABLE: case EDGERT_OVERLOADED: case EDGERT_WORKER_LOST:
+    case EDGERT_UNREACHABLE: case EDGERT_SHUTTING_DOWN: case EDGERT_ENGINE_FAILED: return (int)status;
     default: return EDGERT_INTERNAL;
     }
 }
@@ -827,7 +848,8 @@ static int edgert__send(edgert_client *client, struct iovec *parts, size_t count
     while (count) {
         struct msghdr message;
         ssize_t sent;
-        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "the daemon did not take the request in time");
+        if (!edgert__bound(client, deadline_us))
+            return edgert__late(error, "the daemon did not take the request in time");
         memset(&message, 0, sizeof message);
         message.msg_iov = parts;
         message.msg_iovlen = (unsigned char)count; /* at most 65; an int in some C libraries, a size_t in others */
@@ -874,7 +896,8 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
             const char *wrong = edgert__get_header(client->buffer, frame);
             if (wrong) return edgert__fail(error, EDGERT_PROTOCOL, "the daemon's answer: %s", wrong);
             if (!edgert__make_room(client, frame->size))
-                return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes", (unsigned long)frame->size);
+                return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
+                                    (unsigned long)frame->size);
             if (client->filled >= frame->size) {
                 frame->meta = client->buffer + 64;
                 client->taken = frame->size;
@@ -886,9 +909,11 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0)
             return edgert__fail(error, EDGERT_WORKER_LOST,
-                                "the daemon dropped the connection during the request: %s; send it again", strerror(errno));
+                                "the daemon dropped the connection during the request: %s; send it again",
+                                strerror(errno));
         if (!got)
-            return edgert__fail(error, EDGERT_WORKER_LOST, "the model's worker ended during the request; send it again");
+            return edgert__fail(error, EDGERT_WORKER_LOST,
+                                "the model's worker ended during the request; send it again");
         client->filled += (size_t)got;
     }
 }
@@ -934,13 +959,16 @@ static int edgert__dial(edgert_client *client, int64_t deadline_us, edgert_error
     (void)fcntl(client->fd, F_SETFD, FD_CLOEXEC);
     (void)setsockopt(client->fd, SOL_SOCKET, SO_SNDBUF, &send_buffer_bytes, sizeof send_buffer_bytes);
     do {
-        if (!edgert__bound(client, deadline_us)) return edgert__late(error, "the daemon did not accept the connection in time");
+        if (!edgert__bound(client, deadline_us))
+            return edgert__late(error, "the daemon did not accept the connection in time");
         if (!connect(client->fd, (struct sockaddr *)&address, sizeof address)) return EDGERT_OK;
     } while (errno == EINTR || errno == EAGAIN);
     if (errno == ENOENT)
-        return edgert__fail(error, EDGERT_UNREACHABLE, "no daemon listens at %s: start it with edgertd start, or give its path", path);
+        return edgert__fail(error, EDGERT_UNREACHABLE,
+                            "no daemon listens at %s: start it with edgertd start, or give its path", path);
     if (errno == EACCES || errno == EPERM)
-        return edgert__fail(error, EDGERT_UNREACHABLE, "no permission for %s: run as its owner or a member of its group", path);
+        return edgert__fail(error, EDGERT_UNREACHABLE,
+                            "no permission for %s: run as its owner or a member of its group", path);
     return edgert__fail(error, EDGERT_UNREACHABLE, "cannot connect to the daemon at %s: %s", path, strerror(errno));
 }
 
@@ -974,7 +1002,8 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
     memcpy(client->text, frame.meta, frame.meta_bytes);
     client->text[frame.meta_bytes] = 0;
     if (frame.kind != EDGERT__WELCOME || frame.tensors || !edgert__read_welcome(client, frame.meta_bytes))
-        return edgert__fail(error, EDGERT_PROTOCOL, "the daemon's welcome does not describe a model as docs/protocol.md says");
+        return edgert__fail(error, EDGERT_PROTOCOL,
+                            "the daemon's welcome does not describe a model as docs/protocol.md says");
     client->model_id = frame.model_id;
     return EDGERT_OK;
 }
@@ -1022,7 +1051,8 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
         return edgert__fail(error, EDGERT_INVALID, "a request of %lu bytes; at most %lu are taken: split it",
                             (unsigned long)(64 + request->body_bytes), (unsigned long)client->model.frame_bytes_max);
     code = edgert__send(client, parts, count, deadline_us, error);
-    if (code == EDGERT__AGAIN) { /* it closed before it had the whole request: its own words say why, if there are any */
+    if (code == EDGERT__AGAIN) {
+        /* It closed before it had the whole request: its own words say why, if there are any. */
         int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
         code = edgert__receive(client, answer, soon_us, error);
         code = !code && answer->kind == EDGERT__ERROR ? edgert__read_error(answer, error) : EDGERT__AGAIN;
@@ -1098,7 +1128,8 @@ static int edgert__check_inputs(const edgert_client *client, const edgert_tensor
         if (!edgert_datatype_bytes(tensor->datatype) || tensor->rank < 0 || tensor->rank > EDGERT_RANK_MAX ||
             edgert__tensor_bytes(tensor->datatype, tensor->shape, tensor->rank) != tensor->bytes ||
             (tensor->bytes && !tensor->data))
-            return edgert__fail(error, EDGERT_INVALID, "input %lu has no data, or bytes that are not its shape's: use edgert_tensor_set",
+            return edgert__fail(error, EDGERT_INVALID,
+                                "input %lu has no data, or bytes that are not its shape's: use edgert_tensor_set",
                                 (unsigned long)i);
     }
     return EDGERT_OK;
@@ -1121,6 +1152,7 @@ static int edgert__read_result(edgert_client *client, const edgert__frame *answe
     response->release = client->model.release;
     response->batch = answer->arg;
     response->cache_hit = (answer->flags & EDGERT__FLAG_CACHE_HIT) != 0;
+    response->near_hit = (answer->flags & EDGERT__FLAG_NEAR_HIT) != 0;
     memcpy(response->stage_us, answer->stage_us, sizeof response->stage_us);
     return EDGERT_OK;
 }
@@ -1135,7 +1167,8 @@ int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t inpu
     memset(response, 0, sizeof *response);
     memset(&request, 0, sizeof request);
     request.kind = EDGERT__INFER;
-    request.flags = options && options->no_cache ? EDGERT__FLAG_NO_CACHE : 0;
+    if (options && options->no_cache) request.flags |= EDGERT__FLAG_NO_CACHE;
+    if (options && options->high_priority) request.flags |= EDGERT__FLAG_HIGH_PRIORITY;
     code = edgert__check_inputs(client, inputs, input_count, error);
     if (!code) code = edgert__exchange(client, &request, inputs, input_count, deadline_us, &answer, error);
     return code ? code : edgert__read_result(client, &answer, response, error);

@@ -18,6 +18,7 @@ from edgert.manifest import Detect
 from edgert.processing.placement import Placement
 
 CANDIDATES_MAX = 1000  # boxes of an image that are compared with each other, the best by score
+TOGETHER_MAX = 192  # as many are compared all with all, at once
 
 Array = NDArray[Any]
 
@@ -89,20 +90,46 @@ def candidates(
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
     """Indices of the boxes (corners, best first) that no better one of their class covers; at most `most`."""
-    left, top, right, bottom = boxes.astype(np.float64).T
-    areas = (right - left) * (bottom - top)
-    rest = np.arange(len(boxes))
+    corners = boxes.astype(np.float64)
+    if len(boxes) > TOGETHER_MAX:
+        return _suppress_in_turn(corners, classes, iou_threshold, most)
+    covered = _covered(corners[:, None], corners[None], iou_threshold) & (classes[:, None] == classes)
+    gone = np.zeros(len(boxes), bool)
+    kept: list[int] = []
+    for i in range(len(boxes)):
+        if not gone[i]:
+            kept.append(i)
+            if len(kept) == most:
+                break
+            gone |= covered[i]
+    return np.asarray(kept, np.int64)
+
+
+def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
+    """The same, each box that is kept against those that are left: for many boxes, of which few are kept."""
+    rest = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:
         i, rest = int(rest[0]), rest[1:]
         kept.append(i)
-        width = np.minimum(right[i], right[rest]) - np.maximum(left[i], left[rest])
-        height = np.minimum(bottom[i], bottom[rest]) - np.maximum(top[i], top[rest])
-        shared = width.clip(0) * height.clip(0)
-        # As a product: two boxes without area cover nothing of each other.
-        covered = shared > iou_threshold * (areas[i] + areas[rest] - shared)
+        covered = _covered(corners[i], corners[rest], iou_threshold)
         rest = rest[~(covered & (classes[rest] == classes[i]))]
     return np.asarray(kept, np.int64)
+
+
+def _covered(a: Array, b: Array, iou_threshold: float) -> NDArray[np.bool_]:
+    """Whether boxes [..., 4] have more in common than the threshold allows.
+
+    Stated as a product, so that boxes without area cover nothing of each other.
+    """
+    width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
+    height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
+    shared = np.maximum(width, 0) * np.maximum(height, 0)
+    return np.asarray(shared > iou_threshold * (_area(a) + _area(b) - shared))
+
+
+def _area(boxes: Array) -> Array:
+    return np.asarray((boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]))
 
 
 def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.float32]:

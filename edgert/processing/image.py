@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.errors import EngineMissing, RequestError
+from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.manifest import Preprocess, Resize
 from edgert.processing.placement import Placement, plan
 
-PIXELS_MAX = 32 * 1024**2  # of an image as stored; unpacked it takes at most 4 bytes a pixel
+STORED_PIXELS_MAX = 64 * 1024**2  # by a file's header
+PIXELS_MAX = 16 * 1024**2  # unpacked, a JPEG at its reduced size: 4 bytes each, twice while they are converted
 PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # 4K: such files are held whole, as coefficients
 SCANS_MAX = 64  # of a progressive file: each costs a pass over the whole image
 SIDE_MAX = 32_768
@@ -52,22 +54,26 @@ class ImageReader:
         name = "bilinear" if rule.resize is None else rule.resize.filter
         self._filter = self._image.Resampling[name.upper()]
 
-    def decoded(self, data: bytes | memoryview) -> tuple[NDArray[np.uint8], Placement]:
-        """A JPEG or PNG file at the model's size. Raises RequestError for anything else, or too large a one."""
-        with _UNPACKING, _translated():
+    def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
+        """A JPEG or PNG file at the model's size.
+
+        Raises RequestError for anything else, or too large a one, and DeadlineExceeded where `deadline_s`
+        (monotonic) passes before a processor is free.
+        """
+        with _a_turn(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)
             _check_header(image, data)
             return self._fitted(image)
 
-    def resized(self, frame: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Placement]:
-        """`frame` [height, width, channels] at the model's size; its channels stay in their order."""
+    def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
+        """`frame` [height, width, channels] at the model's size; its channels stay in their order. Raises as `decoded`."""
         height, width = frame.shape[:2]
         if not height or not width:
             raise RequestError(f"a frame of {height} x {width} pixels has nothing to look at")
         if self.size == (height, width):
             return frame, Placement(width, height)
         _check_size(width, height, PIXELS_MAX)
-        with _UNPACKING, _translated():
+        with _a_turn(deadline_s), _translated():
             pixels = np.ascontiguousarray(frame)
             image = self._image.frombuffer(self._mode, (width, height), pixels.data, "raw", self._mode, 0, 1)
             return self._fitted(image)
@@ -83,6 +89,7 @@ class ImageReader:
             return _array(_in_mode(image, self._mode)), Placement(width, height)
         steps = plan(self._resize, width, height)
         reduced = image.draft(self._mode, steps.full)  # only a JPEG can be
+        _check_size(image.width, image.height, PIXELS_MAX)
         image = _in_mode(image, self._mode)
         # What was reduced on decoding has its last row and column only in part.
         shrink_x, shrink_y = (reduced[1][2] / width, reduced[1][3] / height) if reduced else (1.0, 1.0)
@@ -112,7 +119,7 @@ def sdk() -> Any:
 
 def _check_header(image: Any, data: bytes | memoryview) -> None:
     progressive = bool(image.info.get("progressive"))
-    _check_size(image.width, image.height, PROGRESSIVE_PIXELS_MAX if progressive else PIXELS_MAX)
+    _check_size(image.width, image.height, PROGRESSIVE_PIXELS_MAX if progressive else STORED_PIXELS_MAX)
     if progressive and (scans := bytes(data).count(b"\xff\xda")) > SCANS_MAX:
         raise RequestError(f"the JPEG has {scans} scans; at most {SCANS_MAX} are decoded: save it again")
 
@@ -152,6 +159,20 @@ def _padded(pixels: NDArray[np.uint8], rule: Resize, left: int, top: int) -> NDA
 
 
 @contextmanager
+def _a_turn(deadline_s: float | None) -> Iterator[None]:
+    """Wait until fewer images are unpacked than there are processors. Raises DeadlineExceeded."""
+    wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    if not _UNPACKING.acquire(timeout=wait_s):
+        raise DeadlineExceeded(
+            "the request's time-out passed while other images were decoded; send less or allow more time"
+        )
+    try:
+        yield
+    finally:
+        _UNPACKING.release()
+
+
+@contextmanager
 def _translated() -> Iterator[None]:
     """Pillow's errors as ours: whatever it raises on, the file is not one that can be decoded."""
     try:
@@ -159,7 +180,7 @@ def _translated() -> Iterator[None]:
     except RequestError:
         raise
     except sdk().DecompressionBombError as error:
-        raise RequestError(f"the image has more than {PIXELS_MAX} pixels, the limit: make it smaller") from error
+        raise RequestError(f"the image has more than {STORED_PIXELS_MAX} pixels, the limit: make it smaller") from error
     except Exception as error:  # a decoder's faults have no base class: OSError, SyntaxError, ValueError, struct.error
         raise RequestError(
             f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}; send a whole JPEG or PNG file"

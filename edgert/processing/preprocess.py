@@ -47,19 +47,22 @@ class Preprocessor:
         self.files = TensorSpec(spec.name, "UINT8", (spec.shape[0], -1)) if rule.decode else None
         self.forms = tuple(form for form in (spec, self.frames, self.files) if form is not None)
 
-    def __call__(self, array: NDArray[Any]) -> tuple[NDArray[Any], list[Placement] | None]:
+    def __call__(
+        self, array: NDArray[Any], deadline_s: float | None = None
+    ) -> tuple[NDArray[Any], list[Placement] | None]:
         """The model's tensor, and where each image came to lie in it; None where the model's own was given.
 
-        Raises RequestError for images that cannot be decoded or are too large.
+        Raises RequestError for images that cannot be decoded or are too large, DeadlineExceeded where `deadline_s`
+        (monotonic) passes while others are decoded.
         """
         if not self.wants(array):
             return array, None
         if array.ndim == 2 and self.files is not None:
-            return self._from_images(_files(array), len(array))
+            return self._from_images(_files(array), len(array), deadline_s)
         if self._rule.resize is None:
             turned = self._turned(array)
             return self._normalise(turned), self._in_place(turned.shape)
-        return self._from_images(array, len(array))
+        return self._from_images(array, len(array), deadline_s)
 
     def wants(self, array: NDArray[Any]) -> bool:
         """Whether `array` (of one of the `forms`) is not the model's own tensor."""
@@ -77,7 +80,9 @@ class Preprocessor:
         height, width = shape[2:] if self._rule.model_layout == "nchw" else shape[1:3]
         return [Placement(width, height)] * shape[0]
 
-    def _from_images(self, images: Iterable[Any], count: int) -> tuple[NDArray[Any], list[Placement] | None]:
+    def _from_images(
+        self, images: Iterable[Any], count: int, deadline_s: float | None
+    ) -> tuple[NDArray[Any], list[Placement] | None]:
         assert self._reader is not None
         height, width = self._reader.size
         channels = 1 if self._rule.colour == "gray" else 3
@@ -92,19 +97,19 @@ class Preprocessor:
         )
         placements = []
         for row, image in zip(out, images, strict=True):
-            pixels, placement = self._image(image)
+            pixels, placement = self._image(image, deadline_s)
             self._normalise.write((pixels.transpose(2, 0, 1) if first else pixels)[None], row[None])
             placements.append(placement)
         return out, placements
 
-    def _image(self, image: Any) -> tuple[NDArray[np.uint8], Placement]:
+    def _image(self, image: Any, deadline_s: float | None) -> tuple[NDArray[np.uint8], Placement]:
         """One file or frame as [height, width, channels] in the model's colours."""
         assert self._reader is not None
         if isinstance(image, np.ndarray):
             frame = image.transpose(1, 2, 0) if _channels_first(self._rule) else image
-            pixels, placement = self._reader.resized(frame)
+            pixels, placement = self._reader.resized(frame, deadline_s)
             return (pixels[:, :, ::-1] if self._flip else pixels), placement
-        pixels, placement = self._reader.decoded(image)
+        pixels, placement = self._reader.decoded(image, deadline_s)
         return (pixels[:, :, ::-1] if self._rule.colour == "bgr" else pixels), placement
 
 

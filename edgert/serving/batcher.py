@@ -107,6 +107,7 @@ class Batcher:
         self._mutex = threading.Lock()  # guards the queues
         self._high: deque[_Ticket] = deque()
         self._low: deque[_Ticket] = deque()
+        self._refusal: EdgeRTError | None = None
         self._bypassed = 0  # batches in a row that passed a waiting low request over
 
     def infer(
@@ -133,6 +134,17 @@ class Batcher:
         if self._idle:  # one became free before the ticket could be seen
             self._rouse()
         return self._wait(ticket)
+
+    def close(self, error: EdgeRTError) -> None:
+        """Hand back what waits, with `error`, and let nothing wait any more. What runs ends by itself."""
+        with self._mutex:
+            self._refusal = error
+            waiting = [*self._high, *self._low]
+            self._high.clear()
+            self._low.clear()
+        for ticket in waiting:
+            ticket.error = error
+            ticket.gate.release()
 
     @property
     def waiting(self) -> int:
@@ -174,6 +186,8 @@ class Batcher:
 
     def _park(self, ticket: _Ticket) -> _Ticket:
         with self._mutex:
+            if self._refusal is not None:
+                raise self._refusal
             queue = self._high if ticket.high else self._low
             if len(queue) >= self._queue_max:
                 per_request_s = self._last.last_run_s / self._last.last_count / self.instances

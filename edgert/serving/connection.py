@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 from edgert import wire
 from edgert.client import send_all
-from edgert.errors import EdgeRTError, Overloaded, ProtocolError, RequestError
+from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
 from edgert.serving.pipeline import Pipeline, Served
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
@@ -82,8 +83,9 @@ class Connection:
             if request is None:
                 try:
                     count = recv_into(frames.room)
-                except BlockingIOError:
-                    continue  # an idle client may stay as long as it likes
+                except BlockingIOError:  # an idle client may stay as long as it likes, and wakes nobody
+                    _wait_until_readable(sock)
+                    continue
                 began_ns = now()
                 if not count:
                     return
@@ -100,6 +102,8 @@ class Connection:
                     views = request.tensors
                 deadline_s = clock() + request.arg * 1e-6 if request.arg else None
                 served = pipeline.infer(request, arrays, now() - began_ns, deadline_s)
+            except Moved:  # whoever holds the connection tells the client where to go
+                return
             except EdgeRTError as error:
                 self._refuse(request, error, began_ns)
                 continue
@@ -180,3 +184,10 @@ class Connection:
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._recorder.record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
         self._sock.sendall(wire.error_frame(error, request_id=request.request_id))
+
+
+def _wait_until_readable(sock: socket.socket) -> None:
+    """Sleep until bytes, or the end, have come: the socket's own time-out is for pauses inside a frame."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.poll()

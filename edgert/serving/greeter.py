@@ -25,7 +25,7 @@ GREETINGS_MAX = 256
 ACCEPTS_MAX = 64  # a turn: the loop has other work too
 ACCEPT_PAUSE_S = 0.1  # when descriptors or memory have run out
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 1024
+_GROUPS_MAX = 256  # what Python takes in one option; who is in more is judged by user and first group
 
 
 class Greeter:

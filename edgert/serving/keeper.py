@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+from edgert.log import log
+
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 STABLE_S = 60.0
 
@@ -32,7 +34,7 @@ def main() -> int:
         if code == 0 or (code > 0 and lived_s < PAUSE_S_MIN * 4 and pause_s == PAUSE_S_MIN):
             return code  # it ended in order, or refused to start at all: it said why
         pause_s = PAUSE_S_MIN if lived_s > STABLE_S else min(pause_s * 2, PAUSE_S_MAX)
-        print(f"edgertd ended with {code}; starting it again in {pause_s:.1f} s", file=sys.stderr, flush=True)
+        log(f"edgertd ended with {code}; starting it again in {pause_s:.1f} s")
         time.sleep(pause_s)
 
 

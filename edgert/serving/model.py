@@ -78,25 +78,32 @@ def _open(
         return engine_by_name(artifact.engine).load(version.local(artifact), options)
 
     known = kept.read(circumstances)
-    sessions = [load(known.threads if known else circumstances.threads_to_try[0])]
+    learned = None if known is None or known.doubtful else known
+    sessions = [load(learned.threads if learned else circumstances.threads_to_try[0])]
     try:
-        golden.check(version, artifact, sessions[0].run)
         checked = sessions[0]
-        if known is None:
-            sample = next(golden.samples(version))
-            (first,), sessions = sessions, []  # learn closes what it does not return
-            sessions, learned = learn(load, first, sample, circumstances)
-        else:
-            learned = known
-            for _ in range(learned.instances - 1):
-                sessions.append(load(learned.threads))
+        golden.check(version, artifact, checked.run)
+        if learned is None:
+            sessions = []  # learn closes what it does not return
+            sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
+            learned = measured if known is None else known.better(measured)
+            if learned.threads != measured.threads:
+                _close_to(sessions, 0)
+        _close_to(sessions, learned.instances)
+        while len(sessions) < learned.instances:
+            sessions.append(load(learned.threads))
         for session in sessions:
             if session is not checked:
                 golden.check(version, artifact, session.run)
     except BaseException:
-        for session in sessions:
-            session.close()
+        _close_to(sessions, 0)
         raise
-    if known is None:
+    if learned != known:
         kept.write(circumstances, learned)
     return sessions, learned
+
+
+def _close_to(sessions: list[Session], count: int) -> None:
+    """Close all but the first `count`."""
+    while len(sessions) > count:
+        sessions.pop().close()

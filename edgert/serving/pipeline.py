@@ -207,7 +207,7 @@ class Pipeline:
             return
         assert self._pre is not None  # what else would tell a given image
         began_ns, i = time.perf_counter_ns(), self._image
-        array, work.placements = self._pre(work.arrays[i])
+        array, work.placements = self._pre(work.arrays[i], work.deadline_s)
         work.arrays = [*work.arrays[:i], array, *work.arrays[i + 1 :]]
         work.preprocess_ns = time.perf_counter_ns() - began_ns
 

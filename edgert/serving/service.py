@@ -31,6 +31,7 @@ from edgert.errors import (
     Overloaded,
     ShuttingDown,
     SlotsBusy,
+    StorageFailed,
     Unavailable,
 )
 from edgert.serving import channel
@@ -38,6 +39,7 @@ from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
 
 CRASHES_MAX = 3
+STORAGE_RETRY_S = 5.0
 STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
 RESTART_PAUSES_S = (0.1, 0.5, 2.0)
 QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)
@@ -107,7 +109,7 @@ class ModelService:
         self._given_up: set[str] = set()
         self._restart_at_s: float | None = None
         self._trial_until_s: float | None = None
-        self._give_up_pending = False
+        self._give_up_at_s: float | None = None
         self._recycled_at_s: float | None = None
         self._look_at_s: float | None = None
         self._stopped = False
@@ -195,7 +197,7 @@ class ModelService:
         if self._room_at_s is not None and now_s >= self._room_at_s:
             self._room_at_s = None
             self.sync()
-        if self._give_up_pending:
+        if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
             self._give_up()
         if self._trial_until_s is not None and now_s >= self._trial_until_s:
             self._expire_trial()
@@ -210,8 +212,7 @@ class ModelService:
 
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s]
-        times += [self._clock() + LOADING_RETRY_S] if self._give_up_pending else []
+        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s, self._give_up_at_s]
         times += [self.next.started_s + LOAD_S_MAX] if self.next is not None and not self.next.killed_at_s else []
         times += [worker.stop_by_s for worker in self._ending if not worker.killed_at_s]
         return min((t for t in times if t is not None), default=None)
@@ -228,11 +229,11 @@ class ModelService:
     def stop(self) -> None:
         """The daemon stops: every worker answers what it has and refuses the rest."""
         self._stopped = True
-        for worker in (self.current, self.next):
-            if worker is not None:
-                worker.stop(final=True, now_s=self._clock())
-                self._ending.append(worker)
-        self.current = self.next = None
+        self._abandon_next()  # it loads and hears nothing; nobody is connected to it
+        if self.current is not None:
+            self.current.stop(final=True, now_s=self._clock())
+            self._ending.append(self.current)
+        self.current = None
         self._forget_restart()
         self._trial_until_s = self._look_at_s = None
         self._settle(Unavailable("the daemon is stopping"))
@@ -436,11 +437,10 @@ class ModelService:
             if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
                 return False
             self.store.rollback(wait=False)
-        except SlotsBusy:
-            self.fault, self._give_up_pending = fault, True
+        except (SlotsBusy, StorageFailed) as error:  # nothing was rolled back, so nothing else may be started
+            self.fault = fault
+            self._give_up_later(error)
             return True
-        except EdgeRTError as error:
-            fault = error
         self._roll_back_done(version, fault)
         return True
 
@@ -463,7 +463,7 @@ class ModelService:
 
     def _give_up(self) -> None:
         """Go back to the good version before; where there is none that may be trusted, into quarantine."""
-        self._give_up_pending = False
+        self._give_up_at_s = None
         fault = self.fault or EngineFailed(f"model {self.model} keeps failing")
         try:
             slots = self.store.read()
@@ -475,8 +475,8 @@ class ModelService:
                 self._quarantine(fault)
                 return
             self.store.rollback(wait=False)
-        except SlotsBusy:
-            self._give_up_pending = True
+        except (SlotsBusy, StorageFailed) as error:
+            self._give_up_later(error)
             return
         except EdgeRTError:
             self._quarantine(fault)
@@ -484,13 +484,17 @@ class ModelService:
         self._given_up.add(failed.digest)
         self._roll_back_done(failed, fault)
 
+    def _give_up_later(self, why: EdgeRTError) -> None:
+        """The slots could not be changed now, by a busy lock or a full disk: try until they can."""
+        pause_s = LOADING_RETRY_S if isinstance(why, SlotsBusy) else STORAGE_RETRY_S
+        self._give_up_at_s = self._clock() + pause_s
+        self._settle(self.fault or why)
+
     def _quarantine(self, fault: EdgeRTError) -> None:
         times = min(max(0, self._crashes - CRASHES_MAX), len(QUARANTINE_PAUSES_S) - 1)
         pause_s = QUARANTINE_PAUSES_S[times]
         self._restart_at_s = self._clock() + pause_s
-        self._notify(
-            "quarantined", self.model, {"reason": fault.message, "crashes": self._crashes, "retry_s": pause_s}
-        )
+        self._notify("quarantined", self.model, {"reason": fault.message, "crashes": self._crashes, "retry_s": pause_s})
         self._settle(fault)
 
     def _expire_trial(self) -> None:
@@ -499,11 +503,9 @@ class ModelService:
             if not self.store.expire_trial(wait=False):
                 self.sync()
                 return
-        except SlotsBusy:
-            self._trial_until_s = self._clock() + 1.0
-            return
-        except EdgeRTError as error:
-            self.fault = error
+        except EdgeRTError as error:  # busy, or a full disk: a trial that is over must end, so it is tried again
+            self.fault = None if isinstance(error, SlotsBusy) else error
+            self._trial_until_s = self._clock() + (1.0 if isinstance(error, SlotsBusy) else STORAGE_RETRY_S)
             return
         version = self.current.version if self.current is not None else None
         self._roll_back_done(version, DeviceError("the trial was not confirmed in time"))

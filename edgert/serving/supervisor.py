@@ -15,6 +15,7 @@ import resource
 import selectors
 import signal
 import socket
+import stat
 import sys
 import time
 import uuid
@@ -34,6 +35,7 @@ from edgert.errors import (
     StorageFailed,
     Unavailable,
 )
+from edgert.log import log
 from edgert.serving import channel, service_manager
 from edgert.serving.control import LINE_BYTES_MAX, answer_of, error_answer
 from edgert.serving.device_reporter import DeviceReporter
@@ -47,7 +49,7 @@ from edgert.slots import SlotState
 
 CONTROL_S_MAX = 5.0
 STATS_S_MAX = 1.0
-STOP_S_MAX = 20.0
+STOP_S_MAX = 30.0
 BACKLOG = 4096  # a connect beyond it fails at once for a client that does not block; the kernel may hold less
 
 
@@ -113,9 +115,9 @@ class Supervisor:
                 self._service(model).sync()
             while not self._done():
                 self._turn()
+            self._reporter.close()
             for process in self._beside:
                 process.stop()
-            self._learn_sizes()
         self._say("edgertd has stopped")
 
     # --- the loop -----------------------------------------------------------------------------
@@ -413,11 +415,15 @@ class Supervisor:
     ) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # the lock says that no daemon of this state uses it
+            _remove_stale_socket(path)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
-            listener.bind(os.fspath(path))
-            if group:
-                os.chown(path, -1, grp.getgrnam(group).gr_gid)
+            mask = os.umask(0o177)  # nobody connects before mode and group are right
+            try:
+                listener.bind(os.fspath(path))
+            finally:
+                os.umask(mask)
+            if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
+                os.chown(path, -1, gid)
             path.chmod(mode)
             listener.listen(BACKLOG)
         except OSError as error:
@@ -425,7 +431,7 @@ class Supervisor:
         except KeyError as error:
             raise ConfigInvalid(f"socket_group: there is no group {group!r} here: make it, or name another") from error
         listener.setblocking(False)
-        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(_remove_own_socket, path, path.stat().st_ino)
         self._selector.register(listener, selectors.EVENT_READ, lambda: accept(listener))
 
     def _heed_signals(self, stack: contextlib.ExitStack) -> None:
@@ -445,7 +451,29 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ, heard)
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        log(line)
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """Make room for our socket. Raises ConfigInvalid where something else lies there, or somebody listens."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigInvalid(f"{path} is not a socket: name another place in `socket`, or move it away")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(os.fspath(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:  # left behind by a daemon that was killed
+        path.unlink(missing_ok=True)
+        return
+    raise ConfigInvalid(f"another daemon listens on {path}: stop it, or name another place in `socket`")
+
+
+def _remove_own_socket(path: Path, inode: int) -> None:
+    with contextlib.suppress(OSError):
+        if path.lstat().st_ino == inode:
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ import numpy as np
 
 from edgert import wire
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.errors import EdgeRTError, Overloaded, ShuttingDown
+from edgert.errors import EdgeRTError, Moved, Overloaded, ShuttingDown
 from edgert.installer import load_version
-from edgert.serving import channel
-from edgert.serving import golden
+from edgert.log import log
+from edgert.serving import channel, golden
 from edgert.serving.agreement import scores_output
 from edgert.serving.batcher import Batcher
 from edgert.serving.cache import PredictionCache
@@ -42,7 +42,7 @@ from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 
-DRAIN_S = 10.0
+DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 THREAD_STACK_BYTES = 512 * 1024
 
 
@@ -78,10 +78,14 @@ def main() -> None:
     try:
         config = read_config(order.state)
         model = load_model(load_version(order.folder, order.digest, config), order.state, config)
+        worker = Worker(order, config, _watched(model, page))
     except EdgeRTError as error:
         channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})
         sys.exit(1)
-    worker = Worker(order, config, _watched(model, page))
+    except Exception as error:  # noqa: BLE001  # what an engine or the disk did must reach `edgertd status`
+        message = f"{type(error).__name__} while loading: {error}"
+        channel.send(end, {"op": "failed", "code": "device.engine_failed", "exit_code": 7, "message": message[:2000]})
+        sys.exit(1)
     worker.start(end)
     worker.attend(end)
     worker.stop()
@@ -156,13 +160,14 @@ class Worker:
         self._last_word = wire.error_frame(ShuttingDown("the daemon is gone", retry_after_s=1.0))
 
     def stop(self) -> None:
-        """Answer what has arrived, tell every client to go elsewhere, report what is left."""
+        """End the engine runs under way, send every other client elsewhere, report what is left."""
         with self._lock:
             self._stopping = True
             for sock in self._connections:
                 # What was sent before this is still read and answered; then the thread sees the end.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RD)
+        self._batcher.close(Moved("the model is served by another worker now"))
         until = time.monotonic() + DRAIN_S
         while self._connections and time.monotonic() < until:
             time.sleep(0.002)
@@ -199,7 +204,7 @@ class Worker:
                 self._frame_bytes_max,
                 self._pipeline.shared_bytes if shared else 0,
                 self._budget,
-                _log,
+                log,
             )
             connection.serve()
             if self._stopping:
@@ -233,7 +238,7 @@ class Worker:
         }
 
     def _notify(self, event: str, fields: Mapping[str, float]) -> None:
-        _log(f"{self._model.version.manifest.model}: {event} {dict(fields)}")
+        log(f"{self._model.version.manifest.model}: {event} {dict(fields)}")
         if self._reporter is not None:
             self._reporter.event(event, **fields)
 
@@ -267,16 +272,16 @@ def _reporter(
     try:
         return Reporter(
             recorder,
-            Spool(order.state.spool, log=_log),
+            Spool(order.state.spool, log=log),
             Topics(config.site, config.device),
             boot=order.boot,
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
             host_facts=lambda: {**host_facts_now(), **figures()},
-            log=_log,
+            log=log,
         )
     except EdgeRTError as error:
-        _log(f"telemetry: nothing is recorded: {error.message}")
+        log(f"telemetry: nothing is recorded: {error.message}")
         return None
 
 
@@ -292,14 +297,12 @@ def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
     distance = config.model(manifest.model).near
     if not distance or image_axes(manifest.inputs[0]) is None or len(manifest.inputs) != 1:
         if distance:
-            _log(f"{manifest.model}: near is set, but the model does not take one image of a fixed size: it stays off")
+            log(f"{manifest.model}: near is set, but the model does not take one image of a fixed size: it stays off")
         return None
     samples = [sample[0] for sample in golden.samples(model.version)]
     span = float(max(map(np.max, samples))) - float(min(map(np.min, samples)))
     value_range = 255.0 if manifest.inputs[0].datatype == "UINT8" else span
-    return NearCache(
-        manifest.inputs[0], distance, value_range, config.serving.cache_ttl_s, scores_output(manifest)
-    )
+    return NearCache(manifest.inputs[0], distance, value_range, config.serving.cache_ttl_s, scores_output(manifest))
 
 
 def _shadow(
@@ -310,7 +313,7 @@ def _shadow(
     if not wishes.shadow:
         return None
     if model.version.reference is None:
-        _log(f"{order.model}: shadow is set, but the bundle carries no reference: build it with --with-reference")
+        log(f"{order.model}: shadow is set, but the bundle carries no reference: build it with --with-reference")
         return None
     given = {**vars(order), "folder": str(order.folder), "state": str(order.state.root)}
     return Shadow(lambda: ReferenceProcess(given), wishes.shadow, wishes.shadow_alarm, notify)
@@ -320,10 +323,6 @@ def _prefer_for_oom() -> None:
     """When memory runs out, the kernel shall end a worker, not the supervisor."""
     with contextlib.suppress(OSError):  # some sandboxes refuse
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def _log(line: str) -> None:
-    print(f"edgertd: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from edgert.serving.memory import process_mb
 from edgert.serving.progress import RunPage
 from edgert.slots import Version
 
-STOP_S_MAX = 15.0
+STOP_S_MAX = 25.0
 EXIT_S_MAX = 1.0  # from the end of its channel to the end of the process
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, EdgeRTError, StorageFailed
+from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import host, messages
 from edgert.telemetry.messages import Topics
@@ -287,14 +288,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = ForwarderConfig.read(parser.parse_args(argv).config)
         forward(config, stopping)
     except EdgeRTError as error:
-        _log(f"telemetry: {error.message}")
+        log(f"telemetry: {error.message}")
         return error.exit_code
     return 0
 
 
 def forward(config: ForwarderConfig, stopping: Callable[[], bool]) -> None:
     """Forward until `stopping()`. Raises StorageFailed where the spool cannot be opened."""
-    spool = Spool(config.spool, log=_log)
+    spool = Spool(config.spool, log=log)
     # Units and scale, so that a subscriber need not guess what the numbers of this device mean.
     told = {"lat_unit": "ms", "sketch_scale": SCALE, **config.info}
     Forwarder(
@@ -305,7 +306,7 @@ def forward(config: ForwarderConfig, stopping: Callable[[], bool]) -> None:
         info=told,
         sys_fields=lambda: host.sys_fields(config.spool.parent),
         sys_interval_s=config.sys_interval_s,
-        log=_log,
+        log=log,
     ).run(stopping)
     spool.close()
 
@@ -332,9 +333,6 @@ def stop_with_parent_or_signal() -> Callable[[], bool]:
     threading.Thread(target=watch, name="stop-watch", daemon=True).start()
     return stopping.is_set
 
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

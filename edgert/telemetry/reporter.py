@@ -1,6 +1,8 @@
 """The reporter: a thread in each worker process that turns its recorder's windows into spooled messages.
 
-Once a second it folds what waits, once a window it cuts and appends `metrics` and `hist`. A spool
+Once a second it folds what waits, once a window it cuts and appends `metrics` and `hist`. While nothing comes
+it looks ever more rarely, in the end only at the end of a window: an idle device shall not wake up for nothing. A
+recorder that fills up meanwhile wakes it. A spool
 that refuses costs that window's messages, never a request: it is said once on the log, counted in
 `windows_lost`, and tried again with the next window.
 """
@@ -28,7 +30,7 @@ class Reporter:
     """Reports one model's recorder to the spool.
 
     `clock` is monotonic seconds and `wall_clock` seconds since 1970; `wait(seconds)` returns True when
-    it is time to stop, as `threading.Event.wait` does. Tests pass their own and call `tick` themselves.
+    it is time to stop; it may return early. Tests pass their own and call `tick` themselves.
     """
 
     def __init__(
@@ -60,22 +62,27 @@ class Reporter:
         self._refused = False
         self._window_ends_at = clock() + window_s
         self._stopping = threading.Event()
-        self._wait = wait or self._stopping.wait
+        self._wake = threading.Event()
+        self._fold_every_s = FOLD_EVERY_S
+        self._wait = wait or self._wait_or_wake
         self._thread = threading.Thread(target=self._run, name="telemetry-reporter", daemon=True)
 
     def start(self) -> None:
+        self._recorder.crowded = self._wake.set
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and report the part of a window that is left, marked `up: 0`."""
         self._stopping.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
         self._report(self._recorder.cut(), up=False)
 
     def tick(self) -> bool:
         """Fold, and report the window if it is over; says whether it did."""
-        self._recorder.fold(lambda: time.sleep(SLICE_PAUSE_S))
+        folded = self._recorder.fold(lambda: time.sleep(SLICE_PAUSE_S))
+        self._fold_every_s = FOLD_EVERY_S if folded else self._fold_every_s * 2
         if self._clock() < self._window_ends_at:
             return False
         self._report(self._recorder.cut(), up=True)
@@ -99,8 +106,17 @@ class Reporter:
         )
 
     def _run(self) -> None:
-        while not self._wait(min(FOLD_EVERY_S, self._window_s)):
+        while not self._wait(self.pause_s()):
             self.tick()
+
+    def pause_s(self) -> float:
+        """How long nothing need be done, unless the recorder fills up."""
+        return max(0.0, min(self._fold_every_s, self._window_ends_at - self._clock()))
+
+    def _wait_or_wake(self, seconds: float) -> bool:
+        self._wake.wait(seconds)
+        self._wake.clear()
+        return self._stopping.is_set()
 
     def _report(self, report: WindowReport, *, up: bool) -> None:
         if not self._guarded(lambda: self._append(report, up)):

@@ -100,16 +100,19 @@ class WindowReport:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """What `edgertd status` shows: since the recorder began, and the last complete window (None before one)."""
+    """What `edgertd status` shows: since the recorder began, in the window under way, in the last complete one (or None).
+
+    `window` is that of the moment: JSON values, as its sketches go on filling.
+    """
 
     model: str
     uptime_s: float
     totals: Totals
     latency: Sketch
+    window: dict[str, Any]
     last_window: WindowReport | None
 
     def as_json(self) -> dict[str, Any]:
-        window = self.last_window
         return {
             "model": self.model,
             "uptime_s": round(self.uptime_s, 3),
@@ -119,15 +122,19 @@ class LiveStats:
             "cache_hits": self.totals.cache_hits,
             "totals": self.totals.as_json(),
             "latency_ms": percentiles_json(self.latency),
-            "last_window": window
-            and {
-                "window_s": round(window.window_s, 3),
-                "answered": window.latency.count,
-                "batch_mean": round(window.batch_mean, 3),
-                "latency_ms": percentiles_json(window.latency),
-                "stages_ms": {name: percentiles_json(sketch) for name, sketch in window.stages.items()},
-            },
+            "window": self.window,
+            "last_window": None if self.last_window is None else window_json(self.last_window),
         }
+
+
+def window_json(window: WindowReport) -> dict[str, Any]:
+    return {
+        "window_s": round(window.window_s, 3),
+        "answered": window.latency.count,
+        "batch_mean": round(window.batch_mean, 3),
+        "latency_ms": percentiles_json(window.latency),
+        "stages_ms": {name: percentiles_json(sketch) for name, sketch in window.stages.items()},
+    }
 
 
 def percentiles_json(sketch: Sketch) -> dict[str, float]:
@@ -143,6 +150,7 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._pending: deque[RequestSpan] = deque()
+        self.crowded: Callable[[], object] = lambda: None  # called when PENDING_MAX spans wait: fold soon
         self._lock = threading.Lock()
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
@@ -155,14 +163,19 @@ class WindowRecorder:
         pending = self._pending
         pending.append(span)
         if len(pending) > PENDING_MAX:
+            self.crowded()
             self._fold_slice()
 
-    def fold(self, pause: Callable[[], object] = lambda: None) -> None:
-        """Fill the sketches with what waits now, calling `pause` between slices so that others may run."""
-        for _ in range(len(self._pending) // FOLD_SLICE + 1):
+    def fold(self, pause: Callable[[], object] = lambda: None) -> bool:
+        """Fill the sketches with what waits now, calling `pause` between slices so that others may run.
+
+        Says whether anything waited.
+        """
+        for i in range(len(self._pending) // FOLD_SLICE + 1):
             if not self._fold_slice():
-                return
+                return i > 0
             pause()
+        return True
 
     def cut(self, now: float | None = None) -> WindowReport:
         """End the window at `now` on the recorder's clock, begin the next, and report the one that ended."""
@@ -182,8 +195,9 @@ class WindowRecorder:
         with self._lock:
             latency = self._lifetime.copy()
             latency.merge(self._window.latency)
-            uptime_s = (self._clock() if now is None else now) - self._began_at
-            return LiveStats(self.model, uptime_s, self._totals, latency, self._last_report)
+            at = self._clock() if now is None else now
+            window = window_json(self._report(at))
+            return LiveStats(self.model, at - self._began_at, self._totals, latency, window, self._last_report)
 
     def _report(self, ended_at: float) -> WindowReport:
         window = self._window

@@ -64,6 +64,7 @@ static void print_output(const edgert_tensor *output, const edgert_model *model)
 int main(int argc, char **argv) {
     edgert_error error;
     edgert_client *client;
+    const edgert_model *model;
     edgert_response response;
     edgert_tensor input;
     void *data = NULL;
@@ -78,7 +79,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "error: %s (%s)\n", error.message, edgert_code_name(error.code));
         return 1;
     }
-    code = edgert_describe(client)->input_count == 1 ? one_item(edgert_describe(client)->inputs, &input) : EDGERT_INVALID;
+    model = edgert_describe(client);
+    code = model->input_count == 1 ? one_item(model->inputs, &input) : EDGERT_INVALID;
     if (code) fprintf(stderr, "error: this example asks models with one input\n");
     else if (!(input.data = data = read_input(argc > 2 ? argv[2] : NULL, input.bytes))) code = EDGERT_INVALID;
     else if ((code = edgert_infer(client, &input, 1, NULL, &response, &error)) != EDGERT_OK)

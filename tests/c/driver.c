@@ -24,7 +24,8 @@ static void print_error(const edgert_error *error) {
 
 static void print_response(const edgert_response *response) {
     size_t i, k, aligned = 1;
-    printf("{\"release\": %" PRId64 ", \"batch\": %" PRIu32 ", \"cache_hit\": %d, \"engine_us\": %" PRIu32 ", \"outputs\": {",
+    printf("{\"release\": %" PRId64 ", \"batch\": %" PRIu32 ", \"cache_hit\": %d, \"engine_us\": %" PRIu32
+           ", \"outputs\": {",
            response->release, response->batch, response->cache_hit, response->stage_us[4]);
     for (i = 0; i < response->output_count; i++) {
         const edgert_tensor *output = &response->outputs[i];
@@ -43,7 +44,7 @@ static void print_response(const edgert_response *response) {
 /* infer TIMEOUT_MS NO_CACHE RANK DIM... START: values START, START + 1, ... */
 static void infer(edgert_client *client, char *rest) {
     uint32_t shape[EDGERT_RANK_MAX] = {0};
-    edgert_options options;
+    edgert_options options = {0, 0, 1};
     edgert_tensor input;
     edgert_response response;
     edgert_error error;
@@ -119,7 +120,7 @@ static int note(const edgert_response *response, const edgert_error *error) {
 static void *ask(void *argument) {
     const uint32_t shape[] = {1, ITEM};
     float values[ITEM] = {1, 2, 3, (float)(uintptr_t)argument};
-    edgert_options options = {0, 1};
+    edgert_options options = {0, 1, 0};
     edgert_client *client = NULL;
     edgert_tensor input;
     edgert_response response;
@@ -132,7 +133,8 @@ static void *ask(void *argument) {
         } else if (edgert_infer(client, &input, 1, &options, &response, &error)) {
             stop = note(NULL, &error);
         } else {
-            if (response.outputs[0].bytes != sizeof values || memcmp(response.outputs[0].data, values, sizeof values)) exit(4);
+            const edgert_tensor *output = &response.outputs[0];
+            if (output->bytes != sizeof values || memcmp(output->data, values, sizeof values)) exit(4);
             stop = note(&response, NULL);
         }
         values[0] += 1;

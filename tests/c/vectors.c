@@ -109,6 +109,8 @@ static void welcome(const char *hex) {
         print_specs(model->outputs, model->output_count);
         printf("], \"preprocess\": [");
         print_specs(model->preprocess, model->preprocess ? 1 : 0);
+        printf("], \"files\": [");
+        print_specs(model->files, model->files ? 1 : 0);
         printf("], \"labels\": [");
         for (i = 0; i < model->label_count; i++) {
             printf(i ? ", " : "");

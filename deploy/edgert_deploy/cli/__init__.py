@@ -13,6 +13,7 @@ from edgert.cli.command import LazyGroup, main_with_errors
 COMMANDS = {
     "keys": ("edgert_deploy.cli.keys:keys", "Make and list the keys that bundles are signed with."),
     "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
+    "targets": ("edgert_deploy.cli.targets:targets", "List what a bundle can be built for."),
     "inspect": ("edgert_deploy.cli.inspect:inspect", "Show what a bundle holds."),
     "verify": ("edgert_deploy.cli.verify:verify", "Check a bundle's signature and every byte."),
     "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.signing import PublicKey, read_public_key
-from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes
+from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, broker_doubt, check_settings
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.cli.keys import key_paths, keys_dir
@@ -82,9 +83,12 @@ def bootstrap(
     """
     devices = find_inventory(inventory_file).select(selector)
     reports_to = Broker.parse(broker, mqtt_username, mqtt_password_file, mqtt_ca) if broker else None
-    wishes = Wishes(
-        trusted_keys(key_names or ("default",)), reports_to, engine, refresh, service, parse_settings(settings)
-    )
+    given = parse_settings(settings)
+    check_settings(given)
+    keys = trusted_keys(key_names or ("default",))
+    if reports_to is not None and (doubt := broker_doubt(reports_to)):
+        click.echo(f"warning: {doubt}", err=True)
+    wishes = Wishes(keys, reports_to, engine, refresh, service, given)
     rows: list[dict[str, Any]] = []
     failed: EdgeRTError | None = None
     for device in devices:
@@ -93,10 +97,11 @@ def bootstrap(
         except EdgeRTError as error:
             failed = failed or error
             rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
-            say(device.name, f"error: {error.message}")
+            say(device.name, f"failed [{error.code}]")
     if failed is not None and len(devices) == 1:
         raise failed
-    emit({"ok": failed is None, "devices": rows}, "\n".join(_line(row) for row in rows), as_json)
+    homes = {device.name: _python_of(device) for device in devices}
+    emit({"ok": failed is None, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
     if failed is not None:
         click.get_current_context().exit(failed.exit_code)
 
@@ -134,9 +139,17 @@ def _key_path(name: str) -> Path:
     return path
 
 
-def _line(row: dict[str, Any]) -> str:
+def _python_of(device: Device) -> str:
+    """The interpreter whose environment has `edgert` there."""
+    return sys.executable if device.transport == "local" else f"{device.home}/venv/bin/python"
+
+
+def _line(row: dict[str, Any], python: str) -> str:
     if "error" in row:
-        return f"{row['device']}: failed [{row['error']['code']}]"
+        return f"{row['device']}: failed [{row['error']['code']}]: {row['error']['message']}"
     changed = ", ".join(row["changed"]) or "nothing, all was there"
     engines = ", ".join(f"{name} {version}" for name, version in row["status"]["engines"].items() if version)
-    return f"{row['device']}: ready, kept running by {row['service']}; engines {engines}; changed: {changed}"
+    return (
+        f"{row['device']}: ready, kept running by {row['service']}; engines {engines}; changed: {changed}\n"
+        f"  apps there: {python}, socket {row['status']['socket']}"
+    )

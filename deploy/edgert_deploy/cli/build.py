@@ -62,6 +62,14 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="Accuracy that an artifact may lose.",
 )
+@click.option(
+    "--metric",
+    type=click.Choice(["auto", "top1", "cosine"]),
+    default="auto",
+    show_default=True,
+    help="What the gate compares; see below.",
+)
+@click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
 @click.option("--precision", type=click.Choice(["int8", "fp32"]), help="For all targets (default: each profile's own).")
 @click.option(
     "--with-reference", is_flag=True, help="Add FP32 artifacts that devices may compare live answers with (shadow)."
@@ -83,6 +91,8 @@ def build(
     name: str | None,
     key: Path | None,
     max_drop: float,
+    metric: Any,
+    downgrade: bool,
     precision: Any,
     with_reference: bool,
     preprocess: Path | None,
@@ -93,7 +103,25 @@ def build(
 ) -> None:
     """Build, check and sign a bundle of MODEL (.onnx) for one or more targets.
 
-    Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then.
+    Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then. 4: the model,
+    the samples or an option cannot be used.
+
+    \b
+    Examples:
+      edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target raspberry-pi-4 --out digits.edgert
+      edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc \\
+          --target jetson-orin-nano --release 2 --labels labels.txt --preprocess preprocess.toml --out digits-2.edgert
+      edgert build old.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc --release 1 --downgrade --out back.edgert
+
+    \b
+    What the gate compares (--metric):
+      auto    with `labels` in the hold-out: top-1 of the artifact against the FP32 source's. Without: how often
+              both name the same class, where the one output is [N, C] and holds class scores, which is so with
+              --labels, or where its rows are probabilities; else cosine.
+      top1    top-1 with labels; without, how often both name the same class.
+      cosine  the mean cosine of the artifact's outputs to FP32's, of the output that fares worst.
+
+    Targets: see edgert targets.
     """
     profiles = tuple(load_profile(target, devices) for target in targets)
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
@@ -113,6 +141,8 @@ def build(
         model=name or name_from(model),
         release=release,
         max_drop=max_drop,
+        metric=metric,
+        downgrade=downgrade,
         precision=precision,
         with_reference=with_reference,
         preprocess=before,
@@ -125,7 +155,9 @@ def build(
     if as_json:
         click.echo(json.dumps(_as_json(result, request)))
     else:
-        click.echo(f"{result.path}: {_size(result.size_bytes)}, release {release}, signed by {result.key_id}")
+        click.echo(
+            f"{result.path}: {_size(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}, signed by {result.key_id}"
+        )
 
 
 def name_from(path: Path) -> str:
@@ -138,13 +170,12 @@ def _progress(line: str) -> None:
 
 
 def _print_row(row: BuildRow) -> None:
-    ratio = row.source_size_bytes / max(row.size_bytes, 1)
     _print_cells(
         (
             row.target,
             row.engine,
             row.precision,
-            f"{_size(row.size_bytes)} ({ratio:.1f}x less)",
+            f"{_size(row.size_bytes)} ({_compared(row.size_bytes, row.source_size_bytes)})",
             row.accuracy.metric,
             f"{row.accuracy.fp32:.4f}",
             f"{row.accuracy.artifact:.4f}",
@@ -156,6 +187,11 @@ def _print_row(row: BuildRow) -> None:
 
 def _print_cells(cells: Any) -> None:
     click.echo("  ".join(cell.ljust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True)).rstrip())
+
+
+def _compared(size_bytes: int, source_size_bytes: int) -> str:
+    less, more = source_size_bytes / max(size_bytes, 1), size_bytes / max(source_size_bytes, 1)
+    return f"{less:.1f}x less" if less >= 1 else f"{more:.1f}x more"
 
 
 def _size(size_bytes: int) -> str:
@@ -170,6 +206,8 @@ def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "key_id": result.key_id,
         "model": request.model,
         "release": request.release,
+        "downgrade": request.downgrade,
+        "warnings": list(result.warnings),
         "targets": [
             {
                 "target": row.target,

@@ -18,7 +18,6 @@ from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
 from edgert_deploy.rollout import deploy as roll_out
 from edgert_deploy.transports import Transport, open_transport
 
-
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
 SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"
 

@@ -116,6 +116,8 @@ def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
     ]
     text = columns(rows) if devices else f"{inventory.path} has no device yet: edgert device add"
     emit({"devices": [described(d) for d in devices], "inventory": str(inventory.path)}, text, as_json)
+    if devices:
+        click.echo("next: edgert status says what they serve; edgert bootstrap NAME sets one up", err=True)
 
 
 @device.command()

@@ -1,23 +1,26 @@
-"""`edgert infer`: one question to a daemon on this machine."""
+"""`edgert infer`: one question to a daemon, on this machine or on a device."""
 
 from __future__ import annotations
 
-import zipfile
+import contextlib
+import tempfile
+import uuid
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from edgert import Client
-from edgert.config import StateDir, default_socket, read_config
-from edgert.errors import ConfigInvalid, InputError
+from edgert.cli.tensor_files import Arrays, as_text, read_inputs, write_outputs
+from edgert.cli.tensor_files import as_json as described
+from edgert.config import default_socket
+from edgert.errors import EdgeRTError, InputError
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
-from edgert_deploy.inventory import find_inventory
+from edgert_deploy.inventory import Device, find_inventory
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.transports import open_transport
 
-INPUT_BYTES_MAX = 1024**3
-SHOWN_VALUES_MAX = 64
+ASK_S_MAX = 300.0
+QUICK_S_MAX = 60.0
 
 
 @click.command()
@@ -34,8 +37,12 @@ SHOWN_VALUES_MAX = 64
     type=click.Path(path_type=Path),
     help="The daemon's socket [default: $EDGERT_SOCKET, else this machine's].",
 )
-@click.option("--on", "device_name", help="A local device of the inventory.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the outputs whole, as .npz.")
+@click.option("--on", "device_name", help="A device of the inventory: the file goes there and the answer comes back.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the outputs whole, as .npz; --json then leaves the values out.",
+)
 @inventory_option
 @json_option
 def infer(
@@ -49,49 +56,42 @@ def infer(
 ) -> None:
     """Ask MODEL for an answer on a running daemon.
 
+    Exits with 4 where the file cannot be used, 6 where the device cannot be reached, 8 where the request fails.
+
     \b
     Examples:
-      edgert infer digits --input images.npy --on here
+      edgert infer digits --input images.npy --on kitchen
       edgert infer detector --input frame.npz --socket /run/edgert/edgert.sock --json
     """
     if socket is not None and device_name is not None:
         raise click.UsageError("give either --socket or --on")
-    path = socket or (_socket_of(device_name, inventory_file) if device_name else default_socket())
-    inputs = _read(source)
-    with Client(path) as client:
-        outputs = client.infer(model, inputs)
+    inputs = read_inputs(source)  # also where it is sent: what cannot be read is said before anything is sent
+    if device_name is not None:
+        outputs = ask_device(find_inventory(inventory_file).device(device_name), model, source)
+    else:
+        with Client(socket or default_socket()) as client:
+            outputs = client.infer(model, inputs)
     if out is not None:
-        with out.open("wb") as file:
-            np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
-    value = {name: {"shape": list(a.shape), "dtype": a.dtype.name, "values": a.tolist()} for name, a in outputs.items()}
-    text = "\n".join(_line(name, array) for name, array in outputs.items())
-    emit({"model": model, "outputs": value}, text, as_json)
+        write_outputs(out, outputs)
+    emit(described(model, outputs, values=out is None), as_text(outputs), as_json)
 
 
-def _socket_of(name: str, inventory_file: Path | None) -> Path:
-    device = find_inventory(inventory_file).device(name)
-    if device.transport != "local":
-        raise ConfigInvalid(
-            f"{name} is another machine: the socket is local there. Run edgert infer on it, or use --socket"
-        )
-    state = StateDir(Path(device.state))
-    return state.socket(read_config(state))
-
-
-def _read(source: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """The array, or the arrays by name. Never unpickles."""
+def ask_device(device: Device, model: str, source: Path) -> Arrays:
+    """Send the file, have `edgertd infer` ask over there, and fetch the outputs. Nothing stays on the device."""
+    transport = open_transport(device)
+    remote = f"{device.state}/incoming/infer-{uuid.uuid4().hex}"
     try:
-        if source.stat().st_size > INPUT_BYTES_MAX:
-            raise InputError(f"{source} has {source.stat().st_size} bytes; at most {INPUT_BYTES_MAX} are sent")
-        loaded = np.load(source, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{source} cannot be read as .npy or .npz: {error}") from error
-
-
-def _line(name: str, array: NDArray[Any]) -> str:
-    shown = np.array2string(array, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True)
-    return f"{name}  {array.dtype.name} {list(array.shape)}\n{shown}"
+        transport.put(source, f"{remote}.in")  # for the daemon's user to read, who may be another
+        words = ("infer", model, "--input", f"{remote}.in", "--out", f"{remote}.out")
+        RemoteDaemon(transport, device).call(*words, timeout_s=ASK_S_MAX)
+        with tempfile.TemporaryDirectory(prefix="edgert-infer-") as folder:
+            back = Path(folder) / "outputs.npz"
+            transport.get(f"{remote}.out", back)
+            outputs = read_inputs(back)
+        if not isinstance(outputs, dict):
+            raise InputError(f"{device.name} answered with something else than outputs: bootstrap it again")
+        return outputs
+    finally:
+        with contextlib.suppress(EdgeRTError):
+            transport.run(["rm", "-f", f"{remote}.in", f"{remote}.out"], QUICK_S_MAX)
+        transport.close()

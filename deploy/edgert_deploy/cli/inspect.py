@@ -16,7 +16,13 @@ from edgert.tensors import TensorSpec
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: model, targets, artifacts, accuracy, tools."""
+    """Show what BUNDLE holds: model, targets, artifacts, accuracy, tools.
+
+    \b
+    Examples:
+      edgert inspect digits.edgert
+      edgert inspect digits.edgert --json | python3 -m json.tool
+    """
     with open_bundle(bundle, trusted=None) as opened:
         if as_json:
             manifest = json.loads(opened.manifest.to_bytes())
@@ -28,7 +34,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 def _lines(bundle: Bundle) -> list[str]:
     manifest = bundle.manifest
     lines = [
-        f"model     {manifest.model}, release {manifest.release}",
+        f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
         f"digest    {bundle.digest}",
         f"signed    by key {', '.join(bundle.envelope.key_ids)} (not checked; edgert verify does)",
         f"source    {manifest.source_size_bytes} bytes, SHA-256 {manifest.source_sha256}",

@@ -22,7 +22,13 @@ def keys_dir() -> Path:
 
 @click.group()
 def keys() -> None:
-    """Make and list the keys that bundles are signed with."""
+    """Make and list the keys that bundles are signed with.
+
+    \b
+    Examples:
+      edgert keys new
+      edgert keys list
+    """
 
 
 @keys.command()
@@ -32,7 +38,13 @@ def keys() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def new(name: str, folder: Path | None, as_json: bool) -> None:
-    """Make a key pair; an existing one is never overwritten."""
+    """Make a key pair; an existing one is never overwritten.
+
+    \b
+    Examples:
+      edgert keys new
+      edgert keys new --name factory --dir keys
+    """
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigInvalid(f"key name {name!r}: use letters, digits, - and _")
     private, public = key_paths(folder or keys_dir(), name)
@@ -53,7 +65,12 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(folder: Path | None, as_json: bool) -> None:
-    """List key pairs: id, public half, and whether the private half is here."""
+    """List key pairs: id, public half, and whether the private half is here.
+
+    \b
+    Example:
+      edgert keys list --json
+    """
     rows = []
     for public in sorted((folder or keys_dir()).glob(f"*{PUBLIC_SUFFIX}")):
         if public.name.endswith(PRIVATE_SUFFIX):

@@ -53,9 +53,7 @@ def rollback(model: str, selector: str, force: bool, inventory_file: Path | None
     rows = [_as_json(device, answer) for device, answer in zip(devices, answers, strict=True)]
     emit({"ok": not errors, "model": model, "devices": rows}, _table(model, rows), as_json)
     stopped = any(isinstance(error, Interrupted) for error in errors)
-    click.get_current_context().exit(
-        Interrupted.exit_code if stopped else errors[0].exit_code if errors else 0
-    )
+    click.get_current_context().exit(Interrupted.exit_code if stopped else errors[0].exit_code if errors else 0)
 
 
 def _roll_back(device: Device, model: str, force: bool, stop: Stop) -> Answer:

@@ -23,7 +23,13 @@ from edgert_deploy.cli.keys import key_paths, keys_dir
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
-    """Check BUNDLE's signature and every byte. Exits with 5 where either is wrong."""
+    """Check BUNDLE's signature and every byte. Exits with 5 where either is wrong.
+
+    \b
+    Examples:
+      edgert verify digits.edgert
+      edgert verify digits.edgert --key keys/factory.pem --json
+    """
     trusted = tuple(read_public_key(path) for path in key_files or (key_paths(keys_dir(), "default")[1],))
     with open_bundle(bundle, trusted) as opened:
         opened.verify_files()

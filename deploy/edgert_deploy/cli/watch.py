@@ -104,6 +104,8 @@ def watch(
             show_once(state, as_json)
         else:
             show_until(state, subscriber, as_json, interval_s, for_s)
+    except KeyboardInterrupt:  # the way to end it, where --for gives no other
+        pass
     finally:
         subscriber.close()
 
@@ -170,6 +172,10 @@ def table_of(rows: list[Row], state: FleetState, width: int) -> Table:
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
         table.add_row("(nothing heard yet)")
+    elif waiting := [row for row in rows if row.model is None and row.state == "online"]:
+        table.caption = (
+            f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"
+        )
     if state.refused:
         table.caption = f"{state.refused} messages not understood; the last: {state.last_refusal}"
     return table

@@ -246,9 +246,7 @@ class FleetState:
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
         if not device.models:
-            version = str(device.info.get("edgert", device.info.get("edgert_version", "")))
-            state = device.state(now)
-            yield Row(device.site, device.device, None, state, model_version=version, age_s=device.age_s(now))
+            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now))
         for name, model in sorted(device.models.items()):
             yield self._model_row(device, name, model, now)
 

@@ -28,6 +28,24 @@ INPUT_BYTES_MAX = 1024**2
 EOF_GRACE_S = 2.0  # a command that left a child behind keeps its pipes open: its answer is complete without it
 TAIL_CHARS = 800
 
+_SHA256_PYTHON = (
+    "import hashlib,sys\n"
+    "for path in sys.argv[1:]:\n"
+    "    digest = hashlib.sha256()\n"
+    "    with open(path, 'rb') as file:\n"
+    "        for chunk in iter(lambda: file.read(1 << 20), b''): digest.update(chunk)\n"
+    "    print(digest.hexdigest())\n"
+)
+# From stdin, sha256sum prints no name that would have to be unescaped.
+_SHA256 = f"""\
+if command -v sha256sum >/dev/null; then
+  for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done
+elif command -v python3 >/dev/null; then
+  exec python3 -c "{_SHA256_PYTHON}" "$@"
+else
+  echo "neither sha256sum nor python3 is there: install coreutils" >&2; exit 127
+fi"""
+
 LineSink = Callable[[str], None]
 ByteProgress = Callable[[int, int], None]  # bytes that are there, bytes in all
 
@@ -91,6 +109,14 @@ def open_transport(device: Device) -> Transport:
         )
     module, _, cls = TRANSPORTS[device.transport].partition(":")
     return cast(Transport, getattr(importlib.import_module(module), cls)(device))
+
+
+def sha256_command(*paths: str) -> list[str]:
+    """Words that print the SHA-256 of each file that is there, one a line as hex; by python3 where sha256sum is missing.
+
+    Exits with another code than 0 where one cannot be read.
+    """
+    return ["sh", "-c", _SHA256, "sh", *paths]
 
 
 class LineBuffer:

@@ -4,6 +4,9 @@ The only host key ever accepted is the one in the inventory, taken down when the
 compared when the key exchange ends, before a user name, a login or a byte of payload is sent.
 Fabric's own default accepts any key. Jump hosts from ~/.ssh/config must stand in ~/.ssh/known_hosts.
 
+Files travel through `dd` and `cat` over an ordinary command channel: SFTP is another package on many small systems,
+and often left out.
+
 A link can die without a word. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection whose traffic
 nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, a
 bounded number of times, into a name that no other upload uses; the hash of what lies there is
@@ -39,12 +42,17 @@ from edgert_deploy.transports import (
     LineBuffer,
     LineSink,
     Result,
+    sha256_command,
 )
 
 # What it logs as an error is raised as well: without a handler Python would print it, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-_CHUNK_BYTES = 32 * 1024  # one SFTP write; they are pipelined, so a larger one gains nothing
+_CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; also the unit in which an upload goes on
+# Blocks go to their own place in the file, so that what an old, dying channel still writes does no harm; the mode is
+# set before the first byte, as it may be a secret.
+_RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
+_SIZE = 'test ! -e "$1" || wc -c <"$1"'
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
@@ -75,9 +83,7 @@ class SshTransport:
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
     ) -> Result:
         assert len(input) <= INPUT_BYTES_MAX, "send files with put"
-        with self._translated(), contextlib.closing(self._open().create_session()) as channel:
-            channel.settimeout(self.limits.dead_after_s)
-            channel.exec_command(shlex.join(argv))
+        with self._translated(), contextlib.closing(self._channel(argv)) as channel:
             channel.sendall(input)
             channel.shutdown_write()
             out, err = LineBuffer(), LineBuffer(on_stderr)
@@ -108,8 +114,8 @@ class SshTransport:
         partial = local.with_name(f".{local.name}.{uuid.uuid4().hex}.part")
         try:
             local.parent.mkdir(parents=True, exist_ok=True)
-            with self._translated(f"reading {remote}"), contextlib.closing(self._sftp()) as sftp:
-                sftp.get(remote, str(partial), prefetch=True, max_concurrent_prefetch_requests=64)
+            with self._translated():
+                self._download(remote, partial)
             if self._remote_sha256(remote) != _sha256(partial)[0]:
                 raise StorageFailed(f"{self.device.name}: {remote} changed while it was read; read it again")
             partial.replace(local)
@@ -129,10 +135,11 @@ class SshTransport:
             self._connection = _connect(self.device, self.limits)
         return self._connection
 
-    def _sftp(self) -> paramiko.SFTPClient:
-        sftp = paramiko.SFTPClient.from_transport(self._open().transport)
-        sftp.get_channel().settimeout(self.limits.dead_after_s)
-        return sftp
+    def _channel(self, argv: Sequence[str]) -> Any:
+        channel = self._open().create_session()
+        channel.settimeout(self.limits.dead_after_s)
+        channel.exec_command(shlex.join(argv))
+        return channel
 
     def _follow(
         self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
@@ -166,8 +173,8 @@ class SshTransport:
         """Send the file, going on after a lost link where the device has it, `attempts` times at most."""
         for attempt in range(1, self.limits.attempts + 1):
             try:
-                with self._translated(f"writing {partial}"), contextlib.closing(self._sftp()) as sftp:
-                    _upload(sftp, local, partial, size, progress, mode)
+                with self._translated():
+                    self._upload(local, partial, size, progress, mode)
                 return
             except DeviceUnreachable as error:
                 self.close()
@@ -175,8 +182,51 @@ class SshTransport:
                     raise DeviceUnreachable(f"{error.message}; gave up after {attempt} attempts") from error
                 time.sleep(self.limits.pause_s)
 
+    def _upload(self, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int) -> None:
+        """Send the rest of `local` behind what `partial` holds already."""
+        there = self._must(["sh", "-c", _SIZE, "sh", partial]).stdout.strip()
+        blocks = min(int(there or 0), size) // _CHUNK_BYTES
+        done = blocks * _CHUNK_BYTES
+        argv = ["sh", "-c", _RECEIVE, "sh", partial, f"{mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        with local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
+            source.seek(done)
+            while chunk := source.read(_CHUNK_BYTES):
+                try:
+                    channel.sendall(chunk)
+                except TimeoutError:
+                    raise
+                except OSError:
+                    if self._alive():  # the link stands, so it was dd that ended: its own words follow
+                        break
+                    raise
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, size)
+            self._end(channel, argv, "writing " + partial)
+
+    def _download(self, remote: str, partial: Path) -> None:
+        argv = ["cat", remote]
+        with partial.open("wb") as file, contextlib.closing(self._channel(argv)) as channel:
+            while data := channel.recv(1024**2):
+                file.write(data)
+            self._end(channel, argv, "reading " + remote)
+
+    def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
+        """Wait for the end of a command that a file went through. Raises StorageFailed with what it said."""
+        with contextlib.suppress(OSError):  # it may be closed already
+            channel.shutdown_write()
+        out, err = LineBuffer(), LineBuffer()
+        limit_s = HASH_S_MAX  # what is on its way may take as long to reach the disk
+        self._follow(channel, out, err, time.monotonic() + limit_s, f"`{argv[0]}`", limit_s)
+        exit_code = channel.recv_exit_status()
+        if exit_code == _NO_EXIT_CODE and not self._alive():
+            raise EOFError("the connection ended while a file was sent")
+        if exit_code != 0:
+            said = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
+            raise StorageFailed(f"{self.device.name} failed at {doing}: {said or f'exit code {exit_code}'}")
+
     def _remote_sha256(self, path: str) -> str:
-        return self._must(["sha256sum", path], HASH_S_MAX).stdout.lstrip("\\").partition(" ")[0]
+        return self._must(sha256_command(path), HASH_S_MAX).stdout.strip()
 
     def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
@@ -185,7 +235,7 @@ class SshTransport:
         return result
 
     @contextmanager
-    def _translated(self, doing: str = "") -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Turn what paramiko and the socket raise into our errors, once."""
         name = self.device.name
         try:
@@ -193,11 +243,10 @@ class SshTransport:
         except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
             raise self._link_died(error) from error
         except OSError as error:
-            # SFTP reports the device's refusals (no space, no permission, no such file) as OSError, and
-            # paramiko a channel that went down under it too, without an errno.
-            if error.errno is None and (str(error) == "Socket is closed" or not self._alive()):
+            # paramiko's own for a channel that went down under it have no errno; the others are this host's files.
+            if error.errno is None:
                 raise self._link_died(error) from error
-            raise StorageFailed(f"{name} refused {doing or 'the command'}: {error.strerror or error}") from error
+            raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error
 
     def _link_died(self, error: BaseException) -> DeviceUnreachable:
         self.close()
@@ -280,7 +329,7 @@ def _connect(device: Device, limits: LinkLimits) -> fabric.Connection:
     except paramiko.AuthenticationException as error:
         connection.client.close()
         raise DeviceUnreachable(
-            f"{device.name} ({device.address}) does not let {connection.user} in: {error}. "
+            f"{device.name} ({device.address}) does not let {connection.user} in: {str(error).rstrip('.')}. "
             "Put your public key there (ssh-copy-id), or name the private one with --identity"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
@@ -322,26 +371,6 @@ def _guard_gateways(gateway: Any) -> None:
         gateway.client.load_system_host_keys()
         gateway.client.set_missing_host_key_policy(paramiko.RejectPolicy())
         gateway = gateway.gateway
-
-
-def _upload(
-    sftp: paramiko.SFTPClient, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int
-) -> None:
-    """Write the rest of `local` behind what `partial` holds already."""
-    try:
-        done = min(sftp.stat(partial).st_size or 0, size)
-    except FileNotFoundError:
-        done = 0
-    with local.open("rb") as source, sftp.open(partial, "r+b" if done else "wb") as target:
-        target.chmod(mode)  # before the first byte: it may be a secret
-        target.set_pipelined(True)
-        source.seek(done)
-        target.seek(done)
-        while chunk := source.read(_CHUNK_BYTES):
-            target.write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, size)
 
 
 def _sha256(path: Path) -> tuple[str, int]:

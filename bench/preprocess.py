@@ -1,0 +1,221 @@
+"""What pre- and post-processing take, beside the ways that are usual: `python -m bench.preprocess [--json]`.
+
+Ways are run in turn, round by round, and the median of each is taken, so that a noisy machine is noisy to all.
+OpenCV and simplejpeg are shown where they are installed; `difference` is the mean over the values of how far the
+result lies from plain Pillow's, in the 256 steps of a pixel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common import emit
+from edgert.manifest import Detect, Preprocess, Resize
+from edgert.processing.classify import best_classes, softmax, top_k
+from edgert.processing.detect import detections
+from edgert.processing.placement import Placement
+from edgert.processing.preprocess import Preprocessor
+from edgert.tensors import TensorSpec
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+COLUMNS = ("what", "way", "median_us", "times_ours", "difference")
+Way = Callable[[], Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    picture = _photo(1080, 1920)
+    for what, ways in (
+        ("1080p JPEG to 224x224 FP32", _files(picture, 224)),
+        ("1080p JPEG to 640x640 FP32", _files(picture, 640)),
+        ("1080p frame to 224x224 FP32", _frames(picture, 224)),
+        ("normalise 224x224", _normalise(224)),
+        ("normalise 640x640", _normalise(640)),
+        ("best of 1000 classes", _classes()),
+        ("boxes of [84, 8400], 60 candidates", _boxes()),
+    ):
+        rows += _measured(what, ways, options.rounds)
+    emit(rows, COLUMNS, options.json)
+
+
+def _measured(what: str, ways: dict[str, Way], rounds: int) -> list[dict[str, Any]]:
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 3):
+        for name, way in ways.items():
+            began = time.perf_counter_ns()
+            way()
+            times[name].append((time.perf_counter_ns() - began) / 1000)
+    medians = {name: statistics.median(taken[3:]) for name, taken in times.items()}
+    ours = medians["edgert"]
+    reference = ways.get("plain Pillow", lambda: None)()
+    return [
+        {
+            "what": what,
+            "way": name,
+            "median_us": round(median, 1),
+            "times_ours": round(median / ours, 2),
+            "difference": _difference(ways[name](), reference),
+        }
+        for name, median in medians.items()
+    ]
+
+
+def _difference(got: Any, reference: Any) -> float | str:
+    if reference is None:
+        return ""
+    steps = np.abs(got - reference) * np.asarray(STD, np.float32)[:, None, None] * 255
+    return round(float(steps.mean()), 2)
+
+
+def _photo(height: int, width: int) -> NDArray[np.uint8]:
+    """Noise in several octaves: about as hard to decode as a photograph."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    total = np.zeros((height, width, 3), np.float32)
+    for step in (4, 16, 64, 256):
+        small = random.standard_normal((height // step + 1, width // step + 1, 3)) * 40 + 128
+        tile = Image.fromarray(small.clip(0, 255).astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+        total += (np.asarray(tile, np.float32) - 128) * step**0.5 / 6
+    return np.asarray((total + 128).clip(0, 255), np.uint8)
+
+
+def _files(picture: NDArray[np.uint8], side: int) -> dict[str, Way]:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "JPEG", quality=90)
+    file = buffer.getvalue()
+    pre, given = _preprocessor(side), np.frombuffer(file, np.uint8)[None]
+
+    def pillow() -> NDArray[Any]:
+        image = Image.open(io.BytesIO(file)).convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+        return _by_formula(np.asarray(image))
+
+    ways: dict[str, Way] = {"edgert": lambda: pre(given)[0], "plain Pillow": pillow}
+    cv2, simplejpeg = _optional("cv2"), _optional("simplejpeg")
+    if cv2 is not None:
+        cv2.setNumThreads(1)
+        reduced = cv2.IMREAD_REDUCED_COLOR_4 if side <= 270 else cv2.IMREAD_COLOR
+
+        def opencv(flag: int, interpolation: int) -> NDArray[Any]:
+            pixels = cv2.resize(cv2.imdecode(given[0], flag), (side, side), interpolation=interpolation)
+            return _by_formula(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
+
+        ways["OpenCV, reduced"] = lambda: opencv(reduced, cv2.INTER_AREA)
+        ways["OpenCV, whole, linear"] = lambda: opencv(cv2.IMREAD_COLOR, cv2.INTER_LINEAR)
+    if cv2 is not None and simplejpeg is not None:
+
+        def both() -> NDArray[Any]:
+            pixels = simplejpeg.decode_jpeg(file, colorspace="RGB", min_width=side, min_height=side)
+            return _by_formula(cv2.resize(pixels, (side, side), interpolation=cv2.INTER_AREA))
+
+        ways["simplejpeg + OpenCV"] = both
+    return ways
+
+
+def _frames(picture: NDArray[np.uint8], side: int) -> dict[str, Way]:
+    from PIL import Image
+
+    pre = _preprocessor(side)
+
+    def pillow() -> NDArray[Any]:
+        return _by_formula(np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BILINEAR)))
+
+    ways: dict[str, Way] = {"edgert": lambda: pre(picture[None])[0], "plain Pillow": pillow}
+    cv2 = _optional("cv2")
+    if cv2 is not None:
+        ways["OpenCV, area"] = lambda: _by_formula(cv2.resize(picture, (side, side), interpolation=cv2.INTER_AREA))
+    return ways
+
+
+def _normalise(side: int) -> dict[str, Way]:
+    pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
+    rule = Preprocess("image", 1 / 255, MEAN, STD, layout="nhwc")
+    pre = Preprocessor(rule, TensorSpec("image", "FP32", (-1, 3, side, side)))
+    return {"edgert": lambda: pre(pixels)[0], "NumPy, as written": lambda: _by_formula(pixels[0])}
+
+
+def _classes() -> dict[str, Way]:
+    scores = np.random.default_rng(0).standard_normal((1, 1000)).astype(np.float32)
+    return {"edgert": lambda: best_classes(scores, 1, True), "softmax and sort": lambda: top_k(softmax(scores), 5)}
+
+
+def _boxes() -> dict[str, Way]:
+    random = np.random.default_rng(0)
+    output = np.zeros((1, 84, 8400), np.float32)
+    output[0, :4] = random.uniform(20, 620, (4, 8400))
+    output[0, 2:4] /= 6
+    output[0, 4:] = random.uniform(0, 0.2, (80, 8400))
+    for anchor in random.integers(0, 8400, 60):
+        output[0, 4 + random.integers(80), anchor] = random.uniform(0.3, 0.95)
+    rule, placement = Detect("output0"), [Placement(1920, 1080, 1 / 3, 1 / 3, 0, 140)]
+
+    def rows() -> Any:
+        table = output[0].T
+        best = table[:, 4:].argmax(axis=1)
+        scores = table[np.arange(len(table)), 4 + best]
+        kept: list[int] = []
+        for i in np.argsort(-scores):
+            if scores[i] < rule.score_threshold:
+                break
+            if all(best[i] != best[j] or _iou(table[i, :4], table[j, :4]) <= rule.iou_threshold for j in kept):
+                kept.append(int(i))
+        return kept
+
+    ways: dict[str, Way] = {
+        "edgert": lambda: detections(rule, [output], (640, 640), placement),
+        "NumPy, box by box": rows,
+    }
+    cv2 = _optional("cv2")
+    if cv2 is not None and hasattr(cv2, "dnn"):
+
+        def opencv() -> Any:
+            table = output[0].T
+            best = table[:, 4:].argmax(axis=1)
+            scores = table[:, 4:].max(axis=1)
+            return cv2.dnn.NMSBoxesBatched(table[:, :4], scores, best, rule.score_threshold, rule.iou_threshold)
+
+        ways["OpenCV NMSBoxesBatched"] = opencv
+    return ways
+
+
+def _iou(a: NDArray[Any], b: NDArray[Any]) -> float:
+    width = min(a[0] + a[2] / 2, b[0] + b[2] / 2) - max(a[0] - a[2] / 2, b[0] - b[2] / 2)
+    height = min(a[1] + a[3] / 2, b[1] + b[3] / 2) - max(a[1] - a[3] / 2, b[1] - b[3] / 2)
+    shared = max(0.0, width) * max(0.0, height)
+    return float(shared / (a[2] * a[3] + b[2] * b[3] - shared))
+
+
+def _preprocessor(side: int) -> Preprocessor:
+    rule = Preprocess("image", 1 / 255, MEAN, STD, "nhwc", resize=Resize("stretch", side, side), decode=True)
+    return Preprocessor(rule, TensorSpec("image", "FP32", (-1, 3, side, side)))
+
+
+def _by_formula(pixels: NDArray[Any]) -> NDArray[np.float32]:
+    values = (pixels.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
+    return np.ascontiguousarray(values.transpose(2, 0, 1)[None])
+
+
+def _optional(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

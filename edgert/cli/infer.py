@@ -1,0 +1,41 @@
+"""`edgertd infer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgert.cli.output import emit
+from edgert.config import StateDir, read_config
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--input", "source", required=True, type=FILE, help="A .npy array, or an .npz with one array per input name."
+)
+@click.option("--out", type=FILE, help="Write the outputs whole, as .npz; --json then leaves the values out.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: bool) -> None:
+    """Ask MODEL for an answer through the daemon's socket, as an app would.
+
+    Exits with 4 where the file cannot be used, 8 where the request fails or no daemon runs.
+
+    \b
+    Examples:
+      edgertd infer digits --input images.npy
+      edgertd infer detector --input frame.npz --out boxes.npz --json
+    """
+    from edgert import Client
+    from edgert.cli import tensor_files
+
+    inputs = tensor_files.read_inputs(source)
+    with Client(state.socket(read_config(state))) as client:
+        outputs = client.infer(model, inputs)
+    if out is not None:
+        tensor_files.write_outputs(out, outputs)
+    emit(tensor_files.as_json(model, outputs, values=out is None), tensor_files.as_text(outputs), as_json)

@@ -1,0 +1,64 @@
+"""Tensors in files and on the terminal: what `edgertd infer` and `edgert infer` read and print."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import InputError, StorageFailed
+
+INPUT_BYTES_MAX = 1024**3
+SHOWN_VALUES_MAX = 64
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_inputs(source: Path) -> NDArray[Any] | Arrays:
+    """The array of an .npy file, or the arrays of an .npz by name. Never unpickles. Raises InputError."""
+    advice = "give a .npy array (numpy.save), or an .npz with one array an input (numpy.savez)"
+    try:
+        size = source.stat().st_size
+        if size > INPUT_BYTES_MAX:
+            raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
+        loaded = np.load(source, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        # NumPy's own words tell of pickles and headers, which helps nobody here.
+        raise InputError(f"{source} holds no arrays: {advice}") from error
+
+
+def write_outputs(path: Path, outputs: Arrays) -> None:
+    """Write the outputs whole, as .npz. Raises StorageFailed."""
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub takes the names for its own option
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+
+def as_json(model: str, outputs: Arrays, *, values: bool = True) -> dict[str, Any]:
+    """What --json prints; without `values` where a file holds them."""
+
+    def described(array: NDArray[Any]) -> dict[str, Any]:
+        shape = {"shape": list(array.shape), "dtype": array.dtype.name}
+        return {**shape, "values": array.tolist()} if values else shape
+
+    return {"model": model, "outputs": {name: described(array) for name, array in outputs.items()}}
+
+
+def as_text(outputs: Arrays) -> str:
+    return "\n".join(_line(name, array) for name, array in outputs.items())
+
+
+def _line(name: str, array: NDArray[Any]) -> str:
+    shown = np.array2string(array, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True)
+    return f"{name}  {array.dtype.name} {list(array.shape)}\n{shown}"

@@ -1,0 +1,18 @@
+"""The daemon's log: lines on stderr, which a service manager or `edgertd start` keeps.
+
+Several processes share one file. A disk that is full costs the line, never the process that wanted to write it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+
+def log(line: str) -> None:
+    """Write one line with the time, UTC."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
+        sys.stderr.write(f"{stamp} {line}\n")
+        sys.stderr.flush()
