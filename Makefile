@@ -46,11 +46,12 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The tests start these themselves, on free ports; they need only be installed.
+# The tests start the servers themselves, on free ports, and compile the C client; they need only be installed.
 servers:
 	@missing=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || missing="$$missing mosquitto"; \
 	PATH="$$PATH:/usr/sbin" command -v sshd >/dev/null || missing="$$missing openssh-server"; \
+	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	test -z "$$missing" && exit 0; \
 	install="apt-get install -y --no-install-recommends$$missing"; \
 	if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; \

@@ -8,7 +8,8 @@ the daemon says so, not when the next request finds out.
 
 Measured on one core with the daemon, medians in us of interleaved runs at 4 KB / 150 KB / 1.2 MB: this client
 71 / 138 / 637; bare loops without its checks and time-outs over BufferedProtocol 70 / 144 / 1,125, over
-`loop.sock_recv_into` 104 / 172 / 714, over streams 69 / 143 / 1,220; the blocking client on a socket 44 / 94 / 496.
+`loop.sock_recv_into` 104 / 172 / 714, over streams 104 (55 in another run) / 143 / 1,220;
+the blocking client on a socket 44 / 94 / 496.
 
 Whoever stops waiting (cancelled, out of time) closes the connection: a late answer meets nobody else's request.
 """
@@ -570,7 +571,7 @@ async def _dial(path: Path, deadline: float) -> socket.socket:
     """A connected socket. Connecting to a Unix socket never waits, but where the daemon's queue is full."""
     while True:
         try:
-            sock = dial(path, deadline)
+            sock = dial(path, deadline, wait=False)
         except DaemonUnreachable as error:
             if not isinstance(error.__cause__, BlockingIOError):
                 raise

@@ -568,10 +568,15 @@ class _Connection:
     def _set_timeout(self, timeout_s: float) -> None:
         """Let the kernel bound each send and receive: cheaper than a poll before every call."""
         self._timeout_s = timeout_s
-        microseconds = max(1000, int(timeout_s * 1e6))
-        value = struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
+        value = timeval(timeout_s)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def timeval(seconds: float) -> bytes:
+    """A time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, as 0 would mean for ever."""
+    microseconds = max(1000, int(seconds * 1e6))
+    return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
 
 
 def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
@@ -584,12 +589,17 @@ def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
     sock.sendall(rest)
 
 
-def dial(path: Path, deadline: float) -> socket.socket:
+def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
+    """A connected socket. Where the daemon's queue is full it waits until `deadline`, or, without `wait`, fails at
+    once with a BlockingIOError as the cause. Raises DaemonUnreachable.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        # The kernel's own time-out: a socket that Python times would fail at once where the backlog is full.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(deadline - time.monotonic()))
+        sock.setblocking(wait)
         sock.connect(os.fspath(path))
-        sock.settimeout(None)
+        sock.setblocking(True)
         return sock
     except FileNotFoundError as error:
         sock.close()

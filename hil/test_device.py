@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from edgert_deploy.inventory import Device, Inventory
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.transports import open_transport
-
 from hil.dut import Dut, read_dut
 from hil.sshd import running_sshd
 

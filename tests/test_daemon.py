@@ -80,7 +80,7 @@ def test_inputs_that_do_not_fit_are_refused_and_the_connection_lives_on(
 ) -> None:
     with serving.client() as client:
         with pytest.raises(RequestError, match=says):
-            client.infer("echo", inputs)  # type: ignore[arg-type]  # wrong on purpose
+            client.infer("echo", inputs)  # type: ignore[call-overload]  # wrong on purpose
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 

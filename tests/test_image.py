@@ -242,4 +242,4 @@ except EngineMissing as error:
     print(error.message)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'edgert[image]'" in done.stdout
+    assert "pip install pillow" in done.stdout

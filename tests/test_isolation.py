@@ -39,11 +39,17 @@ def magic(fault: str) -> np.ndarray[Any, Any]:
     return np.array([[1.0, value, 1.0, 1.0]], np.float32)
 
 
-def events(device: Device) -> list[dict[str, Any]]:
-    """What the device has told the fleet so far."""
-    with sqlite3.connect(device.state.spool) as spool:
-        rows = spool.execute("select payload from message where kind = 'event' order by id").fetchall()
-    return [json.loads(row[0]) for row in rows]
+def events(device: Device, name: str = "") -> list[dict[str, Any]]:
+    """What the device has told the fleet so far; with `name`, those events alone, once there is one."""
+
+    def told() -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(device.state.spool)) as spool:
+            rows = spool.execute("select payload from message where kind = 'event' order by id").fetchall()
+        values = [json.loads(row[0]) for row in rows]
+        return [value for value in values if name in ("", value["event"])]
+
+    wait_until(lambda: bool(told()), f"event {name} is told")
+    return told()
 
 
 def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0) -> EdgeRTError:
@@ -76,7 +82,7 @@ def test_a_fault_costs_its_own_requests_only(pair: Device, fault: str) -> None:
     assert other_errors == []
     state = pair.serving()
     assert (state["state"], state["crashes"]) == ("ready", 1)
-    crashed = [event for event in events(pair) if event["event"] == "crashed"]
+    crashed = events(pair, "crashed")
     assert [(event["model"], event["crashes"]) for event in crashed] == [("echo", 1)]
     assert ("longer than 1 s" in crashed[0]["reason"]) == fault.startswith("hang")
 
@@ -106,7 +112,7 @@ def test_a_leak_is_replaced_at_the_soft_limit_without_a_failed_request() -> None
             wait_until(lambda: device.serving()["memory_mb"] < 150, "the memory is back")
         assert errors == []
         assert device.serving()["crashes"] == 0
-        (recycled,) = [event for event in events(device) if event["event"] == "recycled"]
+        (recycled,) = events(device, "recycled")
         assert recycled["memory_mb"] > recycled["limit_mb"] == 150
 
 
@@ -145,6 +151,7 @@ def test_three_crashes_bring_the_good_version_back_but_never_one_that_failed_too
             say(device, "exit")
             wait_until(lambda pid=pid: device.serving()["pid"] != pid, "it is gone")  # type: ignore[misc]
         wait_until(lambda: device.serving()["state"] == "quarantined", "it is quarantined")
+        events(device, "quarantined")
         told = [event["event"] for event in events(device)]
         assert told.count("crashed") == 6
         assert told.count("rolled_back") == 1
@@ -176,7 +183,7 @@ def test_where_the_first_engine_does_not_load_the_next_serves_and_it_is_told() -
         assert "first: the fault engine was asked to fail" in state["tried"][0]
         with device.client() as client:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
-        (degraded,) = [event for event in events(device) if event["event"] == "degraded"]
+        (degraded,) = events(device, "degraded")
         assert (degraded["model"], degraded["model_version"]) == ("echo", "r1")
 
 

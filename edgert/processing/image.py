@@ -112,7 +112,7 @@ def sdk() -> Any:
     except ImportError as error:
         raise EngineMissing(
             "the model's manifest asks for images to be decoded or resized, and Pillow is not installed: "
-            "pip install 'edgert[image]'"
+            "pip install pillow"
         ) from error
     return Image
 

@@ -26,7 +26,9 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]
             with sock.makefile("rb") as lines:
                 line = lines.readline(LINE_BYTES_MAX)
         except TimeoutError as error:
-            raise DaemonBusy(f"a daemon runs here and gave no answer within {timeout_s:.0f} s; look at its log") from error
+            raise DaemonBusy(
+                f"a daemon runs here and gave no answer within {timeout_s:.0f} s; look at its log"
+            ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start") from error
         except PermissionError as error:

@@ -334,6 +334,5 @@ def stop_with_parent_or_signal() -> Callable[[], bool]:
     return stopping.is_set
 
 
-
 if __name__ == "__main__":
     sys.exit(main())
