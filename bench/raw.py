@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from edgert.config import StateDir, read_config
@@ -11,8 +10,8 @@ from edgert.installer import load_version
 from edgert.slots import SlotStore
 
 
-def open_session(state_folder: Path, model: str = "digits") -> Session:
-    """The session of `model`'s live version, with the options that a worker gives it."""
+def open_session(state_folder: Path, threads: int, model: str = "digits") -> Session:
+    """The session of `model`'s live version on as many threads as the worker was found to use (`edgertd status`)."""
     state = StateDir(state_folder)
     config = read_config(state)
     store = SlotStore(state.models / model)
@@ -22,5 +21,4 @@ def open_session(state_folder: Path, model: str = "digits") -> Session:
     assert slots.active is not None
     version = load_version(store.slot_folder(slots.active), active.digest, config)
     artifact = version.artifacts[0]
-    threads = config.serving.threads or (os.cpu_count() or 1)
     return engine_by_name(artifact.engine).load(version.local(artifact), EngineOptions(threads=threads))

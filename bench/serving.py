@@ -4,8 +4,9 @@ At 1, 4 and 16 clients, each a process of its own, beside FastAPI + uvicorn with
 all contenders are interleaved; a figure is the median over the rounds. The cache is off, so every
 request reaches the engine.
 
-`overhead_us` is p50 less the p50 of `Session.run` in process, measured in the same rounds. With more clients
-than cores it holds their waiting for each other too, for every contender alike.
+`overhead_us` is p50 less the p50 of one client's `Session.run` in process, measured in the same rounds. With more
+clients than cores it is mostly their waiting for each other, for every contender alike. Both transports are
+sockets: ours a Unix one, the peer's TCP on loopback.
 
     python -m bench.serving            # a table
     python -m bench.serving --json     # JSON lines
@@ -14,6 +15,7 @@ than cores it holds their waiting for each other too, for every contender alike.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import os
 import socket
@@ -42,13 +44,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.6, help="length of one round of one contender")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with digits_device() as (state, path), fastapi_server(state) as (port, peer_pid):
-        worker = edgertd(state, "status")["models"][0]["serving"]["pid"]
+    with digits_device() as (state, path), contextlib.ExitStack() as stack:
+        serving = edgertd(state, "status")["models"][0]["serving"]
+        worker, threads = serving["pid"], serving["threads"]
+        port, peer_pid = stack.enter_context(fastapi_server(state, threads))
         for placement, cores in (("one core", {0}), ("free", None)):
             pin([worker, peer_pid], cores)
             for clients in CLIENTS:
                 print(f"{placement}, {clients} clients", file=sys.stderr)
-                rows += measure(state, path, port, clients, placement, cores, options.rounds, options.seconds)
+                rows += measure(state, path, port, threads, clients, placement, cores, options.rounds, options.seconds)
     emit(rows, COLUMNS, options.json)
 
 
@@ -56,6 +60,7 @@ def measure(
     state: Path,
     path: Path,
     port: int,
+    threads: int,
     clients: int,
     placement: str,
     cores: set[int] | None,
@@ -65,7 +70,7 @@ def measure(
     image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
 
     def raw(_: int) -> Ask:
-        session = open_session(state)
+        session = open_session(state, threads)
         return lambda: session.run([image])
 
     def ours(_: int) -> Ask:
@@ -91,7 +96,7 @@ def measure(
         {
             "case": "digits",
             "placement": placement,
-            "transport": "socket" if name == "ours" else "tcp",
+            "transport": "socket",
             "clients": clients,
             "payload_bytes": image.nbytes,
             "p50_us": round(load.p50_us, 1),
@@ -122,12 +127,14 @@ def http_ask(port: int, body: bytes) -> Ask:
 
 
 @contextmanager
-def fastapi_server(state: Path) -> Iterator[tuple[int, int]]:
+def fastapi_server(state: Path, threads: int) -> Iterator[tuple[int, int]]:
     """The peer on a free port: the port and its process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "bench.peers.fastapi_server", str(state), str(port)], cwd=ROOT)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "bench.peers.fastapi_server", str(state), str(port), str(threads)], cwd=ROOT
+    )
     try:
         for _ in range(200):
             with socket.socket() as probe:

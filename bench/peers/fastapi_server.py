@@ -1,6 +1,6 @@
 """FastAPI + uvicorn (httptools, one worker): POST /infer with raw FP32 bytes, raw FP32 bytes back.
 
-Run as `python -m bench.peers.fastapi_server STATE PORT`: it loads the digits version that is live in STATE
+Run as `python -m bench.peers.fastapi_server STATE PORT THREADS`: it loads the digits version that is live in STATE
 through the same engine class with the same options as our worker. The endpoint is a plain function, so it
 runs in the server's thread pool, as FastAPI's documentation advises for code that computes.
 """
@@ -18,7 +18,7 @@ from bench.raw import open_session
 
 
 def main() -> None:
-    session = open_session(Path(sys.argv[1]))
+    session = open_session(Path(sys.argv[1]), int(sys.argv[3]))
     shape = session.inputs[0].item_shape
     app = FastAPI()
 
