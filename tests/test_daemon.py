@@ -347,3 +347,33 @@ def test_more_connections_than_allowed_are_told_to_come_back() -> None:
             sock.close()
         with device.client() as client:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+def test_a_client_that_kept_its_connections_finds_a_daemon_that_was_started_again() -> None:
+    with a_device() as device:
+        device.deploy()
+        with device.client() as client:
+            client.infer("echo", ITEM)
+            device.run("stop")
+            device.run("start")
+            assert client.infer("echo", ITEM * 2)["y"].tolist() == (ITEM * 2).tolist()
+
+
+def test_a_swap_sends_what_waits_to_the_new_version_however_long_the_queue() -> None:
+    with a_device("[serving]\nbatch_max = 1\n") as device:
+        device.deploy(delay_s=0.2)
+        with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
+            waiting = [pool.submit(client.request, "echo", ITEM * i, cache=False) for i in range(80)]
+            wait_until(lambda: device.model()["serving"]["waiting"] > 40, "the queue is long")
+            device.deploy(release=2)
+            answers = [future.result(120) for future in waiting]
+        assert {answer.release for answer in answers} == {1, 2}
+        assert [float(a.outputs["y"][0, 0]) for a in answers] == [float(i) for i in range(80)]
+
+
+def test_something_else_in_the_sockets_place_is_left_alone() -> None:
+    with a_device(started=False) as device:
+        device.socket.write_text("precious")
+        answer = device.run("start", code=7)
+        assert "is not a socket" in answer["error"]["message"]
+        assert device.socket.read_text() == "precious"

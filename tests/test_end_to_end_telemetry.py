@@ -1,0 +1,90 @@
+"""From a request to the fleet's percentiles: a real daemon, its spool and forwarder, a real mosquitto, `edgert watch`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.brokers import USER, Broker
+from tests.devices import a_device, wait_until
+
+ITEM = np.ones((1, 4), np.float32)
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+def mqtt_config(broker: Broker) -> str:
+    """What bootstrap writes for a broker with TLS and passwords."""
+    folder = broker.folder
+    return f"""
+[serving]
+window_s = 0.5
+[mqtt]
+host = "localhost"
+port = {broker.port}
+tls = true
+ca = "{folder / "ca.pem"}"
+username = "{USER}"
+password_file = "{folder / "password"}"
+"""
+
+
+def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
+    """The lines of `edgert watch --json`, in a process of its own."""
+    words = ["watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
+    login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", seconds]
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN, *map(str, (*words, *login))], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that hold this device's latency; others sum up the fleet."""
+    return [row for row in rows if row["device"] == "d-test" and row["model"] == "echo" and row["p50_ms"]]
+
+
+def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
+    with Broker.in_folder(tmp_path / "broker", secured=True) as broker, a_device(mqtt_config(broker)) as device:
+        device.deploy(delay_s=0.02)
+        with device.client() as client:
+            for i in range(60):
+                client.infer("echo", ITEM * i, cache=False)
+        seen: list[dict[str, Any]] = []
+
+        def reported() -> bool:
+            with device.client() as client:
+                client.infer("echo", ITEM, cache=False)
+            seen.extend(watch(broker, 2.0))
+            return bool(of_device(seen))
+
+        wait_until(reported, f"the device's percentiles arrive; seen {seen[-3:]}", timeout_s=60)
+        row = of_device(seen)[-1]
+        assert row["state"] == "online"
+        assert 20.0 <= row["p50_ms"] < 200.0
+        assert row["model_version"] == "r1"
+
+
+def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
+    broker = Broker.in_folder(tmp_path / "broker", secured=True)
+    with a_device(mqtt_config(broker)) as device:
+        device.deploy()
+        with device.client() as client:
+            for i in range(50):
+                assert client.infer("echo", ITEM * i)["y"].tolist() == (ITEM * i).tolist()
+        broker.start()
+        try:
+            seen: list[dict[str, Any]] = []
+
+            def arrived() -> bool:
+                seen.extend(watch(broker, 1.5))
+                return bool(of_device(seen))
+
+            wait_until(arrived, "what was spooled meanwhile arrives", timeout_s=60)
+        finally:
+            broker.stop()
