@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,3 +379,11 @@ def test_something_else_in_the_sockets_place_is_left_alone() -> None:
         answer = device.run("start", code=7)
         assert "is not a socket" in answer["error"]["message"]
         assert device.socket.read_text() == "precious"
+
+
+def test_a_daemon_whose_state_folder_was_removed_ends() -> None:
+    with a_device() as device:
+        pid = device.run("status")["daemon"]["pid"]
+        shutil.rmtree(device.state.root)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon has noticed", timeout_s=60)
+        device.prepare()

@@ -19,7 +19,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from edgert.slots import SlotState
 CONTROL_S_MAX = 5.0
 STATS_S_MAX = 1.0
 STOP_S_MAX = 30.0
+HOME_S = 30.0  # how often the daemon looks whether its state folder is still there
 BACKLOG = 4096  # a connect beyond it fails at once for a client that does not block; the kernel may hold less
 
 
@@ -97,13 +98,15 @@ class Supervisor:
         self._stop_by_s: float | None = None
         self._beside: list[SideProcess] = []
         self._ready_said = False
+        self._pid_inode, self._home_at_s = 0, 0.0
         self._watchdog_s = service_manager.watchdog_s()
         self._watchdog_at_s = None if self._watchdog_s is None else clock()
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a `stop` command. Raises DeviceError if another daemon runs here."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_sole_daemon(self._state))
+            self._pid_inode = stack.enter_context(_sole_daemon(self._state))
+            self._home_at_s = self._clock() + HOME_S
             socket_path = self._state.socket(self._config)
             _raise_descriptor_limit()
             self._listen(stack, socket_path, 0o660, self._greeter.accept, self._config.socket_group)
@@ -137,6 +140,7 @@ class Supervisor:
         for process in self._beside:
             process.tick(now_s)
         self._ping_watchdog(now_s)
+        self._look_after_home(now_s)
         if not self._ready_said and all(s.settled for s in self._services.values()):
             self._ready_said = True
             service_manager.notify("READY=1")
@@ -144,12 +148,27 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
         times += [c.until_s for c in self._controls] + [r.until_s for r in self._rounds.values()]
-        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s]
+        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s, self._home_at_s]
         times += [process.due_s() for process in self._beside]
         due = min((t for t in times if t is not None), default=None)
         if self._stop_by_s is not None:  # workers end within milliseconds: look often
             return 0.01
         return None if due is None else max(0.0, due - self._clock()) + 0.001
+
+    def _look_after_home(self, now_s: float) -> None:
+        """End where the state folder was removed: no command could reach this daemon any more."""
+        if self._stop_by_s is not None or now_s < self._home_at_s:
+            return
+        self._home_at_s = now_s + HOME_S
+        try:
+            there = self._state.pid.stat().st_ino == self._pid_inode
+        except FileNotFoundError:
+            there = False
+        except OSError:  # a disk that does not answer is no reason to stop serving
+            return
+        if not there:
+            self._say(f"{self._state.root} was removed or replaced: the daemon ends")
+            self._stop()
 
     def _ping_watchdog(self, now_s: float) -> None:
         """Tell the service manager that the loop turns and every worker can be helped from here."""
@@ -477,8 +496,8 @@ def _remove_own_socket(path: Path, inode: int) -> None:
 
 
 @contextlib.contextmanager
-def _sole_daemon(state: StateDir) -> Any:
-    """Hold the state folder's pid file for as long as the daemon runs."""
+def _sole_daemon(state: StateDir) -> Iterator[int]:
+    """Hold the state folder's pid file, whose inode is given, for as long as the daemon runs."""
     try:
         state.make()
         file = state.pid.open("a+")
@@ -492,7 +511,7 @@ def _sole_daemon(state: StateDir) -> Any:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        yield os.fstat(file.fileno()).st_ino
 
 
 def _raise_descriptor_limit() -> None:
