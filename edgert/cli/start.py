@@ -15,9 +15,9 @@ from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
 from edgert.serving.control import ask
+from edgert.serving.keeper import LOG_BYTES_MAX
 
 START_S_MAX = 30.0
-LOG_BYTES_MAX = 5_000_000
 
 
 @click.command()

@@ -1,6 +1,7 @@
 """The keeper: where no service manager runs, the process that starts the daemon again when it dies.
 
-`edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), or when it is told to.
+`edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to
+(SIGTERM, SIGINT), or when the state folder is gone.
 """
 
 from __future__ import annotations
@@ -10,37 +11,65 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 STABLE_S = 60.0
+LOG_BYTES_MAX = 5_000_000
 
 
 def main() -> int:
     """Entry of `python -m edgert.serving.keeper --state DIR`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
-    state = parser.parse_args().state
-    command = [sys.executable, "-m", "edgert.cli", "--state", state, "serve"]
-    pause_s = PAUSE_S_MIN
-    while True:
-        began = time.monotonic()
-        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        _pass_on_signals(daemon)
-        code = daemon.wait()
-        lived_s = time.monotonic() - began
-        if code == 0 or (code > 0 and lived_s < PAUSE_S_MIN * 4 and pause_s == PAUSE_S_MIN):
-            return code  # it ended in order, or refused to start at all: it said why
-        pause_s = PAUSE_S_MIN if lived_s > STABLE_S else min(pause_s * 2, PAUSE_S_MAX)
-        log(f"edgertd ended with {code}; starting it again in {pause_s:.1f} s")
-        time.sleep(pause_s)
+    return Keeper(parser.parse_args().state).keep()
 
 
-def _pass_on_signals(daemon: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.terminate())
+class Keeper:
+    """Keeps one daemon running on the state folder `state`."""
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+        self._told_to_end = threading.Event()
+        self._daemon: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+
+    def keep(self) -> int:
+        """Start the daemon, and start it again, until it is to end; the exit code."""
+        command = [sys.executable, "-m", "edgert.cli", "--state", self._state, "serve"]
+        pause_s = PAUSE_S_MIN
+        while True:
+            began = time.monotonic()
+            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            if self._told_to_end.is_set():  # told while it was being started
+                self._daemon.terminate()
+            code = self._daemon.wait()
+            lived_s = time.monotonic() - began
+            if code == 0 or (code > 0 and lived_s < PAUSE_S_MIN * 4 and pause_s == PAUSE_S_MIN):
+                return code  # it ended in order, or refused to start at all: it said why
+            pause_s = PAUSE_S_MIN if lived_s > STABLE_S else min(pause_s * 2, PAUSE_S_MAX)
+            log(f"edgertd ended with {code}; starting it again in {pause_s:.1f} s")
+            if self._told_to_end.wait(pause_s) or not os.path.isdir(self._state):
+                return 0
+            shorten_log()
+
+    def _end(self) -> None:
+        self._told_to_end.set()
+        if self._daemon is not None:
+            self._daemon.terminate()
+
+
+def shorten_log() -> None:
+    """Begin the log anew where it has grown too long: a model that keeps failing must not fill the disk."""
+    try:
+        if os.fstat(2).st_size > LOG_BYTES_MAX:
+            os.ftruncate(2, 0)  # it is written by appending, so every process goes on at the new end
+    except OSError:
+        pass  # a terminal, or a pipe
 
 
 if __name__ == "__main__":
