@@ -18,7 +18,7 @@ from edgert.serving.learning import BATCH_CAP_MAX, LEARN_S_MAX, Circumstances, L
 from edgert.tensors import TensorSpec
 from tests.devices import a_device
 
-SAMPLE = [np.zeros((1, 2), np.float32)]
+SAMPLE: list[NDArray[Any]] = [np.zeros((1, 2), np.float32)]
 
 
 class Machine:

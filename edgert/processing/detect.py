@@ -107,7 +107,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
     """The same, each box that is kept against those that are left: for many boxes, of which few are kept."""
-    rest = np.arange(len(corners))
+    rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:
         i, rest = int(rest[0]), rest[1:]

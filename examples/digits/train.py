@@ -111,7 +111,8 @@ class Network:
 def columns(images: Array) -> Array:
     """[N, C, H, W] -> [N, H, W, C * 9]: the zero-padded 3x3 surroundings of every pixel."""
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    windows = sliding_window_view(padded, (3, 3), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    patches: Array = sliding_window_view(padded, window_shape=(3, 3), axis=(2, 3))  # type: ignore[call-overload,unused-ignore]  # NumPy 2.2
+    windows = patches.transpose(0, 2, 3, 1, 4, 5)
     flat: Array = windows.reshape(*windows.shape[:3], -1)
     return flat
 

@@ -270,7 +270,8 @@ def _counts(axis: WindowAxis, counted: bool) -> NDArray[np.intp]:
     """How many elements each window position takes in; padding that ceil_mode added never counts."""
     first, end = (-axis.before, axis.size + axis.declared_after) if counted else (0, axis.size)
     starts = axis.starts()
-    return np.minimum(starts + axis.kernel, end) - np.maximum(starts, first)
+    counts: NDArray[np.intp] = np.minimum(starts + axis.kernel, end) - np.maximum(starts, first)
+    return counts
 
 
 # --- windows and padding

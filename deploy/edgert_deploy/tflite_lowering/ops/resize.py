@@ -80,7 +80,7 @@ def _nearest(lowering: Lowering, node: Node, rule: str) -> None:
 
 def _picked(length: int, outputs: int, scale: float, rule: str, rounding: str) -> NDArray[np.intp]:
     """Which element ONNX takes for each output position (the Resize operator's specification)."""
-    x = np.arange(outputs, dtype=np.float64)
+    x: NDArray[np.float64] = np.arange(outputs, dtype=np.float64)
     if rule == "asymmetric":
         x = x / scale
     elif rule == "half_pixel" or (rule == "pytorch_half_pixel" and outputs > 1):
