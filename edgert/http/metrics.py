@@ -22,7 +22,7 @@ def exposition(status: dict[str, Any] | None, responses: Mapping[int, int], vers
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])
     _family(lines, "edgert_build_info", "gauge", "The version that serves.", [("", {"version": version}, 1)])
-    codes = [("_total", {"code": str(code)}, float(count)) for code, count in sorted(responses.items())]
+    codes = [("_total", {"code": str(int(code))}, float(count)) for code, count in sorted(responses.items())]
     _family(lines, "edgert_http_responses", "counter", "HTTP responses by status code.", codes)
     _model_families(lines, models)
     _request_families(lines, {name: model for name, model in models.items() if "requests" in model})
