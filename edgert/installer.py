@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.bundle import Bundle, open_bundle
+from edgert.bundle import ENVELOPE_NAME, Bundle, open_bundle
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import BundleCorrupt, BundleError, ConfigInvalid, ReleaseTooOld, StorageFailed, TransitionRefused
@@ -17,7 +17,6 @@ from edgert.manifest import ArtifactEntry, Manifest
 from edgert.signing import parse_envelope, read_trusted_keys
 from edgert.slots import ON_TRIAL, STAGE_NAME, SlotState, SlotStore, Version
 
-MANIFEST_NAME = "manifest.dsse.json"
 SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
 
@@ -88,7 +87,7 @@ def install(
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
     """Read a slot's manifest. Raises BundleCorrupt when it is not the one whose digest is given."""
     try:
-        payload = parse_envelope((folder / MANIFEST_NAME).read_bytes()).payload
+        payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
     except OSError as error:
         raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
     if hashlib.sha256(payload).hexdigest() != digest:
@@ -154,7 +153,7 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
     try:
         stage.mkdir()
         try:
-            with (stage / MANIFEST_NAME).open("xb") as file:
+            with (stage / ENVELOPE_NAME).open("xb") as file:
                 file.write(bundle.envelope.raw)
                 file.flush()
                 os.fsync(file.fileno())

@@ -6,14 +6,13 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from edgert import wire
-from edgert.client import send_all
+from edgert.client import SEND_BUFFER_BYTES, send_all, timeval
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
 from edgert.serving.pipeline import Pipeline, Served
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
@@ -22,7 +21,6 @@ from edgert.telemetry.spans import RequestSpan, WindowRecorder
 FIRST_BUFFER_BYTES = 8192
 BUFFERS_BYTES_MAX = 256 * 1024**2  # what all connections of a worker may hold for frames that are on their way
 STALL_S = 10.0  # a client that stops in the middle of a frame for this long is cut off
-SEND_BUFFER_BYTES = 1024**2
 
 
 class BufferBudget:
@@ -62,7 +60,7 @@ class Connection:
         self._frames = wire.FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
         self._area: SharedArea | None = None
-        stall = struct.pack("ll", int(STALL_S), 0)
+        stall = timeval(STALL_S)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
         with contextlib.suppress(OSError):
