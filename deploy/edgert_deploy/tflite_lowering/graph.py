@@ -20,6 +20,9 @@ from onnx import helper, numpy_helper, shape_inference
 from edgert.errors import BuildFailed, OperatorUnsupported
 
 ONNX_DOMAINS = ("", "ai.onnx")
+# ONNX Runtime refuses a file of a newer format than it knows, and it knows this one. What newer formats brought (types
+# of 4 and 2 bits, annotations for several devices) cannot be lowered anyway.
+IR_VERSION_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Graph:
 
 def read_graph(model: onnx.ModelProto) -> Graph:
     """Fold `model` and find every value's shape. Raises OperatorUnsupported or BuildFailed."""
-    one, two = (_folded(model, batch) for batch in (1, 2))
+    one = _folded(model, 1)
+    two = _folded(model, 2) if _has_open_batch(model) else one
     constants, other = _constants(one), _constants(two)
     shapes_one, shapes_two = _shapes(one), _shapes(two)
     pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}
@@ -140,10 +144,16 @@ def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.load(path)
 
 
+def _has_open_batch(model: onnx.ModelProto) -> bool:
+    first = [value.type.tensor_type.shape.dim[:1] for value in model.graph.input]
+    return any(dims and not dims[0].HasField("dim_value") for dims in first)
+
+
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """A copy with `batch` on axis 0 of each input that leaves it open, and no shape claimed for the rest."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
     for value in copy.graph.input:
         dims = value.type.tensor_type.shape.dim
         if dims and not dims[0].HasField("dim_value"):

@@ -1,0 +1,190 @@
+"""The ONNX project's node tests as questions to the TFLite lowering: what is promised, what is refused and why.
+
+A test is promised when every operator of its model is in `PROMISED` and no rule of `OUTSIDE` applies.
+All others are unsupported, each with its reason. The rules look at the model, never at a test's name.
+
+Many node tests give as an input of the run what an exported model holds as a constant: the shape of a
+Reshape, the axes of a reduction, the weights of a convolution. `bound` makes constants of those, as a
+build needs them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES
+
+Arrays = dict[str, NDArray[Any]]
+
+PROMISED_GROUPS = {
+    "Convolution and matrices": "Conv ConvTranspose Einsum Gemm MatMul",
+    "Pooling": "AveragePool GlobalAveragePool GlobalMaxPool MaxPool",
+    "Arithmetic": "Abs Add Ceil Cos Div Exp Floor Log Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sin Sqrt Sub Sum",
+    "Comparison and logic": "And Equal Greater GreaterOrEqual Less LessOrEqual Not Or Where Xor",
+    "Activation": "Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu LogSoftmax Mish PRelu Relu Sigmoid Softmax "
+    "Softplus Softsign Tanh",
+    "Normalisation": "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization",
+    "Reduction": "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare TopK",
+    "Movement": "Cast Concat DepthToSpace Dropout Expand Flatten Gather GatherND Identity Pad Reshape Resize Slice "
+    "SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Upsample",
+    "Recurrence": "GRU LSTM",
+}
+PROMISED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
+
+# Inputs that a build needs as constants, by operator: what an exported model holds as such.
+CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (1, 2, 3, 4),
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "GRU": (1, 2, 3, 4),
+    "InstanceNormalization": (1, 2),
+    "LSTM": (1, 2, 3, 4, 7),
+    "PRelu": (1,),
+    "Pad": (1, 2, 3),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{name: (1,) for name in PROMISED if name.startswith("Reduce")},
+}
+
+
+@dataclass(frozen=True)
+class NodeTest:
+    """One test of the ONNX project: a model, its inputs by name, and the outputs that it must give."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: Arrays
+    outputs: list[Any]
+    relative_tolerance: float
+    absolute_tolerance: float
+
+    @property
+    def operators(self) -> list[str]:
+        return sorted({_full_name(node) for node in self.model.graph.node})
+
+    @property
+    def dtypes(self) -> set[str]:
+        """The dtype of each input and output; "sequence" and the like for what is no tensor."""
+        values = [*self.model.graph.input, *self.model.graph.output]
+        return {_type_name(value.type) for value in values}
+
+    @property
+    def subject(self) -> str:
+        """What the test is of: the operator of its one node, or all operators of a function that is spelled out."""
+        return self.operators[0] if len(self.model.graph.node) == 1 else "expanded function"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A part of a promised operator that TFLite, or a build, cannot express."""
+
+    reason: str
+    applies: Callable[[NodeTest], bool]
+
+
+HELD_DTYPES = frozenset(str(dtype) for dtype in TENSOR_TYPES)
+
+
+def _attribute_is(operator: str, attribute: str, *values: Any) -> Callable[[NodeTest], bool]:
+    def applies(test: NodeTest) -> bool:
+        found = (
+            helper.get_attribute_value(a) for n in _nodes(test, operator) for a in n.attribute if a.name == attribute
+        )
+        return any((value.decode() if isinstance(value, bytes) else value) in values for value in found)
+
+    return applies
+
+
+def _trains(test: NodeTest) -> bool:
+    flags = (test.inputs.get(node.input[2]) for node in _nodes(test, "Dropout") if len(node.input) > 2)
+    return any(flag is not None and bool(flag) for flag in flags)
+
+
+def _has_output(operator: str, index: int) -> Callable[[NodeTest], bool]:
+    return lambda test: any(len(n.output) > index and n.output[index] for n in _nodes(test, operator))
+
+
+# The first rule that applies gives the reason.
+OUTSIDE = (
+    Outside("a dtype that the lowering does not hold", lambda test: not test.dtypes <= HELD_DTYPES),
+    Outside("training mode", _attribute_is("BatchNormalization", "training_mode", 1)),
+    Outside("training mode", _trains),
+    Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
+)
+
+
+def reason_outside(test: NodeTest) -> str | None:
+    """Why `test` is not promised, or None where it is."""
+    unknown = [name for name in test.operators if name not in PROMISED]
+    if unknown:
+        return f"no lowering for {', '.join(unknown)}"
+    return next((rule.reason for rule in OUTSIDE if rule.applies(test)), None)
+
+
+def bound(test: NodeTest) -> tuple[onnx.ModelProto, Arrays]:
+    """The test's model with what CONSTANT_INPUTS names as constants, and the inputs that are left."""
+    names = {
+        node.input[index]
+        for node in test.model.graph.node
+        for index in CONSTANT_INPUTS.get(_full_name(node), ())
+        if index < len(node.input) and node.input[index] in test.inputs
+    }
+    model = onnx.ModelProto()
+    model.CopyFrom(test.model)
+    kept = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(test.inputs[name], name) for name in sorted(names))
+    return model, {name: array for name, array in test.inputs.items() if name not in names}
+
+
+def load_tests() -> list[NodeTest]:
+    """All node tests of the installed onnx, made in memory: some seconds."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tests divide by zero on purpose
+        return [test for case in load_model_tests(kind="node") for test in _data_sets(case)]
+
+
+def _data_sets(case: Any) -> Iterator[NodeTest]:
+    for inputs, outputs in case.data_sets:
+        names = [value.name for value in case.model.graph.input]
+        arrays = dict(zip(names, inputs, strict=False))
+        yield NodeTest(case.name, case.model, arrays, list(outputs), case.rtol, case.atol)
+
+
+def _nodes(test: NodeTest, operator: str) -> list[onnx.NodeProto]:
+    return [node for node in test.model.graph.node if _full_name(node) == operator]
+
+
+def _full_name(node: onnx.NodeProto) -> str:
+    return f"{node.domain}:{node.op_type}" if node.domain else str(node.op_type)
+
+
+def _type_name(value: onnx.TypeProto) -> str:
+    kind = value.WhichOneof("value")
+    if kind != "tensor_type":
+        return str(kind).removesuffix("_type")
+    element = value.tensor_type.elem_type
+    if element == onnx.TensorProto.STRING:
+        return "string"
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(element)))

@@ -1,0 +1,256 @@
+"""How far the TFLite lowering reaches, by the ONNX project's own node tests (`onnx.backend.test`).
+
+Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's own
+outputs at the test's own tolerances. `bench/node_cases.py` says which tests are promised and why the rest is not.
+
+    promised      tests of operators that the lowering covers; `passed` of them pass
+    unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
+
+The tests run in processes of their own, so that one that aborts the interpreter is a failure and no more.
+
+    python -m bench.node_tests                     # a summary; exit code 1 where a promise is broken
+    python -m bench.node_tests --operator Conv     # the tests that hold Conv, each with its result
+    python -m bench.node_tests --json              # one JSON object
+    python -m bench.node_tests --docs              # rewrite docs/tflite-operators.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from bench.common import ROOT
+from bench.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest, bound, load_tests, reason_outside
+
+DOCS_PAGE = ROOT / "docs/tflite-operators.md"
+# One test takes some 10 ms; what takes this long hangs.
+TEST_TIMEOUT_S = 120
+PROCESSES_MAX = 8
+
+PASSED, REFUSED, WRONG, CRASHED = "passed", "refused", "wrong", "crashed"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one test. `outside` is why it is not promised, or None where it is."""
+
+    name: str
+    operators: tuple[str, ...]
+    outside: str | None
+    status: str
+    detail: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """A promised test that does not pass, or any test that gives a wrong answer or ends the process."""
+        return self.status in (WRONG, CRASHED) or (self.outside is None and self.status != PASSED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--docs", action="store_true", help=f"rewrite {DOCS_PAGE.relative_to(ROOT)}")
+    parser.add_argument("--operator", action="append", metavar="NAME", help="only tests that hold this operator")
+    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, PROCESSES_MAX), metavar="N")
+    arguments = parser.parse_args()
+    if arguments.docs and arguments.operator:
+        parser.error("--docs takes all tests: leave --operator out")
+    tests = load_tests()
+    if arguments.operator:
+        tests = [test for test in tests if set(arguments.operator) & set(test.operators)]
+        if not tests:
+            parser.error(f"no node test holds {', '.join(arguments.operator)}; names are as in ONNX, e.g. Conv")
+    results = run_tests(tests, arguments.processes)
+    if arguments.docs:
+        DOCS_PAGE.write_text(page(results))
+    if arguments.json:
+        print(json.dumps(summary(results), indent=1))
+    else:
+        _print(results, each=bool(arguments.operator))
+    sys.exit(any(result.is_broken for result in results))
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    promised = [r for r in results if r.outside is None]
+    unsupported = [r for r in results if r.outside is not None]
+    return {
+        "passed": sum(r.status == PASSED for r in promised),
+        "promised": len(promised),
+        "unsupported": len(unsupported),
+        "total": len(results),
+        "unsupported_that_pass": sum(r.status == PASSED for r in unsupported),
+        "failed": {r.name: f"{r.status}: {r.detail}" for r in promised if r.is_broken},
+        "wrong": {r.name: f"{r.status}: {r.detail}" for r in unsupported if r.is_broken},
+        "unsupported_by_reason": dict(_by_reason(unsupported)),
+    }
+
+
+# --- running
+
+
+def run_tests(tests: Sequence[NodeTest], processes: int) -> list[Result]:
+    """Each test's result, in the tests' order. Progress goes to stderr."""
+    done: dict[int, Result] = {}
+    workers = [_Worker(tests, list(range(first, len(tests), processes))) for first in range(processes)]
+    while busy := [worker for worker in workers if worker.waiting]:
+        ready = wait([worker.pipe for worker in busy], TEST_TIMEOUT_S)
+        for worker in busy:
+            if worker.pipe in ready or not ready:
+                index, result = worker.take()
+                done[index] = result
+                _progress(len(done), len(tests))
+    return [done[index] for index in range(len(tests))]
+
+
+class _Worker:
+    """A process that runs the tests `waiting`, in turn; it is started anew where one of them ends it."""
+
+    def __init__(self, tests: Sequence[NodeTest], waiting: list[int]) -> None:
+        self.tests, self.waiting = tests, waiting
+        self._start()
+
+    def take(self) -> tuple[int, Result]:
+        """The result of the first waiting test, which is ready, or has ended the process, or hangs."""
+        index = self.waiting.pop(0)
+        test = self.tests[index]
+        try:
+            if not self.pipe.poll():
+                raise TimeoutError
+            status, detail = self.pipe.recv()
+        except (EOFError, TimeoutError) as lost:
+            self.process.kill() if isinstance(lost, TimeoutError) else self.process.join()
+            status, detail = (
+                CRASHED,
+                "hangs" if isinstance(lost, TimeoutError) else f"exit code {self.process.exitcode}",
+            )
+            self._start()
+        return index, Result(test.name, tuple(test.operators), reason_outside(test), status, detail)
+
+    def _start(self) -> None:
+        # A fork has the tests already; making them takes seconds. No other thread runs here.
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(theirs, self.tests, list(self.waiting)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+
+def _work(pipe: Connection, tests: Sequence[NodeTest], indices: Sequence[int]) -> None:
+    # What the interpreter says before it aborts would run into the progress line.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    for index in indices:
+        pipe.send(attempt(tests[index]))
+
+
+def attempt(test: NodeTest) -> tuple[str, str]:
+    """Lower, run and compare `test` in this process: its status, and a line about it."""
+    from edgert.errors import EdgeRTError
+    from edgert_deploy.tflite_lowering import lower
+
+    try:
+        model, inputs = bound(test)
+        difference = _difference(_run(lower(model), inputs), test)
+    except EdgeRTError as error:
+        return REFUSED, error.message
+    except Exception as error:  # nothing but ours may come out of lower(), and no file of its may fail to run
+        return WRONG, f"{type(error).__name__}: {error}"
+    return (WRONG, difference) if difference else (PASSED, "")
+
+
+def _run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], np.asarray(inputs[detail["name"]]))
+    interpreter.invoke()
+    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+
+
+def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
+    """What is wrong with `outputs`, or "" where they are what the test wants."""
+    for got, wanted in zip(outputs, map(np.asarray, test.outputs), strict=True):
+        if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
+            return f"{got.dtype}{list(got.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+        if not np.allclose(got, wanted, test.relative_tolerance, test.absolute_tolerance, equal_nan=True):
+            worst = np.nanmax(np.abs(got.astype(np.float64) - wanted.astype(np.float64)))
+            return f"differs by {worst:.3g}"
+    return ""
+
+
+# --- output
+
+
+def page(results: Sequence[Result]) -> str:
+    """The documentation's page of tables."""
+    total = summary(results)
+    lines = [
+        "# What the TFLite lowering covers",
+        "",
+        "Made by `python -m bench.node_tests --docs` from the ONNX project's own node tests; do not edit by hand.",
+        "",
+        f"Of {total['total']} node tests, {total['promised']} are promised and {total['passed']} of those pass, in float32,",
+        "at the tests' own tolerances. A test is promised when every operator of its model is in the first table and",
+        "no line of the last one applies. What is not promised is refused by name when a model is built; no test gives",
+        "a wrong answer.",
+        "",
+        "| operator | tests that hold it | passed | constant inputs |",
+        "|---|---|---|---|",
+        *_operator_rows([r for r in results if r.outside is None]),
+        "",
+        "`constant inputs`: numbers of the inputs that must be constants of the model, as exporters write them. Where",
+        "a node test gives one at run time, it is made a constant before the model is lowered.",
+        "",
+        "## Not promised",
+        "| reason | tests |",
+        "|---|---|",
+        *(f"| {reason} | {len(names)} |" for reason, names in _by_reason([r for r in results if r.outside])),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _operator_rows(promised: Sequence[Result]) -> Iterator[str]:
+    held = Counter(name for result in promised for name in result.operators)
+    passed = Counter(name for result in promised if result.status == PASSED for name in result.operators)
+    for group, names in PROMISED_GROUPS.items():
+        yield f"| **{group}** | | | |"
+        for name in sorted(names.split()):
+            constants = ", ".join(map(str, CONSTANT_INPUTS.get(name, ())))
+            yield f"| {name} | {held[name]} | {passed[name]} | {constants} |"
+
+
+def _by_reason(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        reasons.setdefault(str(result.outside), []).append(result.name)
+    return sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _print(results: Sequence[Result], each: bool) -> None:
+    for result in results:
+        if each or result.is_broken:
+            outside = f" (not promised: {result.outside})" if result.outside else ""
+            print(f"{result.status:8} {result.name}{outside} {result.detail}"[:400])
+    total = summary(results)
+    print(", ".join(f"{total[key]} {key}" for key in ("passed", "promised", "unsupported", "total")))
+
+
+def _progress(count: int, total: int) -> None:
+    if sys.stderr.isatty() and (count % 10 == 0 or count == total):
+        print(f"\r{count} of {total} tests", end="\n" if count == total else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
