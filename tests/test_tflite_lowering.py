@@ -1,14 +1,11 @@
-"""Each operator that is lowered to TFLite has a row in `CASES` and must agree with ONNX Runtime at batch 1 and 3."""
+"""The TFLite lowering: each operator has a row in some `CASES` and must agree with ONNX Runtime at batch 1 and 3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed, OperatorUnsupported
 
@@ -16,121 +13,35 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
-import onnx
-import onnxruntime
 from ai_edge_litert.interpreter import Interpreter
-from onnx import numpy_helper, parser
 
 from edgert_deploy.tflite_lowering import LOWERINGS, lower
 from edgert_deploy.tflite_lowering.fusion import RSQRT, fuse
 from edgert_deploy.tflite_lowering.graph import read_graph
 from edgert_deploy.tflite_lowering.quantize import quantize_int8
-
-Arrays = dict[str, NDArray[Any]]
-BATCHES = (1, 3)
-# Float32 sums in another order; the largest rows add up some hundred products.
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-4, 2e-5
-IMAGE = {"x": (4, 7, 9)}
-SIGNAL = {"x": (4, 11)}
-TOKENS = {"x": (5, 8)}
-FEATURES = {"x": (6,)}
-
-
-def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
-
-
-def ints(*values: int) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A graph in ONNX's text form: `items` are shapes without the batch, `constants` become initializers."""
-
-    name: str
-    body: str
-    items: Mapping[str, tuple[int, ...]]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    opset: int = 17
-    types: dict[str, str] = field(default_factory=dict)
-    outputs: str = "float y"
-    positive: bool = False
-
+from tests import test_tflite_convolution, test_tflite_normalization, test_tflite_resize
+from tests.tflite_cases import (
+    ABSOLUTE_TOLERANCE,
+    FEATURES,
+    IMAGE,
+    RELATIVE_TOLERANCE,
+    SIGNAL,
+    TOKENS,
+    Arrays,
+    Case,
+    assert_agrees_with_onnx_runtime,
+    inputs_of,
+    ints,
+    model_of,
+    operators_of,
+    quantized,
+    random,
+    run_onnx,
+    run_tflite,
+    sqnr_db,
+)
 
 CASES = [
-    # convolution
-    Case("conv 3x3 padded", "y = Conv<pads=[1,1,1,1]>(x, w, b)", IMAGE, {"w": random(6, 4, 3, 3), "b": random(6)}),
-    Case("conv no bias", "y = Conv(x, w)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case("conv 1x1", "y = Conv(x, w)", IMAGE, {"w": random(6, 4, 1, 1)}),
-    Case("conv stride 2", "y = Conv<strides=[2,2], pads=[1,1,1,1]>(x, w)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case(
-        "conv even size", "y = Conv<strides=[2,2], pads=[1,1,1,1]>(x, w)", {"x": (4, 8, 8)}, {"w": random(6, 4, 3, 3)}
-    ),
-    Case("conv lopsided pads", "y = Conv<pads=[2,0,1,3]>(x, w)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case("conv dilated", "y = Conv<dilations=[2,2], pads=[2,2,2,2]>(x, w)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case("conv same upper", 'y = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)', IMAGE, {"w": random(6, 4, 4, 4)}),
-    Case("conv same lower", 'y = Conv<auto_pad="SAME_LOWER", strides=[2,2]>(x, w)', IMAGE, {"w": random(6, 4, 4, 4)}),
-    Case("conv valid", 'y = Conv<auto_pad="VALID">(x, w)', IMAGE, {"w": random(6, 4, 2, 3)}),
-    Case("conv depthwise", "y = Conv<group=4, pads=[1,1,1,1]>(x, w)", IMAGE, {"w": random(4, 1, 3, 3)}),
-    Case("conv depthwise x2", "y = Conv<group=4, pads=[1,1,1,1]>(x, w)", IMAGE, {"w": random(8, 1, 3, 3)}),
-    Case(
-        "conv grouped", "y = Conv<group=2, pads=[1,1,1,1]>(x, w, b)", IMAGE, {"w": random(6, 2, 3, 3), "b": random(6)}
-    ),
-    Case("conv 1-D", "y = Conv<pads=[1,1]>(x, w)", SIGNAL, {"w": random(6, 4, 3)}),
-    Case("conv 1-D stride", "y = Conv<pads=[2,0], strides=[2], dilations=[2]>(x, w)", SIGNAL, {"w": random(6, 4, 3)}),
-    Case("conv 1-D depthwise", "y = Conv<group=4>(x, w)", SIGNAL, {"w": random(4, 1, 3)}),
-    Case("conv 1-D grouped", "y = Conv<group=2>(x, w)", SIGNAL, {"w": random(6, 2, 3)}),
-    Case("conv relu", "c = Conv(x, w) y = Relu(c)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case(
-        "conv relu6",
-        "c = Conv(x, w) y = Clip(c, z, s)",
-        IMAGE,
-        {"w": random(6, 4, 3, 3), "z": np.float32(0), "s": np.float32(6)},
-    ),
-    Case("conv relu shared", "c = Conv(x, w) r = Relu(c) y = Add(c, r)", IMAGE, {"w": random(4, 4, 1, 1)}),
-    Case(
-        "conv transpose", "y = ConvTranspose<strides=[2,2]>(x, w, b)", IMAGE, {"w": random(4, 5, 2, 2), "b": random(5)}
-    ),
-    Case(
-        "conv transpose overlapping",
-        "y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w)",
-        IMAGE,
-        {"w": random(4, 5, 3, 3)},
-    ),
-    Case(
-        "conv transpose 4x4", "y = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(x, w)", IMAGE, {"w": random(4, 5, 4, 4)}
-    ),
-    Case("conv transpose stride 3", "y = ConvTranspose<strides=[3,3]>(x, w)", IMAGE, {"w": random(4, 5, 2, 5)}),
-    Case("conv transpose dilated", "y = ConvTranspose<dilations=[2,1]>(x, w)", IMAGE, {"w": random(4, 5, 3, 3)}),
-    Case(
-        "conv transpose 1-D",
-        "y = ConvTranspose<strides=[2], pads=[1,0]>(x, w, b)",
-        SIGNAL,
-        {"w": random(4, 5, 5), "b": random(5)},
-    ),
-    # pooling
-    Case("max pool", "y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", IMAGE),
-    Case("max pool same", "y = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(x)", IMAGE),
-    Case("max pool padded", "y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", {"x": (4, 8, 8)}),
-    Case(
-        "max pool after relu",
-        "r = Relu(x) y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(r)",
-        {"x": (4, 8, 8)},
-    ),
-    Case("max pool ceil", "y = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)", IMAGE),
-    Case("max pool 1-D", "y = MaxPool<kernel_shape=[3], strides=[2], pads=[1,1]>(x)", SIGNAL),
-    Case("average pool", "y = AveragePool<kernel_shape=[2,3], strides=[2,2]>(x)", IMAGE),
-    Case("average pool same", "y = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>(x)", IMAGE),
-    Case(
-        "average pool padded", "y = AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", {"x": (4, 8, 8)}
-    ),
-    Case("average pool counted", "y = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1>(x)", IMAGE),
-    Case("average pool ceil", "y = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)", IMAGE),
-    Case("average pool 1-D", "y = AveragePool<kernel_shape=[3], strides=[2]>(x)", SIGNAL),
-    Case("global average pool", "y = GlobalAveragePool(x)", IMAGE),
-    Case("global average pool 1-D", "y = GlobalAveragePool(x)", SIGNAL),
-    Case("global max pool", "y = GlobalMaxPool(x)", IMAGE),
     # matrices
     Case("gemm", "y = Gemm<transB=1>(x, w, b)", FEATURES, {"w": random(5, 6), "b": random(5)}),
     Case("gemm alpha beta", "y = Gemm<alpha=0.5, beta=2.0>(x, w, b)", FEATURES, {"w": random(6, 5), "b": random(1, 5)}),
@@ -212,61 +123,6 @@ CASES = [
         "c = Conv(x, w) g = GlobalAveragePool(c) s = Sigmoid(g) y = Mul(c, s)",
         IMAGE,
         {"w": random(6, 4, 3, 3)},
-    ),
-    # normalisation
-    Case(
-        "batch normalization folded",
-        "c = Conv(x, w) y = BatchNormalization(c, s, b, m, v)",
-        IMAGE,
-        {"w": random(6, 4, 3, 3), "s": random(6), "b": random(6), "m": random(6), "v": np.abs(random(6)) + 1},
-    ),
-    Case(
-        "batch normalization alone",
-        "r = Relu(x) n = BatchNormalization(r, s, b, m, v) y = Relu(n)",
-        IMAGE,
-        {"s": random(4), "b": random(4), "m": random(4), "v": np.abs(random(4)) + 1},
-    ),
-    Case(
-        "batch normalization channels last",
-        "c = Conv(x, w) r = Relu(c) y = BatchNormalization(r, s, b, m, v)",
-        IMAGE,
-        {"w": random(6, 4, 3, 3), "s": random(6), "b": random(6), "m": random(6), "v": np.abs(random(6)) + 1},
-    ),
-    Case("layer normalization", "y = LayerNormalization(x, s, b)", TOKENS, {"s": random(8), "b": random(8)}),
-    Case("layer normalization no bias", "y = LayerNormalization<axis=1>(x, s)", TOKENS, {"s": random(5, 8)}),
-    Case(
-        "layer normalization spelled out",
-        "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) p = Pow(d, two) v = ReduceMean<axes=[-1]>(p) e = Add(v, eps)"
-        "r = Sqrt(e) n = Div(d, r) t = Mul(n, s) y = Add(t, b)",
-        TOKENS,
-        {"two": np.float32(2), "eps": np.float32(1e-5), "s": random(8), "b": random(8)},
-    ),
-    Case("softmax", "y = Softmax(x)", TOKENS),
-    Case("softmax axis 1", "y = Softmax<axis=1>(x)", TOKENS),
-    Case("softmax channels", "c = Conv(x, w) y = Softmax<axis=1>(c)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case("softmax rows", "c = Conv(x, w) y = Softmax<axis=2>(c)", IMAGE, {"w": random(6, 4, 3, 3)}),
-    Case("softmax of opset 11", "y = Softmax(x)", TOKENS, opset=11),
-    Case("log softmax", "y = LogSoftmax(x)", TOKENS),
-    Case("instance normalization", "y = InstanceNormalization(x, s, b)", IMAGE, {"s": random(4), "b": random(4)}),
-    Case(
-        "instance normalization channels last",
-        "c = Conv(x, w) y = InstanceNormalization(c, s, b)",
-        SIGNAL,
-        {"w": random(6, 4, 3), "s": random(6), "b": random(6)},
-    ),
-    Case(
-        "group normalization",
-        "y = GroupNormalization<num_groups=2>(x, s, b)",
-        IMAGE,
-        {"s": random(4), "b": random(4)},
-        opset=21,
-    ),
-    Case(
-        "group normalization opset 18",
-        "y = GroupNormalization<num_groups=2>(x, s, b)",
-        IMAGE,
-        {"s": random(2), "b": random(2)},
-        opset=18,
     ),
     # reductions
     *(
@@ -388,15 +244,6 @@ CASES = [
     Case("gather class token", "y = Gather<axis=1>(x, i)", TOKENS, {"i": np.int64(0)}),
     Case("gather from the end", "y = Gather<axis=2>(x, i)", TOKENS, {"i": ints(-1, 2)}),
     Case("embedding", "y = Gather(w, x)", {"x": (5,)}, {"w": random(7, 4)}, types={"x": "int64"}),
-    Case("pad", "y = Pad(x, p)", IMAGE, {"p": ints(0, 0, 1, 2, 0, 0, 3, 0)}),
-    Case(
-        "pad value",
-        "c = Conv(x, w) y = Pad(c, p, v)",
-        IMAGE,
-        {"w": random(4, 4, 1, 1), "p": ints(0, 0, 1, 2, 0, 0, 3, 0), "v": np.float32(0.5)},
-    ),
-    Case("pad reflect", 'y = Pad<mode="reflect">(x, p)', IMAGE, {"p": ints(0, 0, 1, 2, 0, 0, 3, 0)}),
-    Case("pad attributes", "y = Pad<pads=[0,1,0,2]>(x)", FEATURES, opset=10),
     Case("expand", "y = Expand(x, s)", {"x": (4, 1)}, {"s": ints(1, 4, 3)}),
     Case(
         "class token",
@@ -407,95 +254,24 @@ CASES = [
     Case("space to depth", "y = SpaceToDepth<blocksize=2>(x)", {"x": (3, 4, 6)}),
     Case("depth to space", "y = DepthToSpace<blocksize=2>(x)", {"x": (8, 3, 2)}),
     Case("pixel shuffle", 'y = DepthToSpace<blocksize=2, mode="CRD">(x)', {"x": (8, 3, 2)}),
-    # resizing
-    *(
-        Case(
-            f"resize {mode} {rule} {rounding} x{factor}",
-            f'y = Resize<mode="{mode}", coordinate_transformation_mode="{rule}", nearest_mode="{rounding}">(x, , s)',
-            IMAGE,
-            {"s": np.array([1, 1, factor, factor], np.float32)},
-        )
-        for mode, rule, rounding, factor in [
-            ("nearest", "asymmetric", "floor", 2),
-            ("nearest", "half_pixel", "round_prefer_floor", 2),
-            ("nearest", "half_pixel", "round_prefer_ceil", 3),
-            ("nearest", "align_corners", "round_prefer_floor", 2),
-            ("nearest", "asymmetric", "ceil", 1.5),
-            ("linear", "half_pixel", "floor", 2),
-            ("linear", "pytorch_half_pixel", "floor", 3),
-            ("linear", "align_corners", "floor", 2),
-            ("linear", "asymmetric", "floor", 2),
-        ]
-    ),
-    Case(
-        "resize to size",
-        'n = Shape<start=0, end=2>(x) t = Concat<axis=0>(n, s) y = Resize<mode="linear">(x, , , t)',
-        IMAGE,
-        {"s": ints(14, 18)},
-    ),
-    Case("upsample", "y = Upsample(x, s)", IMAGE, {"s": np.array([1, 1, 2, 2], np.float32)}, opset=9),
 ]
 
 
-def model_of(case: Case, batch: str = "N") -> onnx.ModelProto:
-    """The case's model, its batch open."""
-    inputs = ", ".join(
-        f"{case.types.get(name, 'float')}[{', '.join([batch, *map(str, item)])}] {name}"
-        for name, item in case.items.items()
-    )
-    text = f'<ir_version: 8, opset_import: ["": {case.opset}]> g ({inputs}) => ({case.outputs}) {{ {case.body} }}'
-    model = parser.parse_model(text)
-    for name, array in case.constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    for output in model.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    return model
-
-
-def inputs_of(case: Case, batch: int, seed: int = 1) -> Arrays:
-    def values(name: str, item: tuple[int, ...]) -> NDArray[Any]:
-        if case.types.get(name) == "int64":
-            return np.random.default_rng(seed).integers(0, 7, (batch, *item))
-        array = random(batch, *item, seed=seed + len(name) + ord(name[0]))
-        return np.abs(array) + np.float32(0.1) if case.positive else array
-
-    return {name: values(name, item) for name, item in case.items.items()}
-
-
-def run_onnx(model: onnx.ModelProto, inputs: Arrays) -> list[NDArray[Any]]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    outputs: list[NDArray[Any]] = session.run(None, inputs)
-    return outputs
-
-
-def run_tflite(content: bytes, inputs: Arrays) -> list[NDArray[Any]]:
-    """The outputs in the file's own order."""
-    interpreter = Interpreter(model_content=content, num_threads=1)
-    indices = {detail["name"]: detail["index"] for detail in interpreter.get_input_details()}
-    for name, array in inputs.items():
-        interpreter.resize_tensor_input(indices[name], array.shape, strict=True)
-    interpreter.allocate_tensors()
-    for name, array in inputs.items():
-        interpreter.set_tensor(indices[name], array)
-    interpreter.invoke()
-    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+ALL_CASES = [
+    *CASES,
+    *test_tflite_convolution.CASES,
+    *test_tflite_normalization.CASES,
+    *test_tflite_resize.CASES,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_lowered_operator_agrees_with_onnx_runtime(case: Case) -> None:
-    model = model_of(case)
-    content = lower(model)
-    for batch in BATCHES:
-        inputs = inputs_of(case, batch)
-        (wanted,), (got,) = run_onnx(model, inputs), run_tflite(content, inputs)
-        assert got.dtype == wanted.dtype
-        assert got.shape == wanted.shape
-        np.testing.assert_allclose(got, wanted, RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE)
+    assert_agrees_with_onnx_runtime(case)
 
 
 def test_every_lowering_has_a_case() -> None:
-    used = {node.op_type for case in CASES for node in model_of(case).graph.node}
-    assert set(LOWERINGS) - {RSQRT} <= used
+    assert set(LOWERINGS) - {RSQRT} <= operators_of(ALL_CASES)
 
 
 @pytest.mark.parametrize(
@@ -512,12 +288,12 @@ def test_every_lowering_has_a_case() -> None:
     ],
 )
 def test_groups_of_nodes_become_one(name: str, fused: list[str]) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = next(case for case in ALL_CASES if case.name == name)
     assert [node.op_type for node in fuse(read_graph(model_of(case))).nodes] == fused
 
 
 def test_flattening_for_constant_weights_costs_no_transposition() -> None:
-    case = next(case for case in CASES if case.name == "flatten gemm")
+    case = next(case for case in ALL_CASES if case.name == "flatten gemm")
     interpreter = Interpreter(model_content=lower(model_of(case)))
     names = [detail["name"] for detail in interpreter.get_tensor_details()]
     assert not [name for name in names if name.endswith("_native")]
@@ -548,7 +324,7 @@ def test_a_fixed_batch_stays_fixed() -> None:
 
 
 def test_weights_are_aligned_in_the_file() -> None:
-    case = next(case for case in CASES if case.name == "conv 3x3 padded")
+    case = next(case for case in ALL_CASES if case.name == "conv 3x3 padded")
     content = lower(model_of(case))
     kernel = np.ascontiguousarray(np.asarray(case.constants["w"]).transpose(0, 2, 3, 1)).tobytes()
     assert content.index(kernel) % 16 == 0
@@ -622,15 +398,6 @@ SMALL_CNN = Case(
         "b3": random(10),
     },
 )
-
-
-def quantized(case: Case, samples: int = 100) -> bytes:
-    return quantize_int8(lower(model_of(case)), [list(inputs_of(case, 1, seed).values()) for seed in range(samples)])
-
-
-def sqnr_db(wanted: NDArray[Any], got: NDArray[Any]) -> float:
-    noise = np.square(wanted.astype(np.float64) - got).sum()
-    return float(10 * np.log10(np.square(wanted.astype(np.float64)).sum() / max(noise, 1e-30)))
 
 
 def test_int8_of_a_small_cnn_stays_close_and_small() -> None:

@@ -12,6 +12,7 @@ from edgert_deploy.tflite_lowering.ops import (
     matrix,
     movement,
     normalization,
+    padding,
     reduction,
     resize,
 )
@@ -22,6 +23,7 @@ LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     **matrix.LOWERINGS,
     **movement.LOWERINGS,
     **normalization.LOWERINGS,
+    **padding.LOWERINGS,
     **reduction.LOWERINGS,
     **resize.LOWERINGS,
 }
