@@ -18,7 +18,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.forwarder import Forwarder
+from edgert.telemetry.forwarder import IDLE_S_MAX, Forwarder
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
@@ -28,6 +28,7 @@ from edgert.telemetry.mqtt import (
     MqttSettings,
 )
 from edgert.telemetry.spool import Spool
+from edgert.telemetry.waiting import Stop
 from tests.brokers import Broker, free_port, until
 
 TOPICS = Topics("plant-a", "pi-07")
@@ -71,7 +72,7 @@ class Device:
     def __init__(self, folder: Path, settings: MqttSettings, rate_per_s: float = 200.0) -> None:
         self.spool = Spool(folder / "telemetry.db")
         self.said: list[str] = []
-        self._stopping = threading.Event()
+        self._stop = Stop()
         self.forwarder = Forwarder(
             settings,
             TOPICS,
@@ -84,13 +85,13 @@ class Device:
             log=self.said.append,
             rate_per_s=rate_per_s,
         )
-        self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stopping.is_set), daemon=True)
+        self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stop.set()
         self._thread.join(10)
         assert not self._thread.is_alive()
 
@@ -159,6 +160,31 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
         (TOPICS.info, True),
         (TOPICS.deploy, True),
     }
+
+
+def test_an_idle_forwarder_sleeps_and_wakes_for_what_another_process_reports(
+    tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
+) -> None:
+    listener = listen()
+    spool = Spool(tmp_path / "telemetry.db")
+    forwarder = start_forwarder(tmp_path, broker.settings)
+    until(lambda: listener.payloads(TOPICS.sys), "it is connected")
+    until(lambda: _sleeps(forwarder.pid), "it sleeps")
+    append_to(spool, 1)
+    until(lambda: listener.seqs() == [1], "the report", within_s=IDLE_S_MAX / 2)
+    stop_within(forwarder, 2.0)
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether no thread of the process wakes up for a while."""
+
+    def wakes() -> int:
+        statuses = [task.read_text() for task in Path("/proc").glob(f"{pid}/task/*/status")]
+        return sum(int(s.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for s in statuses)
+
+    before = wakes()
+    time.sleep(0.5)
+    return wakes() == before
 
 
 def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:

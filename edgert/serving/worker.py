@@ -36,6 +36,7 @@ from edgert.serving.model import LoadedModel, load_model
 from edgert.serving.near_cache import NearCache, image_axes
 from edgert.serving.pipeline import Pipeline
 from edgert.serving.progress import RunPage
+from edgert.serving.seats import Peer, Seats
 from edgert.serving.shadow import ReferenceProcess, Shadow
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter, host_facts_now
@@ -124,7 +125,7 @@ class Worker:
         }
         self._budget = BufferBudget()
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._seats = Seats(serving.connections_max)
         self._last_word = wire.json_frame(wire.MOVED, {})
         self._stopping = False
 
@@ -163,13 +164,13 @@ class Worker:
         """End the engine runs under way, send every other client elsewhere, report what is left."""
         with self._lock:
             self._stopping = True
-            for sock in self._connections:
+            for sock in self._seats.everybody():
                 # What was sent before this is still read and answered; then the thread sees the end.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RD)
         self._batcher.close(Moved("the model is served by another worker now"))
         until = time.monotonic() + DRAIN_S
-        while self._connections and time.monotonic() < until:
+        while not self._seats.empty and time.monotonic() < until:
             time.sleep(0.002)
         if self._shadow is not None:
             self._shadow.close()
@@ -180,14 +181,16 @@ class Worker:
 
     def _accept(self, sock: socket.socket, shared: bool) -> None:
         with self._lock:
-            if len(self._connections) < self._config.serving.connections_max and not self._stopping:
-                self._connections.add(sock)
+            if not self._stopping and self._seats.take(sock, Peer.of(sock)):
                 try:
                     threading.Thread(target=self._serve, args=(sock, shared), daemon=True).start()
                     return
                 except RuntimeError:  # the system gives no more threads
-                    self._connections.discard(sock)
-        error = Overloaded(f"{len(self._connections)} clients are connected, the limit", retry_after_s=0.5)
+                    self._seats.give_back(sock)
+        error = Overloaded(
+            f"{len(self._seats)} clients are connected, the limit, and none has more than its share of them",
+            retry_after_s=0.5,
+        )
         with contextlib.suppress(OSError):
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()
@@ -207,7 +210,7 @@ class Worker:
                 log,
             )
             connection.serve()
-            if self._stopping:
+            if self._stopping or self._seats.leaves(sock):
                 sock.sendall(self._last_word)
         except EdgeRTError as error:
             with contextlib.suppress(OSError):
@@ -216,7 +219,7 @@ class Worker:
             pass  # the client is gone or takes nothing: there is nobody to tell
         finally:
             with self._lock:
-                self._connections.discard(sock)
+                self._seats.give_back(sock)
             sock.close()
             if connection is not None:
                 connection.close()
@@ -249,7 +252,7 @@ class Worker:
 
     def _stats(self) -> dict[str, Any]:
         return {
-            "connections": len(self._connections),
+            "connections": len(self._seats),
             "waiting": self._batcher.waiting,
             "batches_closed": dict(self._batcher.closed),
             "runs": dict(self._batcher.runs),

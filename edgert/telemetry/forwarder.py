@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -32,21 +33,22 @@ from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import host, messages
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import IN_FLIGHT_MAX, BrokerUnreachable, Connection, MqttSettings, Will
+from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
 from edgert.telemetry.sketch import SCALE
 from edgert.telemetry.spool import Spool
+from edgert.telemetry.waiting import FolderWatch, Stop
 
 RATE_PER_S = 200.0
 BURST_MAX = 50
 ACK_TIMEOUT_S = 60.0
 REFUSED_RETRY_S = 300.0
-IDLE_S = 0.25
+IDLE_S_MAX = KEEPALIVE_S / 3  # so that the broker is pinged in time; and where a changed file wakes nobody
 RETRY_MIN_S = 1.0
 RETRY_MAX_S = 60.0
 STABLE_AFTER_S = 10.0
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
-PARENT_POLL_S = 1.0
+PARENT_POLL_S = 1.0  # where the kernel has no pidfd (before 5.3)
 STOP_LIMIT_S = 1.8
 SYS_INTERVAL_S = 60.0
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -89,6 +91,7 @@ class Forwarder:
         self._log = log
         self._address = settings.address
         self._state = ""
+        self._written = FolderWatch(spool.path.parent)
         self._connection = Connection(
             settings,
             f"edgert-{topics.site}-{topics.device}",
@@ -97,22 +100,26 @@ class Forwarder:
         )
         self._begin_anew()
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Forward until `stopping()`; returns within DRAIN_ON_STOP_S + GOODBYE_S + IDLE_S unless connecting."""
+    def run(self, stop: Stop) -> None:
+        """Forward until `stop` is set; then returns within DRAIN_ON_STOP_S + GOODBYE_S unless connecting.
+
+        It sleeps until something is due, the broker says something or the spool was written to.
+        """
         failures = 0
-        while not stopping():
+        while not stop.is_set():
             began_at = self._clock()
             try:
                 self._connection.open()
                 self._announce()
-                self._forward_until(stopping)
+                self._forward_until(stop)
                 self._say_goodbye()
             except EdgeRTError as error:
                 self._connection.abandon()
                 self._say(error.code, f"telemetry: {error.message}; reports are kept on disk meanwhile")
                 # Two devices of one id throw each other out at once: that must slow down as well.
                 failures = 0 if self._clock() - began_at > STABLE_AFTER_S else failures + 1
-                self._pause(self._retry_delay_s(failures), stopping)
+                select.select([stop], [], [], self._retry_delay_s(failures))
+        self._written.close()
 
     def _begin_anew(self) -> None:
         """Forget what the last connection had under way; the spool still has it."""
@@ -130,10 +137,12 @@ class Forwarder:
         self._connection.publish(self._topics.info, self._payload(self._info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
 
-    def _forward_until(self, stopping: Callable[[], bool]) -> None:
-        while not stopping():
+    def _forward_until(self, stop: Stop) -> None:
+        while not stop.is_set():
+            self._written.forget()
             waiting = self._step()
-            self._connection.pump(1 / self._rate_per_s if waiting else IDLE_S)
+            pause_s = 1 / self._rate_per_s if waiting else self._idle_s()
+            self._connection.pump(pause_s, (stop.fileno(), *self._written.descriptors))
         gives_up_at = self._clock() + DRAIN_ON_STOP_S
         while self._clock() < gives_up_at and (self._step() or self._in_flight):
             self._connection.pump(0.02)
@@ -231,10 +240,9 @@ class Forwarder:
         longest = min(self._retry_max_s, self._retry_min_s * 2.0 ** min(failures, 30))
         return longest * (0.5 + 0.5 * self._jitter())
 
-    def _pause(self, seconds: float, stopping: Callable[[], bool]) -> None:
-        ends_at = self._clock() + seconds
-        while not stopping() and (left := ends_at - self._clock()) > 0:
-            time.sleep(min(left, IDLE_S))
+    def _idle_s(self) -> float:
+        """How long nothing is due, unless the broker or the spool has something."""
+        return max(0.0, min(IDLE_S_MAX, self._sys_due_at - self._clock()))
 
     def _say(self, state: str, line: str) -> None:
         if state != self._state:
@@ -283,18 +291,18 @@ class ForwarderConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edgert.telemetry.forwarder", description="Empty the spool to a broker.")
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
-    stopping = stop_with_parent_or_signal()
+    stop = stop_with_parent_or_signal()
     try:
         config = ForwarderConfig.read(parser.parse_args(argv).config)
-        forward(config, stopping)
+        forward(config, stop)
     except EdgeRTError as error:
         log(f"telemetry: {error.message}")
         return error.exit_code
     return 0
 
 
-def forward(config: ForwarderConfig, stopping: Callable[[], bool]) -> None:
-    """Forward until `stopping()`. Raises StorageFailed where the spool cannot be opened."""
+def forward(config: ForwarderConfig, stop: Stop) -> None:
+    """Forward until `stop` is set. Raises StorageFailed where the spool cannot be opened."""
     spool = Spool(config.spool, log=log)
     # Units and scale, so that a subscriber need not guess what the numbers of this device mean.
     told = {"lat_unit": "ms", "sketch_scale": SCALE, **config.info}
@@ -307,31 +315,50 @@ def forward(config: ForwarderConfig, stopping: Callable[[], bool]) -> None:
         sys_fields=lambda: host.sys_fields(config.spool.parent),
         sys_interval_s=config.sys_interval_s,
         log=log,
-    ).run(stopping)
+    ).run(stop)
     spool.close()
 
 
-def stop_with_parent_or_signal() -> Callable[[], bool]:
-    """Watch for a stop signal and for the parent's death; the function returned says whether either came.
+def stop_with_parent_or_signal() -> Stop:
+    """Watch for a stop signal and for the parent's death, either of which sets the `Stop` that is returned.
 
-    A thread of its own takes the signals, as a name look-up may block the main thread for many
-    seconds without letting a handler run; STOP_LIMIT_S after the signal it ends the process.
+    Threads of their own wait for them, as a name look-up may block the main thread for many
+    seconds without letting a handler run; STOP_LIMIT_S later the process ends.
     PR_SET_PDEATHSIG would not do: it fires when the parent's *thread* that forked ends.
     """
-    parent, stopping = os.getppid(), threading.Event()
+    stop, parent = Stop(), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
-    def watch() -> None:
-        while signal.sigtimedwait(_STOP_SIGNALS, PARENT_POLL_S) is None and os.getppid() == parent:
-            pass
-        stopping.set()
+    def end() -> None:
+        stop.set()
         # Nothing is lost by leaving abruptly: what was not acknowledged lies in the spool.
         limit = threading.Timer(STOP_LIMIT_S, os._exit, (0,))
         limit.daemon = True
         limit.start()
 
-    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
-    return stopping.is_set
+    def heed_signals() -> None:
+        signal.sigwait(_STOP_SIGNALS)
+        end()
+
+    def outlive_no_parent() -> None:
+        _wait_for_end(parent)
+        end()
+
+    for watch in (heed_signals, outlive_no_parent):
+        threading.Thread(target=watch, name=watch.__name__, daemon=True).start()
+    return stop
+
+
+def _wait_for_end(parent: int) -> None:
+    """Return when the process `parent`, our parent, has ended."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except (AttributeError, OSError):
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        return
+    if os.getppid() == parent:  # else it ended before, and the number may be another's by now
+        select.select([descriptor], [], [])
 
 
 if __name__ == "__main__":

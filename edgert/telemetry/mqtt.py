@@ -9,9 +9,10 @@ that does not speak it gets 3.1.1.
 
 from __future__ import annotations
 
+import select
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,15 @@ class Connection:
                 "let this user read it (docs/telemetry.md shows an access list)"
             )
 
-    def pump(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for the network and serve it. Raises BrokerUnreachable."""
+    def pump(self, timeout_s: float, also: Sequence[int] = ()) -> None:
+        """Wait up to `timeout_s` for the network, or until a descriptor of `also` is readable, and serve the network.
+
+        Raises BrokerUnreachable.
+        """
         assert self._client is not None
+        if also:
+            self._wait(self._client, timeout_s, also)
+            timeout_s = 0.0
         code = self._client.loop(timeout_s)
         if code != paho.MQTT_ERR_SUCCESS:
             raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(code)}")
@@ -206,6 +213,13 @@ class Connection:
     def abandon(self) -> None:
         """Let go of the socket without a goodbye: the broker publishes the will."""
         self._drop()
+
+    def _wait(self, client: paho.Client, timeout_s: float, also: Sequence[int]) -> None:
+        socket = client.socket()
+        if socket is None or (isinstance(socket, ssl.SSLSocket) and socket.pending()):  # what TLS holds wakes nobody
+            return
+        own = socket.fileno()
+        select.select([own, *also], [own] if client.want_write() else [], [], timeout_s)
 
     def _open(self, protocol: str, timeout_s: float) -> None:
         client = self._new_client(protocol)
