@@ -1,5 +1,5 @@
 # make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
-# make test    all tests; installs the servers that they need (mosquitto, sshd) where it may
+# make test    all tests; installs what they need (mosquitto, sshd, Chromium) where it may
 # make check   what CI runs: format, lint, types, import layers, tests
 # make hil     the same path on a device of yours, or on a virtual one
 # make setup   .venv with all that development, tests and benchmarks need; the others call it
@@ -46,13 +46,19 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The tests start the servers themselves, on free ports, and compile the C client; they need only be installed.
+# Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
+CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts-dejavu-core)
+
+# The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
+# these need only be installed.
 servers:
 	@missing=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || missing="$$missing mosquitto"; \
 	PATH="$$PATH:/usr/sbin" command -v sshd >/dev/null || missing="$$missing openssh-server"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
-	test -z "$$missing" && exit 0; \
+	for b in chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
+		|| missing="$$missing $(CHROMIUM)"; \
+	test -z "$$(echo $$missing)" && exit 0; \
 	install="apt-get install -y --no-install-recommends$$missing"; \
 	if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; \
 	elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive $$install -qq; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from edgert.reporting import stop_reporting
 from edgert.signing import SigningKey, new_key
+from tests.browser import Browser, chromium_path
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits"
 
@@ -39,3 +41,14 @@ def digits_holdout(digits_source: Any) -> Any:
     from edgert_deploy.calibration import load_samples
 
     return load_samples(DIGITS / "holdout.npz", digits_source, at_least=10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for the tests of one module. Playwright keeps an event loop in this thread until they are done."""
+    if chromium_path() is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    pytest.importorskip("playwright")
+    chromium = Browser.start()
+    yield chromium
+    chromium.close()

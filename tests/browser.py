@@ -1,0 +1,155 @@
+"""A real headless Chromium for tests: pages are opened, measured and photographed as a user would see them.
+
+def test_page(browser: Browser) -> None:                     # the fixture of conftest.py
+    page = browser.open(path_or_url, width=390, scheme="dark")
+    assert page.overflow_px() == 0 and not page.problems
+    page.evaluate("document.title"); page.screenshot(); page.contrast_min(); page.violations()
+    page.tab.click("text=Devices"); page.tab.keyboard.press("Tab")      # all that Playwright's Page can do
+
+Chromium is the distribution's (`make servers` installs it), Playwright drives it, axe judges accessibility.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser as Chromium
+    from playwright.sync_api import Page as Tab
+    from playwright.sync_api import Playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+TIMEOUT_MS = 30_000
+Scheme = Literal["light", "dark"]
+
+# Every text that is shown, as [contrast with what is painted behind it, the text]: WCAG 2's formula.
+CONTRASTS = r"""() => {
+  const parse = (colour) => { const n = colour.match(/[\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3]));
+  const light = (rgb) => rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      layers.push(colour);
+      if (colour[3] === 1) break;
+    }
+    const canvas = matchMedia("(prefers-color-scheme: dark)").matches ? [18, 18, 18] : [255, 255, 255];
+    return layers.reverse().reduce((below, top) => over(top, below), canvas);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
+    const style = getComputedStyle(element);
+    if (!text || !element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    if (["SCRIPT", "STYLE", "TITLE", "DESC"].includes(element.tagName.toUpperCase())) continue;
+    const below = behind(element);
+    const ink = over(parse(element instanceof SVGElement ? style.fill : style.color), below);
+    const [a, b] = [light(ink), light(below)];
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), text]);
+  }
+  return found;
+}"""
+
+
+def chromium_path() -> str | None:
+    """Where a Chromium is installed; None where none is."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@dataclass
+class Page:
+    """One open page. `problems`: errors on the console, exceptions, requests that failed; `requests`: every URL asked."""
+
+    tab: Tab
+    problems: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def evaluate(self, script: str, argument: Any = None) -> Any:
+        """The value of a JavaScript expression, or of a function called with `argument`."""
+        return self.tab.evaluate(script, argument)
+
+    def screenshot(self, path: Path | None = None, *, whole: bool = True) -> bytes:
+        """The page as PNG, from top to bottom where `whole`; also written to `path`."""
+        return self.tab.screenshot(path=path, full_page=whole)
+
+    def colours(self) -> int:
+        """How many different colours its picture has: a blank page has one."""
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(io.BytesIO(self.screenshot())).convert("RGB"))
+        return len(np.unique(pixels.reshape(-1, 3), axis=0))
+
+    def overflow_px(self) -> int:
+        """By how many CSS pixels the page is wider than its window."""
+        return int(self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+    def contrast_min(self) -> tuple[float, str]:
+        """The lowest contrast of a shown text with what is behind it (1 to 21), and that text.
+
+        What is behind is taken from the background colours of HTML elements: keep text off SVG shapes.
+        """
+        ratio, text = min(self.evaluate(CONTRASTS))
+        return float(ratio), str(text)
+
+    def violations(self) -> list[str]:
+        """What axe-core objects to: labels, roles, landmarks, headings, keyboard, contrast; one line each."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = Axe().run(self.tab).response["violations"]
+        return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+
+
+class Browser:
+    """A running Chromium. Each `open` has a context of its own: no cookies, cache or storage are shared."""
+
+    def __init__(self, playwright: Playwright, chromium: Chromium) -> None:
+        self._playwright = playwright
+        self._chromium = chromium
+
+    @classmethod
+    def start(cls) -> Browser:
+        """Raises playwright's Error, with Chromium's own words, where it does not start."""
+        from playwright.sync_api import sync_playwright
+
+        playwright = sync_playwright().start()
+        try:
+            return cls(playwright, playwright.chromium.launch(executable_path=chromium_path()))
+        except BaseException:
+            playwright.stop()
+            raise
+
+    def open(
+        self,
+        target: str | Path,
+        width: int = 1280,
+        height: int = 800,
+        scheme: Scheme = "light",
+        *,
+        media: Literal["screen", "print"] = "screen",
+        wait_until: Literal["load", "domcontentloaded"] = "load",
+    ) -> Page:
+        """Open a URL or a file in a window of `width` x `height` CSS pixels, and wait until it is loaded."""
+        context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context.set_default_timeout(TIMEOUT_MS)
+        tab = context.new_page()
+        page = Page(tab)
+        tab.on("console", lambda said: page.problems.append(said.text) if said.type == "error" else None)
+        tab.on("pageerror", lambda error: page.problems.append(str(error)))
+        tab.on("requestfailed", lambda failed: page.problems.append(f"{failed.url}: {failed.failure}"))
+        tab.on("request", lambda made: page.requests.append(made.url))
+        tab.emulate_media(media=media)
+        tab.goto(target.resolve().as_uri() if isinstance(target, Path) else target, wait_until=wait_until)
+        return page
+
+    def close(self) -> None:
+        self._chromium.close()
+        self._playwright.stop()
