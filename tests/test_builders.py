@@ -27,6 +27,7 @@ from edgert_deploy.builders.qdq import is_transformer
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.source import SourceModel, load_source
+from edgert_deploy.source_onnx import opset_of
 from tests import models
 from tests.conftest import DIGITS
 
@@ -134,13 +135,45 @@ def test_a_batch_fixed_to_one_is_built_as_it_is(engine: str, tmp_path: Path) -> 
     np.testing.assert_allclose(got[0], want[0], atol=0.05 * np.ptp(want[0]))
 
 
-def test_an_old_opset_is_raised_before_it_is_quantised(tmp_path: Path) -> None:
-    proto = models.mlp()
-    proto.opset_import[0].version = 11
-    source = load_source(models.write(proto, tmp_path / "m.onnx"))
-    for engine in ("onnxruntime", "tensorrt"):
-        artifact = build(engine, source, samples_for(source), "int8", tmp_path / engine)
-        assert artifact_outputs(artifact, source, samples_for(source))[0].shape == (32, 3)
+def of_opset(opset: int) -> Any:
+    """A network of operators that opset 13 and later ones changed: Softmax, ReduceMean, Squeeze, Clip."""
+    from onnx import helper
+
+    squeeze = "q = Squeeze <axes = [2, 3]> (p)" if opset < 13 else "q = Squeeze (p, axes)"
+    reduce = "m = ReduceMean <axes = [1], keepdims = 1> (q)" if opset < 18 else "m = ReduceMean <keepdims = 1> (q, one)"
+    body = f"""
+        c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
+        r = Clip(c, low, high)
+        p = GlobalAveragePool(r)
+        {squeeze} {reduce}
+        d = Sub(q, m) g = Gemm(d, w2, b2) scores = Softmax <axis = 1> (g)
+    """
+    weights: dict[str, Any] = {"w1": models.random(8, 2, 3, 3), "b1": models.random(8), "b2": models.random(4)}
+    weights |= {"w2": models.random(8, 4), "low": np.float32(0), "high": np.float32(6)}
+    weights |= {"axes": np.array([2, 3])} if opset >= 13 else {}
+    weights |= {"one": np.array([1])} if opset >= 18 else {}
+    arrays = {name: np.asarray(array) for name, array in weights.items()}
+    ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
+    signature = "float[N,2,6,6] x) => (float[N,4] scores"
+    return models.model(signature, body, arrays, opset=opset, ir_version=ir_version)
+
+
+def newest_opset() -> int:
+    from onnx import defs
+
+    return int(defs.onnx_opset_version())
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("opset", [11, 13, 17, newest_opset()])
+def test_every_opset_is_built_for_every_target(engine: str, opset: int, tmp_path: Path) -> None:
+    source = load_source(models.write(of_opset(opset), tmp_path / "m.onnx"))
+    assert 13 <= opset_of(source.proto) <= 21  # what runtimes on devices take
+    assert source.proto.ir_version <= 10
+    samples = samples_for(source)
+    artifact = build(engine, source, samples, "int8", tmp_path / "out")
+    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
+    np.testing.assert_allclose(got[0], want[0], atol=0.05)
 
 
 def test_transformers_are_told_from_other_models() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy import source_probe
+from edgert_deploy import limited
 from edgert_deploy.source import load_source
 from tests import models
 
@@ -192,11 +194,38 @@ def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> N
             load_source(tmp_path / "damaged.onnx")
 
 
-def test_a_model_that_crashes_the_runtime_takes_only_the_probe_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A child that dies as one does in which native code crashed.
-    monkeypatch.setattr(source_probe, "CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    with pytest.raises(SourceInvalid, match="signal 11"):
-        source_probe.probe(b"", (TensorSpec("x", "FP32", (-1, 4)),))
+def crash(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return {}, b""
+
+
+def take_memory(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    np.ones(2**34, np.uint8)
+    return {}, b""
+
+
+def take_time(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    while True:
+        pass
+
+
+def print_and_raise(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    print("a banner")
+    raise KeyError("what nobody foresaw")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (crash, "signal 11"),
+        (take_memory, r"more than 2\.0 GiB of memory"),
+        (take_time, "more than 1 s"),
+        (print_and_raise, "could not be checked: .*foresaw"),
+    ],
+)
+def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
+    with pytest.raises(SourceInvalid, match=says):
+        limited.ask(f"{__name__}:{function.__name__}", {}, b"", limited.Limits(2 * limited.GIB, 1))
 
 
 def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from edgert.errors import CalibrationInvalid
 from edgert.manifest import Accuracy
 from edgert.tensors import TensorSpec
 from edgert_deploy.builders import Artifact
-from edgert_deploy.builders.qdq import write_proto
 from edgert_deploy.calibration import CalibrationSet
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import SourceModel, reference_artifact
 
 Outputs = list[NDArray[Any]]
 Metric = Literal["auto", "top1", "cosine"]
@@ -35,11 +34,9 @@ BATCH = 32  # samples a run, where the batch is open
 
 
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
-    """What the FP32 source answers, in ONNX Runtime: one array an output, samples along axis 0."""
+    """What the source itself answers, in the engine that reads it: one array an output, samples along axis 0."""
     with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
-        path = Path(folder) / "source.onnx"
-        write_proto(source.proto, path)
-        return _run(LocalArtifact("onnxruntime", path, source.inputs, source.outputs, source.sha256), samples)
+        return _run(reference_artifact(source, Path(folder)), samples)
 
 
 def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:

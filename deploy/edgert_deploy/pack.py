@@ -42,7 +42,7 @@ from edgert_deploy.builders import Artifact, Precision, builder_for
 from edgert_deploy.builders.onnxruntime import is_for_arm
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel, computes_in_fp16
+from edgert_deploy.source import SourceModel, check_engine, computes_in_fp16
 
 GOLDEN_SAMPLES = 8
 CALIBRATION_SAMPLES_MIN = 10
@@ -171,6 +171,8 @@ def _check_targets(request: BuildRequest) -> None:
     names = [profile.name for profile in request.targets]
     if not names or len(set(names)) != len(names):
         raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")
+    for profile in request.targets:
+        check_engine(request.source, profile.engines[0], profile.name)
 
 
 def _check_rows_are_independent(request: BuildRequest, reference: Outputs) -> None:
@@ -274,7 +276,7 @@ def _make(
 
 def _with_advice(request: BuildRequest, profile: DeviceProfile, error: EdgeRTError) -> str:
     """The builder's message, and what the user can do about it."""
-    if computes_in_fp16(request.source.proto):
+    if computes_in_fp16(request.source):
         return (
             f"the model computes in FP16, which {profile.engines[0]} artifacts are not built from: "
             "export it in FP32 (in PyTorch: model.float() before the export) and build that"

@@ -22,8 +22,6 @@ from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel
 
 CALIBRATION_SAMPLES_MAX = 300
-OPSET_MIN = 13  # the first whose QuantizeLinear knows channels
-OPSET_RAISED_TO = 17
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Between the softmax of an attention head and its product with the values.
 PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
@@ -87,7 +85,7 @@ def _quantize(source: SourceModel, calibration: CalibrationSet, recipe: Recipe, 
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
-    write_proto(_raised(source.proto), folder / "source.onnx")
+    write_proto(source.proto, folder / "source.onnx")
     quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
     quantization.quantize_static(
         folder / "prepared.onnx",
@@ -115,14 +113,6 @@ class _Reader:
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
         return next(self._feeds, None)
-
-
-def _raised(proto: Any) -> Any:
-    """The model in an opset that per-channel quantisation can be written in."""
-    from onnx import version_converter
-
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), OPSET_MIN)
-    return proto if opset >= OPSET_MIN else version_converter.convert_version(proto, OPSET_RAISED_TO)
 
 
 def _reaches_matmul(softmax: Any, readers: dict[str, list[Any]]) -> bool:

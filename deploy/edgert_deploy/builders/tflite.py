@@ -44,9 +44,10 @@ class TFLiteBuilder:
         from edgert_deploy.tflite_lowering import lower
         from edgert_deploy.tflite_lowering.quantize import quantize_int8
 
-        progress("tflite: lowering the ONNX graph")
-        content = lower(source.proto)
-        if precision == "int8":
+        if source.kind == "onnx":
+            progress("tflite: lowering the ONNX graph")
+        content = source.tflite or lower(source.proto)
+        if precision == "int8" and not (source.tflite and source.quantised):
             progress(f"tflite: calibrating with {min(len(calibration), SAMPLES_MAX)} samples")
             content = quantize_int8(content, _runs(source, calibration))
         path = out_dir / FILE_NAME

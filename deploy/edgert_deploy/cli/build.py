@@ -101,7 +101,7 @@ def build(
     devices: Path | None,
     as_json: bool,
 ) -> None:
-    """Build, check and sign a bundle of MODEL (.onnx) for one or more targets.
+    """Build, check and sign a bundle of MODEL (.onnx, or .tflite for TFLite targets) for one or more targets.
 
     Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then. 4: the model,
     the samples or an option cannot be used.

@@ -1,0 +1,309 @@
+"""What we take of ONNX: read, checked, brought into a form that every runtime takes, and run once on samples.
+
+`examine` runs in a process of its own (`source_probe`): protobuf, ONNX's checker and ONNX Runtime are native
+code, and a file made to crash them or to use up the machine must not take the command along.
+
+Runtimes on devices are older than what models are exported with: ONNX Runtime 1.22 takes opset 22 and IR 10,
+TensorRT 10.3 less. So a model of a newer opset is lowered to OPSET_MAX, and one older than quantisation can be
+written in is raised, where ONNX's converter can do so and the answers stay the same. Else it stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from edgert.engines.onnxruntime import sdk
+from edgert.errors import SourceInvalid
+from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+
+ONNX_DOMAINS = ("", "ai.onnx")
+OPSET_MIN = 13  # the first whose QuantizeLinear knows channels
+OPSET_RAISED_TO = 17
+OPSET_MAX = 21
+IR_MAX = 10  # what comes with OPSET_MAX
+NAME_LENGTH_MAX = 255
+RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
+NODES_MAX = 200_000
+# What the checker objects to and ONNX Runtime may know better: newer operators, outputs of unstated shape.
+_LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
+
+
+def examine(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """What the model in `data` takes and gives, and its bytes in another form where it had to be translated.
+
+    Raises SourceInvalid, saying what to change: not ONNX, external data, an axis beyond the batch
+    left open, no static type, no input or output, a datatype that we do not carry, an answer that is no batch.
+    """
+    name = str(request["name"])
+    proto = parse(name, data)
+    refuse_external_data(name, proto)
+    inputs = input_specs(proto)
+    _check(data)
+    translated = _translated(proto, inputs)
+    model = data if translated is None else translated.SerializeToString(deterministic=True)
+    del proto, translated
+    session = _load(model)
+    counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
+    runs = [_run(session, inputs, count) for count in counts]
+    outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
+    answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
+    return answer, b"" if model is data else model
+
+
+def parse(name: str, data: bytes) -> Any:
+    """The ModelProto in `data`. Raises SourceInvalid where it is none, or has nothing to run."""
+    from onnx import ModelProto
+
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError, whose module has no types
+        raise SourceInvalid(f"{name} is not an ONNX model: its bytes are no ONNX protobuf") from error
+    # Protobuf takes many a stray file for a message without known fields.
+    if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
+        raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph")
+    if not proto.graph.output:
+        raise SourceInvalid("the model has no output; export it with the tensors that you want to read")
+    if not proto.graph.node:
+        raise SourceInvalid(f"{name} holds no operator; export the model with its weights and layers")
+    if len(proto.graph.node) > NODES_MAX:
+        raise SourceInvalid(f"{name} holds {len(proto.graph.node)} operators; at most {NODES_MAX} are taken")
+    return proto
+
+
+def refuse_external_data(name: str, proto: Any) -> None:
+    for tensor in tensors(proto):
+        if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
+            raise SourceInvalid(
+                f"{name} keeps tensor {tensor.name[:80]!r} in another file; put all weights into one file: "
+                f"python -c \"import onnx; onnx.save(onnx.load('{name}'), 'one-file.onnx')\""
+            )
+
+
+def tensors(message: Any) -> Iterator[Any]:
+    """Every TensorProto anywhere inside `message` (protobuf bounds the nesting to 100)."""
+    from onnx import TensorProto
+
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for child in [value] if hasattr(value, "ListFields") else value:
+            if isinstance(child, TensorProto):
+                yield child
+            elif hasattr(child, "ListFields"):
+                yield from tensors(child)
+
+
+def opset_of(proto: Any) -> int:
+    """The version of ONNX's own operators that the model is written in; 0 where it names none."""
+    return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
+
+
+def input_specs(proto: Any) -> tuple[TensorSpec, ...]:
+    """The inputs that are no weights. Raises SourceInvalid."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    specs = tuple(_spec(value, "input") for value in proto.graph.input if value.name not in weights)
+    if not specs:
+        raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
+    check_batch_axes(specs)
+    return specs
+
+
+def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
+    """Raise SourceInvalid unless all of `specs` leave the batch open, or none."""
+    open_batch = {spec.name: spec.shape[0] == -1 for spec in specs}
+    if len(set(open_batch.values())) > 1:
+        raise SourceInvalid(
+            f"some inputs leave the batch axis open ({_names(n for n, o in open_batch.items() if o)}) and others do not "
+            f"({_names(n for n, o in open_batch.items() if not o)}); export all of them with an open axis 0, or none"
+        )
+
+
+def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
+    """The spec of an output, from the shapes that one and (where the batch is open) two samples gave."""
+    if datatype not in DATATYPES:
+        raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
+    one, most = shapes[0], shapes[-1]
+    if inputs[0].shape[0] != -1:
+        if not one or one[0] != 1:
+            raise SourceInvalid(
+                f"output {name!r} has shape {list(one)}; axis 0 must be the batch, of length 1 as the input's"
+            )
+        return TensorSpec(name, DATATYPES[datatype], one)
+    if not one or (one[0], most[0]) != (1, 2) or one[1:] != most[1:]:
+        raise SourceInvalid(
+            f"output {name!r} has shape {list(one)} for one sample and {list(most)} for two; axis 0 of every output must "
+            "count the samples: change that output, or export the model with batch fixed to 1"
+        )
+    return TensorSpec(name, DATATYPES[datatype], (-1, *one[1:]))
+
+
+def _spec(value: Any, kind: str) -> TensorSpec:
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    if not value.name or len(value.name) > NAME_LENGTH_MAX:
+        raise SourceInvalid(
+            f"an {kind} of the model has no name, or one of more than {NAME_LENGTH_MAX} letters: rename it"
+        )
+    if not value.type.HasField("tensor_type"):
+        raise SourceInvalid(f"{kind} {value.name!r} is no tensor; only tensors can be inputs and outputs")
+    tensor = value.type.tensor_type
+    try:
+        dtype = tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except KeyError:
+        dtype = f"number {tensor.elem_type}"
+    dtype = "text" if dtype == "object" else dtype
+    if dtype not in DATATYPES:
+        raise SourceInvalid(f"{kind} {value.name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+    if not tensor.HasField("shape"):
+        raise SourceInvalid(f"{kind} {value.name!r} states no shape; export the model with its input shape")
+    return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim))
+
+
+def _shape(name: str, dims: Any) -> tuple[int, ...]:
+    if not 1 <= len(dims) <= MAX_RANK:
+        raise SourceInvalid(
+            f"input {name!r} has {len(dims)} axes; 1 to {MAX_RANK} are taken, the first being the batch"
+        )
+    lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
+    if lengths[0] not in (-1, 1):
+        raise SourceInvalid(
+            f"input {name!r} has a batch axis fixed to {lengths[0]}; export the model with axis 0 open (dynamic) or of length 1"
+        )
+    for axis, length in enumerate(lengths[1:], start=1):
+        if length == -1:
+            param = dims[axis].dim_param or "?"
+            raise SourceInvalid(
+                f"axis {axis} ({param}) of input {name!r} is open; only the batch axis may be. Fix it: "
+                f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {param} --dim_value LENGTH in.onnx out.onnx"
+            )
+    return tuple(lengths)
+
+
+def _check(model: bytes) -> None:
+    import onnx
+
+    try:
+        # Reports cycles, duplicate names and shapes that contradict each other more clearly than the runtime.
+        onnx.checker.check_model(model, full_check=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # the checker raises classes of three modules
+        if not any(words in str(error) for words in _LEFT_TO_THE_RUNTIME):
+            raise SourceInvalid(f"the model is not valid ONNX: {_first_line(error)}; export it again") from error
+
+
+def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+    """The model in an opset from OPSET_MIN to OPSET_MAX and an IR that goes with it; None where it stays as it is."""
+    opset = opset_of(proto)
+    wanted = OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)
+    if (opset == wanted and proto.ir_version <= IR_MAX) or not opset or proto.functions:
+        return None
+    converted = proto
+    if opset != wanted:
+        from onnx import version_converter
+
+        try:
+            converted = version_converter.convert_version(proto, wanted)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - native code raises what it likes; the model then stays as it is
+            return None
+    if converted.ir_version > IR_MAX:
+        lowered = type(proto)()
+        lowered.CopyFrom(converted)
+        lowered.ir_version = IR_MAX
+        converted = lowered
+    return converted if _answer_alike(proto, converted, inputs) else None
+
+
+def _answer_alike(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:
+    """Whether `converted` runs and, where the runtime takes the model as given, too, answers the same."""
+    import numpy as np
+
+    try:
+        got = _run(_load(converted.SerializeToString()), inputs, 1, seed=1)
+    except SourceInvalid:
+        return False
+    try:
+        want = _run(_load(proto.SerializeToString()), inputs, 1, seed=1)
+    except SourceInvalid:
+        return True  # this runtime is too old for it: the translation is all there is
+    return len(want) == len(got) and all(
+        getattr(a, "shape", None) == getattr(b, "shape", None)
+        and np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+        for a, b in zip(want, got, strict=True)
+        if getattr(a, "dtype", np.dtype(object)).kind in "biuf"
+    )
+
+
+def _load(model: bytes) -> Any:
+    onnxruntime = sdk()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except MemoryError:
+        raise
+    except Exception as error:  # the runtime's exceptions share no base class
+        _raise_if_out_of_memory(error)
+        raise SourceInvalid(
+            f"onnxruntime {onnxruntime.__version__} does not take the model: {_first_line(error)}; "
+            f"export it with standard operators, opset {OPSET_MIN} to {OPSET_MAX}"
+        ) from error
+
+
+def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0) -> list[Any]:
+    """The answers to `count` samples of zeros, or with a `seed` of noise (0 in inputs of whole numbers)."""
+    import numpy as np
+
+    feed = {}
+    for spec in inputs:
+        shape = [count if n == -1 else n for n in spec.shape]
+        if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
+            raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+        if seed and spec.dtype.kind == "f":
+            feed[spec.name] = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(spec.dtype)
+        else:
+            feed[spec.name] = np.zeros(shape, spec.dtype)
+    try:
+        outputs: list[Any] = session.run(None, feed)
+    except MemoryError:
+        raise
+    except Exception as error:  # as above
+        _raise_if_out_of_memory(error)
+        advice = (
+            "export it so that no layer fixes the batch, or with batch fixed to 1" if count > 1 else "export it again"
+        )
+        raise SourceInvalid(f"the model does not run on a batch of {count}: {_first_line(error)}; {advice}") from error
+    return outputs
+
+
+def _output_specs(names: list[str], runs: list[list[Any]], inputs: tuple[TensorSpec, ...]) -> list[TensorSpec]:
+    return [
+        output_spec(name, _datatype(runs[0][i]), [tuple(getattr(run[i], "shape", ())) for run in runs], inputs)
+        for i, name in enumerate(names)
+    ]
+
+
+def _datatype(value: Any) -> str:
+    return str(value.dtype.name) if hasattr(value, "dtype") else type(value).__name__
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    if any(words in str(error) for words in ("bad_alloc", "BFCArena", "Failed to allocate memory")):
+        raise MemoryError from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0]) if lines else type(error).__name__
+    # ONNX Runtime puts the place in its own source in front: "/onnxruntime_src/...:46 void f(int) What was wrong".
+    return re.sub(r"/onnxruntime_src\S+ .*?\) (?=[A-Z])", "", text)[:400]
+
+
+def _names(names: Iterator[str]) -> str:
+    return ", ".join(repr(name) for name in names)
