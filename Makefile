@@ -1,7 +1,7 @@
 # make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
 # make test    all tests; installs what they need (mosquitto, sshd, Chromium) where it may
 # make check   what CI runs: format, lint, types, import layers, tests
-# make hil     the same path on a device of yours, or on a virtual one
+# make hil     the path on a device of yours, or on a virtual one
 # make setup   .venv with all that development, tests and benchmarks need; the others call it
 
 SHELL := /bin/bash
@@ -31,9 +31,9 @@ demo: setup
 test: setup servers
 	@$(BIN)/python -m pytest
 
-# DUT=hil/duts/my-board.toml: a device of yours; without, a virtual one on this machine.
+# DUT=hil/duts/my-board.toml: a device of yours; without, a container on this machine.
 hil: setup servers
-	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil -s
+	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil/test_device.py -s
 
 check: setup servers
 	$(BIN)/ruff format --check .
@@ -51,6 +51,7 @@ CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts
 
 # The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
 # these need only be installed.
+# Root can have containers with a systemd of their own as well; the tests on them are skipped where these are missing.
 servers:
 	@missing=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || missing="$$missing mosquitto"; \
@@ -58,6 +59,11 @@ servers:
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	for b in chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \
+	if test "$$(id -u)" = 0; then \
+	  command -v mmdebstrap >/dev/null || missing="$$missing mmdebstrap debian-archive-keyring"; \
+	  command -v systemd-nspawn >/dev/null || missing="$$missing systemd-container"; \
+	  command -v ip >/dev/null || missing="$$missing iproute2"; \
+	fi; \
 	test -z "$$(echo $$missing)" && exit 0; \
 	install="apt-get install -y --no-install-recommends$$missing"; \
 	if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; \

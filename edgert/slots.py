@@ -30,6 +30,7 @@ SLOT_NAMES = ("a", "b")
 STAGE_NAME = "stage"
 TRIAL_S_MAX = 24 * 3600.0
 LOCK_S_MAX = 10.0
+BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b has them
 
 
 class State(str, Enum):
@@ -161,13 +162,18 @@ _ADVICE = {
 
 
 class BootClock:
-    """Seconds since this boot, suspend included, and the boot's identity."""
+    """Seconds since this boot, suspend included, and the boot's identity.
+
+    Every process must see the same one. In a container, a service with a /proc of its own reads the host's there: so the
+    unit hands over what its service manager says.
+    """
 
     def __init__(self) -> None:
         try:
-            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            read = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
-            self.boot_id = "unknown"
+            read = "unknown"
+        self.boot_id = (os.environ.get(BOOT_ID_VARIABLE) or read).replace("-", "")
 
     def now_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

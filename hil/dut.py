@@ -2,26 +2,33 @@
 
 name = "orin"                       # any name
 profile = "jetson-orin-nano"        # of devices/
-address = "nvidia@10.0.0.9"         # [USER@]HOST[:PORT]; or virtual = "sshd" for one on this machine
+address = "nvidia@10.0.0.9"         # [USER@]HOST[:PORT]; or virtual = "container" for one on this machine
 fingerprint = "SHA256:..."          # its SSH host key, as `edgert device add` shows it
 identity = "~/.ssh/id_ed25519"      # optional, as are home and state
+power = "uhubctl -l 1-1 -p 2 -a {}" # optional: what switches its power; {} stands for on and off
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from hil import containers
+from hil.containers import running_container
+from hil.power import CommandSwitch, PowerSwitch
+from hil.sshd import running_sshd
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-VIRTUAL = ("sshd",)
+VIRTUAL = ("sshd", "container")
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,15 @@ class Dut:
     home: str = ""
     state: str = ""
     virtual: str = ""
+    power: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A device under test that can be reached; `switch` where something can cut its power."""
+
+    dut: Dut
+    switch: PowerSwitch | None
 
 
 def read_dut(path: Path) -> Dut:
@@ -53,3 +69,26 @@ def read_dut(path: Path) -> Dut:
     if not dut.virtual and not (dut.address and dut.fingerprint):
         raise ConfigInvalid(f"{path}: give address and fingerprint (edgert device add shows it), or virtual")
     return dut
+
+
+def why_not(dut: Dut) -> str:
+    """Why this device cannot be made here; "" where it can, and for one that is there already."""
+    return containers.why_not() if dut.virtual == "container" else ""
+
+
+@contextlib.contextmanager
+def opened(dut: Dut, folder: Path) -> Iterator[Bench]:
+    """The device, made in `folder` and removed again where it is a virtual one. Raises ConfigInvalid."""
+    if dut.virtual == "sshd":
+        with running_sshd(folder) as sshd:
+            home = replace(dut, home=str(sshd.home / "edgert"), state=str(sshd.state))
+            yield Bench(_reached(home, sshd.address, sshd.fingerprint, sshd.client_key), None)
+    elif dut.virtual == "container":
+        with running_container(folder) as container:
+            yield Bench(_reached(dut, container.address, container.fingerprint, container.client_key), container)
+    else:
+        yield Bench(dut, CommandSwitch(dut.power) if dut.power else None)
+
+
+def _reached(dut: Dut, address: str, fingerprint: str, identity: Path) -> Dut:
+    return replace(dut, address=address, fingerprint=fingerprint, identity=str(identity))

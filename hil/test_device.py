@@ -1,88 +1,74 @@
-"""The whole path on a device under test: bare, bootstrap, deploy, right answers, second release, way back.
+"""The whole path on a device under test: bare, bootstrap, deploy, right answers, second release, way back, reboot, power.
 
     make hil DUT=hil/duts/my-board.toml
 
-The device keeps what bootstrap installed; its models are rolled back to nothing where they were made here.
+A board keeps what bootstrap installed, and the last release that was live. Where nothing can cut its power, or no service
+manager starts the daemon again, the tests of that are skipped and say so.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgert_deploy.inventory import Device, Inventory
+from edgert.errors import EdgeRTError
+from edgert_deploy.facts import probe
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.transports import open_transport
-from hil.dut import Dut, read_dut
-from hil.sshd import running_sshd
+from hil.dut import Bench, Dut, opened, read_dut, why_not
+from hil.host import DIGITS, ROOT, Host
+from tests.bundles import make_null_bundle
+from tests.devices import wait_until
 
-ROOT = Path(__file__).resolve().parents[1]
-DIGITS = ROOT / "examples/digits"
-DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/loopback.toml"))
-COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
+DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
+COMMAND_S_MAX = 3600
+BACK_S_MAX = 300.0  # a board's boot, and an emulated one's
 ACCURACY_MIN = 0.98
+
+pytestmark = pytest.mark.timeout(COMMAND_S_MAX)
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The host's side: a configuration folder of its own and the device under test, already added."""
+class UnderTest:
+    """One device, bootstrapped from nothing by one host."""
 
-    folder: Path
-    dut: Dut
+    host: Host
+    bench: Bench
     profile: DeviceProfile
-
-    def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
-        main = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-        done = subprocess.run(
-            [sys.executable, "-c", main, *map(str, words), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S_MAX,
-            env={**os.environ, "EDGERT_CONFIG_DIR": str(self.folder)},
-        )
-        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return dict(json.loads(done.stdout))
+    bootstrapped: dict[str, Any]
 
     @property
-    def device(self) -> Device:
-        return Inventory(self.folder / "inventory.toml").device(self.dut.name)
+    def dut(self) -> Dut:
+        return self.bench.dut
 
-    def bundle(self, release: int) -> Path:
-        out = self.folder / f"digits-{release}.edgert"
-        if not out.exists():
-            self.edgert(
-                "build", DIGITS / "digits.onnx", "--calibration", DIGITS / "calibration.npz",
-                "--holdout", DIGITS / "holdout.npz", "--target", self.profile.name,
-                "--release", release, "--out", out,
-            )  # fmt: skip
-        return out
+    @property
+    def systemd(self) -> bool:
+        return bool(self.bootstrapped["service"] == "systemd")
 
-    def deploy(self, release: int) -> None:
-        self.edgert("deploy", self.bundle(release), "--to", self.dut.name)
+    def deploy(self, release: int, code: int = 0) -> dict[str, Any]:
+        bundle = self.host.digits(self.profile.name, release)
+        return self.host.edgert("deploy", bundle, "--to", self.dut.name, code=code)
 
     def live(self) -> dict[str, Any]:
-        """What the device says of `digits`."""
-        (row,) = self.edgert("status", self.dut.name)["devices"]
-        return next(model for model in row["status"]["models"] if model["model"] == "digits")
+        return self.host.model(self.dut.name, "digits")
 
     def accuracy(self) -> dict[str, Any]:
         """Hold-out accuracy, computed by a client on the device."""
-        transport = open_transport(self.device)
+        device = self.host.device(self.dut.name)
+        transport = open_transport(device)
         try:
-            (row,) = self.edgert("status", self.dut.name)["devices"]
-            folder = f"{self.device.state}/incoming"
+            (row,) = self.host.edgert("status", self.dut.name)["devices"]
+            folder = f"{device.state}/incoming"
             for file in (ROOT / "hil/on_device/accuracy.py", DIGITS / "holdout.npz"):
                 transport.put(file, f"{folder}/{file.name}")
-            python = f"{self.device.home}/venv/bin/python"
+            python = f"{device.home}/venv/bin/python"
             result = transport.run(
                 [python, f"{folder}/accuracy.py", row["status"]["socket"], f"{folder}/holdout.npz"], COMMAND_S_MAX
             )
@@ -91,54 +77,118 @@ class Bench:
         finally:
             transport.close()
 
+    def boot_id(self) -> str:
+        return self.host.on(self.dut.name, "cat", "/proc/sys/kernel/random/boot_id").stdout.strip()
+
+    def wait_until_it_serves(self, boot_before: str) -> None:
+        """Until the device has booted again, and its daemon has everything loaded: nobody starts it."""
+
+        def serves() -> bool:
+            try:
+                if self.boot_id() == boot_before:
+                    return False
+                return self.live().get("serving", {}).get("state") in ("ready", "degraded")
+            except (AssertionError, EdgeRTError, StopIteration):
+                time.sleep(0.5)
+                return False
+
+        wait_until(serves, "the device serves again after it booted", BACK_S_MAX)
+
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnderTest]:
     dut = read_dut(DUT_FILE)
-    with ExitStack() as stack:
+    if reason := why_not(dut):
+        pytest.skip(f"no {dut.virtual} can be made here: {reason}")
+    with opened(dut, tmp_path_factory.mktemp("device")) as bench:
+        host = Host(tmp_path_factory.mktemp("host"))
+        host.edgert("keys", "new")
+        host.add(bench.dut)
+        # A loopback device is this very machine: no unit of ours may be left in its systemd.
+        (done,) = host.edgert("bootstrap", dut.name, *(("--service", "keeper") if dut.virtual == "sshd" else ()))[
+            "devices"
+        ]
+        yield UnderTest(host, bench, load_profile(dut.profile, ROOT / "devices"), done)
         if dut.virtual == "sshd":
-            sshd = stack.enter_context(running_sshd(tmp_path_factory.mktemp("device")))
-            dut = replace(
-                dut,
-                address=sshd.address,
-                fingerprint=sshd.fingerprint,
-                identity=str(sshd.client_key),
-                home=str(sshd.home / "edgert"),
-                state=str(sshd.state),
-            )
-        made = Bench(tmp_path_factory.mktemp("host"), dut, load_profile(dut.profile, ROOT / "devices"))
-        made.edgert("keys", "new")
-        optional = [(f"--{name}", getattr(dut, name)) for name in ("identity", "home", "state") if getattr(dut, name)]
-        made.edgert(
-            "device", "add", dut.name, dut.address, "--fingerprint", dut.fingerprint, "--profile", dut.profile,
-            *(word for pair in optional for word in pair),
-        )  # fmt: skip
-        made.edgert("bootstrap", dut.name, *(("--service", "keeper") if dut.virtual else ()))
-        yield made
-        if dut.virtual:
-            transport = open_transport(made.device)
-            transport.run([f"{made.device.home}/venv/bin/edgertd", "--state", made.device.state, "stop"], 60)
-            transport.close()
+            host.edgertd(dut.name, "stop")
 
 
-def test_the_first_engine_of_the_profile_serves_right_answers(bench: Bench) -> None:
-    bench.deploy(1)
-    measured = bench.accuracy()
-    print(f"\n{bench.dut.name}: {measured}")
-    assert measured["engine"] == bench.profile.engines[0]
+def test_the_first_engine_of_the_profile_serves_right_answers(device: UnderTest) -> None:
+    device.deploy(1)
+    measured = device.accuracy()
+    print(f"\n{device.dut.name}: {measured}")
+    assert measured["engine"] == device.profile.engines[0]
     assert measured["accuracy"] >= ACCURACY_MIN
-    assert bench.live()["serving"]["degraded"] is False
+    assert device.live()["serving"]["degraded"] is False
 
 
-def test_a_second_release_takes_over_and_the_first_comes_back(bench: Bench) -> None:
-    bench.deploy(2)
-    assert bench.live()["active"]["release"] == 2
-    bench.edgert("rollback", "digits", "--on", bench.dut.name)
-    assert bench.live()["active"]["release"] == 1
-    assert bench.accuracy()["accuracy"] >= ACCURACY_MIN
+def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
+    if device.dut.virtual == "sshd":
+        pytest.skip("tests/test_end_to_end_ssh.py has it")
+    (again,) = device.host.edgert("bootstrap", device.dut.name)["devices"]
+    assert again["changed"] == []
+    assert again["status"]["daemon"]["running"] is True
 
 
-def test_an_older_release_is_refused(bench: Bench) -> None:
-    bench.deploy(2)
-    bench.edgert("deploy", bench.bundle(1), "--to", bench.dut.name, code=5)
-    assert bench.live()["active"]["release"] == 2
+def test_a_second_release_takes_over_and_the_first_comes_back(device: UnderTest) -> None:
+    device.deploy(2)
+    assert device.live()["active"]["release"] == 2
+    device.host.edgert("rollback", "digits", "--on", device.dut.name)
+    assert device.live()["active"]["release"] == 1
+    assert device.accuracy()["accuracy"] >= ACCURACY_MIN
+
+
+def test_an_older_release_is_refused(device: UnderTest) -> None:
+    device.deploy(2)
+    device.deploy(1, code=5)
+    assert device.live()["active"]["release"] == 2
+
+
+def test_a_bad_release_returns_to_the_one_before(device: UnderTest) -> None:
+    """Its engine answers, but not what was signed with it: only the device itself can notice."""
+    device.deploy(2)
+    bad = make_null_bundle(
+        device.host.folder, device.host.key, "digits", 9, profile=device.profile.name, golden_off_by=1.0
+    )
+    told = device.host.edgert("deploy", bad, "--to", device.dut.name, code=9)
+    assert told["devices"][0]["serving"] == 2
+    assert device.live()["active"]["release"] == 2
+    assert device.accuracy()["accuracy"] >= ACCURACY_MIN
+
+
+def test_after_a_reboot_it_serves_without_an_operator(device: UnderTest) -> None:
+    if not device.systemd:
+        pytest.skip("no systemd on this device: nothing starts the daemon after a reboot")
+    device.deploy(2)
+    before = device.boot_id()
+    transport = open_transport(device.host.device(device.dut.name))
+    facts = probe(transport, device.dut.name)
+    try:
+        transport.run([*(() if facts.uid == 0 else ("sudo", "-n")), "systemctl", "reboot"], 60)
+    except EdgeRTError:
+        pass  # the link ends with it
+    finally:
+        transport.close()
+    device.wait_until_it_serves(before)
+    assert device.live()["active"]["release"] == 2
+    assert device.accuracy()["accuracy"] >= ACCURACY_MIN
+
+
+def test_power_lost_in_a_trial_brings_the_good_release_back(device: UnderTest) -> None:
+    if device.bench.switch is None or not device.systemd:
+        pytest.skip("nothing can cut this device's power (`power` in its TOML), or no systemd starts its daemon again")
+    device.deploy(2)
+    name, host = device.dut.name, device.host
+    there = f"{host.device(name).state}/incoming/trial.edgert"
+    transport = open_transport(host.device(name))
+    transport.put(host.digits(device.profile.name, 3), there)
+    transport.close()
+    host.edgertd(name, "install", there)
+    host.edgertd(name, "activate", "digits", "--trial-s", "3600")
+    assert device.live()["active"]["release"] == 3
+    before = device.boot_id()
+    device.bench.switch.cycle()
+    device.wait_until_it_serves(before)
+    assert device.live()["active"]["release"] == 2
+    assert device.live()["state"] == "steady"
+    assert device.accuracy()["accuracy"] >= ACCURACY_MIN

@@ -112,9 +112,10 @@ def bootstrap(
     if unit is not None and not unit.user and service.give_to_user(transport, device):
         done.changed.append("user")
     unit = unit and service.unit_for(device, facts, (*profile.engines, engine), config)
-    if unit is not None and _put(transport, unit.path, unit.text.encode()):
-        done.changed.append("unit")
-        service.enable(transport, device, unit)
+    if unit is not None:
+        if _put(transport, unit.path, unit.text.encode()):
+            done.changed.append("unit")
+        service.enable(transport, device, unit)  # also where a bootstrap before was cut short behind the file
     if any(not change.startswith("key ") for change in done.changed):  # keys are read at each install
         say("starting the daemon")
         service.restart(transport, device, unit)

@@ -100,7 +100,9 @@ def enable(transport: Transport, device: Device, unit: Unit) -> None:
     )
     if unit.user:
         advice = f"run there, as root: loginctl enable-linger {device.address.partition('@')[0]}"
-        done = transport.run(["sh", "-c", "loginctl enable-linger"], QUICK_S_MAX)
+        # Without polkit only root may allow it; where root has, asking again would be refused.
+        lingers = 'loginctl show-user --property=Linger "$(id -un)" | grep -qx Linger=yes || loginctl enable-linger'
+        done = transport.run(["sh", "-c", lingers], QUICK_S_MAX)
         if not done.ok:
             raise DeviceError(f"{device.name}: the service would end with the log-out; {advice} ({done.complaint()})")
 
@@ -145,7 +147,7 @@ def _shell(
     return done
 
 
-# Prints a word where something had to change.
+# Prints a word where something had to change. Bundles on their way in stay whose they are: they are only read.
 _GIVE_TO_USER = """
 set -e
 id -u "$2" >/dev/null 2>&1 || {
@@ -156,7 +158,7 @@ id -u "$2" >/dev/null 2>&1 || {
   echo user
 }
 mkdir -p "$1"
-find "$1" -path "$1/keys" -prune -o -path "$1/config.toml" -prune -o -path "$1/mqtt-*" -prune -o ! -user "$2" \\
+find "$1" -path "$1/keys" -prune -o -path "$1/incoming" -prune -o -path "$1/config.toml" -prune -o -path "$1/mqtt-*" -prune -o ! -user "$2" \\
   -exec chown --no-dereference "$2:$2" {} + -exec echo owner {} +
 """
 

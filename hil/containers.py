@@ -1,0 +1,283 @@
+"""Virtual devices with a real systemd and sshd: systemd-nspawn over one shared root filesystem.
+
+Each has a network namespace with one link to this host, a cgroup of its own, and an overlay that holds what it changed.
+It comes up in about a second. It shares this machine's kernel, clock and page cache: a power cut of a container ends its
+processes at once, and loses no data that was written (hil/machines.py does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.inventory import fingerprint
+from hil import rootfs
+from hil.sshd import new_ssh_key
+
+START_S_MAX = 60.0
+STOP_S_MAX = 20.0
+NUMBERS_MAX = 4096
+CGROUPS = Path("/sys/fs/cgroup")
+REBOOT = 133  # with what systemd-nspawn ends where the system inside wants to start again
+PROGRAMS = {"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"}
+INSTANCES_WANTED = 1024  # inotify instances: systemd takes five, and a kernel's default is 128
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def why_not() -> str:
+    """Why no container can run here; "" where they can."""
+    if reason := rootfs.why_not(_arch()):
+        return reason
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"{program} is not installed: apt-get install {package}"
+    name = f"edgert-try-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
+        return "this root may not make network namespaces"
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    if not any(os.access(folder / "cgroup.procs", os.W_OK) for folder in _hierarchies()):
+        return "this root may not make control groups"
+    return ""
+
+
+class Container:
+    """One device; also its own power switch. `below` are overlays of other, ended containers to start from.
+
+    `folder` is where all it writes lies; `client_key` lets in root and the user `pi`.
+    """
+
+    def __init__(self, folder: Path, below: tuple[Path, ...] = ()) -> None:
+        self.folder = folder
+        self._lower = (*(path / "upper" for path in below), rootfs.rootfs(_arch()))
+        self._number = _claim_number()
+        self.name = f"edgert-{self._number}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._runner: threading.Thread | None = None
+        self._wanted = False
+        high, low = divmod(2 * self._number, 256)
+        self._host_ip, self.ip = f"10.213.{high}.{low}", f"10.213.{high}.{low + 1}"
+
+    # --- what a device under test is ----------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        return f"root@{self.ip}"
+
+    @property
+    def client_key(self) -> Path:
+        return self.folder / "client_key"
+
+    @property
+    def host_key(self) -> str:
+        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.host_key)
+
+    @property
+    def host_ip(self) -> str:
+        """This host as the device sees it."""
+        return self._host_ip
+
+    @property
+    def root(self) -> Path:
+        """The device's file system, as it sees it itself."""
+        return self.folder / "root"
+
+    @property
+    def console(self) -> str:
+        return (self.folder / "console.log").read_text(errors="replace")
+
+    # --- power --------------------------------------------------------------------------------
+
+    def on(self) -> None:
+        """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
+        self._wanted = True
+        self._runner = threading.Thread(target=self._keep_running, name=self.name, daemon=True)
+        self._runner.start()
+        self.wait_for_ssh()
+
+    def off(self) -> None:
+        """End every process at once, as a hand on the plug does."""
+        self._wanted = False
+        until = time.monotonic() + STOP_S_MAX
+        while self._runner is not None and self._runner.is_alive():
+            self._kill_init()
+            self._runner.join(0.05)
+            if time.monotonic() > until:
+                raise ConfigInvalid(f"{self.name} did not end within {STOP_S_MAX:.0f} s: {self.console[-1000:]}")
+
+    def cycle(self) -> None:
+        self.off()
+        self.on()
+
+    # --- its link -----------------------------------------------------------------------------
+
+    def link(self, up: bool) -> None:
+        """Cut the cable at the device, or put it back: from this host packets vanish, and nobody is told."""
+        _ip("-n", self.name, "link", "set", "eth0", "up" if up else "down")
+        if up:  # the route went with the link
+            _ip("-n", self.name, "route", "replace", "default", "via", self._host_ip)
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Its overlay, its keys, its link. Raises ConfigInvalid."""
+        for name in ("upper", "work", "root"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._mount()
+        new_ssh_key(self.folder / "host_key")
+        new_ssh_key(self.folder / "client_key")
+        rootfs.personalise(self.root, self.name, self.folder)
+        (self.root / "etc/resolv.conf").unlink(missing_ok=True)
+        link = _link_name(self._number)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        _ip("addr", "add", f"{self._host_ip}/31", "dev", link)
+        _ip("link", "set", link, "up")
+        for words in (("link", "set", "lo", "up"), ("addr", "add", f"{self.ip}/31", "dev", "eth0")):
+            _ip("-n", self.name, *words)
+        self.link(up=True)
+
+    def remove(self) -> None:
+        """End it, and leave nothing but what lies in `folder/upper`."""
+        with contextlib.suppress(ConfigInvalid):
+            self.off()
+        subprocess.run(["umount", "--lazy", self.root], capture_output=True)
+        subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
+        for hierarchy in _hierarchies():
+            for folder, _, _ in os.walk(hierarchy / self.name, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+
+    def wait_for_ssh(self) -> None:
+        until = time.monotonic() + START_S_MAX
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection((self.ip, 22), 1) as probe:
+                if probe.recv(4) == b"SSH-":
+                    return
+            if self._runner is not None and not self._runner.is_alive():
+                break
+            time.sleep(0.05)
+        raise ConfigInvalid(f"{self.name} does not answer over SSH; its console: {self.console[-2000:]}")
+
+    def _mount(self) -> None:
+        lower = ":".join(map(str, self._lower))
+        for name in ("upper", "work"):
+            os.chown(self.folder / name, 0, 0)
+        words = f"lowerdir={lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
+        done = subprocess.run(
+            ["mount", "-t", "overlay", "overlay", "-o", words, self.root], capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise ConfigInvalid(
+                f"no overlay can be mounted in {self.folder} ({done.stderr.strip()}): where that is an overlay itself, "
+                "as in a Docker container, let TMPDIR name a folder on a volume or a tmpfs"
+            )
+
+    def _keep_running(self) -> None:
+        while self._wanted:
+            with (self.folder / "console.log").open("ab") as console:
+                # The child ends with this thread, which waits for it: a test run that is killed leaves no device.
+                self._process = subprocess.Popen(
+                    self._command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=console,
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
+                )
+                if self._process.wait() != REBOOT:
+                    return
+
+    def _command(self) -> list[str]:
+        folders = [str(hierarchy / self.name) for hierarchy in _hierarchies()]
+        nspawn = [
+            "systemd-nspawn", "--quiet", f"--directory={self.root}", f"--machine={self.name}", "--boot", "--register=no",
+            "--keep-unit", f"--network-namespace-path=/run/netns/{self.name}", "--console=pipe", "--resolv-conf=off",
+            "--link-journal=no", "--kill-signal=SIGRTMIN+3",
+        ]  # fmt: skip
+        # Without a cgroup of its own every unit inside would fail with EIO.
+        enter = 'for d in $1; do mkdir -p "$d" && echo $$ >"$d/cgroup.procs" || exit 1; done; shift; exec "$@"'
+        return ["sh", "-c", enter, "sh", " ".join(folders), *nspawn]
+
+    def _kill_init(self) -> None:
+        """SIGKILL for the system's first process, which takes every other along."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+            if not children:
+                process.kill()
+
+
+@contextlib.contextmanager
+def running_container(folder: Path, below: tuple[Path, ...] = ()) -> Iterator[Container]:
+    """Make a device whose files all lie in `folder`, start it, and remove it. Raises ConfigInvalid."""
+    _allow_inotify()
+    container = Container(folder, below)
+    try:
+        container.make()
+        container.on()
+        yield container
+    finally:
+        container.remove()
+
+
+def _arch() -> str:
+    return next((arch for arch, machine in rootfs.MACHINES.items() if machine == platform.machine()), "amd64")
+
+
+def _hierarchies() -> list[Path]:
+    """Where a process's place among the control groups is set: version 2, or version 1 with systemd's own beside it."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    return [folder for folder in (CGROUPS / "systemd", CGROUPS / "unified") if folder.is_dir()]
+
+
+def _claim_number() -> int:
+    """A number that no other container on this machine has: its network namespace is the claim."""
+    for number in range(NUMBERS_MAX):
+        if not Path(f"/run/netns/edgert-{number}").exists():
+            done = subprocess.run(["ip", "netns", "add", f"edgert-{number}"], capture_output=True, text=True)
+            if done.returncode == 0:
+                return number
+            if "File exists" not in done.stderr:
+                raise ConfigInvalid(f"cannot make a network namespace: {done.stderr.strip()}")
+    raise ConfigInvalid(f"{NUMBERS_MAX} virtual devices are there already: ip netns list")
+
+
+def _link_name(number: int) -> str:
+    return f"edgert-{number}"
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ConfigInvalid(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
+
+
+def _allow_inotify() -> None:
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    with contextlib.suppress(OSError):
+        if int(limit.read_text()) < INSTANCES_WANTED:
+            limit.write_text(str(INSTANCES_WANTED))
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

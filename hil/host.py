@@ -1,0 +1,90 @@
+"""The host's side of a test: `edgert` with a configuration folder of its own, as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgert.signing import SigningKey, read_signing_key
+from edgert_deploy.inventory import Device, Inventory
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.transports import Result, open_transport
+from hil.dut import Dut
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGITS = ROOT / "examples/digits"
+COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Host:
+    """`folder` holds its keys, its inventory and what it builds."""
+
+    folder: Path
+
+    def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
+        """`edgert WORDS --json`; its answer, after checking how it ended."""
+        done = subprocess.run(
+            [sys.executable, "-c", _MAIN, *map(str, words), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S_MAX,
+            cwd=ROOT,
+            env={**os.environ, "EDGERT_CONFIG_DIR": str(self.folder)},
+        )
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return dict(json.loads(done.stdout))
+
+    def add(self, dut: Dut) -> None:
+        optional = [(f"--{name}", getattr(dut, name)) for name in ("identity", "home", "state") if getattr(dut, name)]
+        self.edgert(
+            "device", "add", dut.name, dut.address, "--fingerprint", dut.fingerprint, "--profile", dut.profile,
+            *(word for pair in optional for word in pair),
+        )  # fmt: skip
+
+    @property
+    def key(self) -> SigningKey:
+        found = self.folder / "keys/default.key.pem"
+        return read_signing_key(found)
+
+    def device(self, name: str) -> Device:
+        return Inventory(self.folder / "inventory.toml").device(name)
+
+    def digits(self, profile: str, release: int) -> Path:
+        """The example's bundle for `profile`, built once."""
+        out = self.folder / f"digits-{profile}-{release}.edgert"
+        if not out.exists():
+            self.edgert(
+                "build", DIGITS / "digits.onnx", "--calibration", DIGITS / "calibration.npz",
+                "--holdout", DIGITS / "holdout.npz", "--target", profile, "--release", release, "--out", out,
+            )  # fmt: skip
+        return out
+
+    def model(self, device: str, model: str) -> dict[str, Any]:
+        """What the device says of one of its models."""
+        (row,) = self.edgert("status", device)["devices"]
+        return next(each for each in row["status"]["models"] if each["model"] == model)
+
+    def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
+        """Run a command there, and require that it ends well."""
+        transport = open_transport(self.device(device))
+        try:
+            result = transport.run(argv, timeout_s)
+            assert result.ok, result.complaint()
+            return result
+        finally:
+            transport.close()
+
+    def edgertd(self, device: str, *words: str) -> dict[str, Any]:
+        """`edgertd WORDS` on the device."""
+        transport = open_transport(self.device(device))
+        try:
+            return RemoteDaemon(transport, self.device(device)).call(*words, timeout_s=300)
+        finally:
+            transport.close()

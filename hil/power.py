@@ -1,0 +1,51 @@
+"""The seam between a test and a device's power: a virtual device's own, or the user's relay command."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Protocol
+
+from edgert.errors import DeviceError
+
+COMMAND_S_MAX = 60.0
+OFF_S = 2.0  # what a board's capacitors need
+
+
+class PowerSwitch(Protocol):
+    """Power as a hand on the plug has it: nothing over there is told. Each raises DeviceError where it fails."""
+
+    def on(self) -> None: ...
+
+    def off(self) -> None: ...
+
+    def cycle(self) -> None:
+        """Off, a while, on."""
+        ...
+
+
+class CommandSwitch:
+    """A relay behind a command of the user's, such as `uhubctl -l 1-1 -p 2 -a {}`; {} stands for on or off."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def on(self) -> None:
+        self._run("on")
+
+    def off(self) -> None:
+        self._run("off")
+
+    def cycle(self) -> None:
+        self.off()
+        time.sleep(OFF_S)
+        self.on()
+
+    def _run(self, what: str) -> None:
+        command = self._command.replace("{}", what)
+        try:
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=COMMAND_S_MAX)
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(f"`{command}` took longer than {COMMAND_S_MAX:.0f} s") from error
+        if done.returncode != 0:
+            raise DeviceError(f"`{command}` ended with {done.returncode}: {done.stderr.strip()[-400:]}")

@@ -1,0 +1,179 @@
+"""Root filesystems and kernels of virtual devices, built from the distribution's packages and kept in a cache folder.
+
+    python -m hil.rootfs [amd64|arm64]     # build it now, and print where it lies
+
+A file system is built once for a recipe (suite, processor, packages) and only read afterwards: a container lays its own
+changes over it, an emulated machine gets a copy. The cache, $EDGERT_HIL_CACHE, else ~/.cache/edgert-hil, may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+
+SUITE = "bookworm"
+# What a small board's system has after its installer: systemd, SSH, Python with venv. No compiler, no pip.
+PACKAGES = (
+    "systemd", "systemd-sysv", "dbus", "libpam-systemd", "udev", "openssh-server", "openssh-sftp-server", "python3",
+    "python3-venv", "iproute2", "iputils-ping", "sudo", "procps", "netbase", "e2fsprogs", "kmod", "libgomp1",
+    "busybox-static",
+)  # fmt: skip
+LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
+USER = "pi"  # somebody who is not root and may log in
+RECIPE = "1"  # other steps below: another number
+BUILD_S_MAX = 1800.0
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# MACHINES[what Debian calls it] = (what `uname -m` says, the emulator's name)
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+BINFMT = Path("/proc/sys/fs/binfmt_misc")
+
+Say = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    named = os.environ.get("EDGERT_HIL_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else base / "edgert-hil"
+
+
+def why_not(arch: str = "amd64") -> str:
+    """Why no root filesystem can be had here; "" where one is there or can be built."""
+    if os.geteuid() != 0:
+        return "only root can make root filesystems"
+    if _folder("rootfs", arch, PACKAGES).is_dir():
+        return ""
+    if shutil.which("mmdebstrap") is None:
+        return "mmdebstrap is not installed: apt-get install mmdebstrap"
+    if not KEYRING.exists():
+        return "Debian's keys are not installed: apt-get install debian-archive-keyring"
+    return _why_not_foreign(arch)
+
+
+def rootfs(arch: str = "amd64", say: Say = lambda _: None) -> Path:
+    """The folder with the root filesystem, built where it is not there yet. Raises ConfigInvalid."""
+    if reason := why_not(arch):
+        raise ConfigInvalid(reason)
+    foreign = MACHINES[arch] != platform.machine()
+    return _built(
+        _folder("rootfs", arch, PACKAGES),
+        [
+            "--variant=apt",
+            *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+            f'--customize-hook=chroot "$1" useradd --create-home --shell /bin/bash {USER}',
+            '--customize-hook=rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf',
+            '--customize-hook=rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*',
+        ],
+        arch,
+        PACKAGES,
+        f"building a root filesystem of {SUITE} for {arch} ({'about six minutes' if foreign else 'about a minute'}, once)",
+        say,
+    )
+
+
+def kernel(arch: str, say: Say = lambda _: None) -> Path:
+    """A folder with `boot/vmlinuz-*` and `lib/modules/*`: unpacked, nothing of it installed. Raises ConfigInvalid."""
+    packages = (f"linux-image-cloud-{arch}",)
+    folder = _folder("kernel", arch, packages)
+    return _built(folder, ["--variant=extract"], arch, packages, f"fetching a kernel for {arch}", say)
+
+
+def _built(folder: Path, options: list[str], arch: str, packages: tuple[str, ...], doing: str, say: Say) -> Path:
+    with only_one(folder):
+        if folder.is_dir():
+            return folder
+        say(doing)
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        mirror = os.environ.get("EDGERT_HIL_MIRROR")
+        command = [
+            "mmdebstrap", f"--arch={arch}", f"--include={','.join(packages)}", f"--keyring={KEYRING}",
+            '--aptopt=Apt::Install-Recommends "false"', *options, SUITE, str(partial), *([mirror] if mirror else []),
+        ]  # fmt: skip
+        # The default processor of the user-mode emulator shows features that it gets wrong.
+        environment = {**os.environ, "QEMU_CPU": "cortex-a72", "DEBIAN_FRONTEND": "noninteractive"}
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_S_MAX, env=environment
+        )
+        if done.returncode != 0:
+            said = " ".join(done.stderr.strip().splitlines()[-4:])
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ConfigInvalid(
+                f"mmdebstrap failed: {said[-600:]}; is a mirror within reach? ($EDGERT_HIL_MIRROR names one)"
+            )
+        partial.rename(folder)
+    return folder
+
+
+def personalise(root: Path, name: str, keys: Path) -> None:
+    """Give the system at `root` a name, an identity, and the keys that lie in `keys` (host_key, client_key.pub)."""
+    (root / "etc/hostname").write_text(f"{name}\n")
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost {name}\n::1 localhost\n")
+    (root / "etc/machine-id").write_text(os.urandom(16).hex() + "\n")
+    for kind in ("", ".pub"):
+        there = root / f"etc/ssh/ssh_host_ed25519_key{kind}"
+        shutil.copyfile(keys / f"host_key{kind}", there)
+        there.chmod(0o644 if kind else 0o600)
+    for home, owner in ((root / "root", 0), (root / "home" / USER, (root / "home" / USER).stat().st_uid)):
+        folder = home / ".ssh"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(keys / "client_key.pub", folder / "authorized_keys")
+        for path in (folder, folder / "authorized_keys"):
+            os.chown(path, owner, owner)
+
+
+@contextlib.contextmanager
+def only_one(made: Path) -> Iterator[None]:
+    """Hold what lies at `made` in the cache against every other process that would build it."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(made.with_name(made.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _folder(what: str, arch: str, packages: tuple[str, ...]) -> Path:
+    if arch not in MACHINES:
+        raise ConfigInvalid(f"no root filesystem is known for {arch!r}; known: {', '.join(MACHINES)}")
+    digest = hashlib.sha256("\n".join([RECIPE, SUITE, *LEFT_OUT, *packages]).encode()).hexdigest()[:8]
+    return cache_folder() / f"{what}-{SUITE}-{arch}-{digest}"
+
+
+def _why_not_foreign(arch: str) -> str:
+    """Maintainers' scripts of another processor need its user-mode emulator, registered with the kernel."""
+    machine = MACHINES[arch]
+    if machine == platform.machine():
+        return ""
+    for program, package in ((f"qemu-{machine}-static", "qemu-user-static"), ("arch-test", "arch-test")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed: apt-get install {package}"
+    registered = BINFMT / f"qemu-{machine}"
+    if not registered.exists():
+        with contextlib.suppress(OSError):
+            subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", BINFMT], capture_output=True)
+            recipe = Path(f"/usr/lib/binfmt.d/qemu-{machine}.conf").read_text()
+            (BINFMT / "register").write_text(recipe.strip())
+    return "" if registered.exists() else f"the kernel does not know how to start {machine} programs (binfmt_misc)"
+
+
+def main() -> None:
+    arch = sys.argv[1] if len(sys.argv) > 1 else "amd64"
+    try:
+        print(rootfs(arch, lambda line: print(line, file=sys.stderr)))
+    except ConfigInvalid as error:
+        sys.exit(f"error: {error.message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The service units where they really run: systemd in a container, as root and as another user.
+
+tests/test_systemd.py has what can be said of a unit without starting it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from hil import rootfs
+from hil.containers import Container, running_container, why_not
+from hil.dut import Dut
+from hil.host import Host
+from hil.sshd import free_port
+from tests.brokers import PASSWORD, USER, Broker, mosquitto
+from tests.bundles import make_null_bundle
+from tests.devices import wait_until
+
+PROFILE = "generic-x86-64"
+NAME = "board"
+REASON = why_not()
+
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=f"no container: {REASON}"), pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class World:
+    """One host, one container, and what the container says when asked as root."""
+
+    host: Host
+    container: Container
+    broker: Broker
+
+    def sh(self, script: str) -> str:
+        return self.host.on(NAME, "sh", "-c", script).stdout.strip()
+
+    def unit(self, name: str) -> str:
+        return self.sh(f"systemctl show edgertd --value -p {name}")
+
+    def inside(self, script: str) -> int:
+        """The exit code of a script that sees the files as the daemon does, and is its user."""
+        words = f'nsenter -t {self.unit("MainPID")} -m -- runuser -u edgert -- sh -c "$1"; echo $?'
+        return int(self.host.on(NAME, "sh", "-c", words, "sh", script).stdout.split()[-1])
+
+    def deploy(self, release: int, code: int = 0, **options: object) -> None:
+        bundle = make_null_bundle(self.host.folder, self.host.key, release=release, profile=PROFILE, **options)  # type: ignore[arg-type]
+        self.host.edgert("deploy", bundle, "--to", NAME, code=code)
+
+    def wait_until_it_serves(self, pid_before: str) -> None:
+        wait_until(
+            lambda: self.unit("ActiveState") == "active" and self.unit("MainPID") not in ("0", pid_before),
+            "systemd started the daemon again",
+            90,
+        )
+        assert self.host.model(NAME, "echo")["serving"]["state"] == "ready"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("broker")
+    with running_container(tmp_path_factory.mktemp("device")) as container:
+        host = Host(tmp_path_factory.mktemp("host"))
+        host.edgert("keys", "new")
+        host.add(dut(container, f"root@{container.ip}"))
+        (folder / "password").write_text(PASSWORD + "\n")
+        made = [mosquitto("mosquitto_passwd"), "-b", "-c", str(folder / "users"), USER, PASSWORD]
+        subprocess.run(made, check=True, capture_output=True)
+        port = free_port()
+        extra = (f"listener {port} {container.host_ip}", f"password_file {folder}/users", "log_type all")
+        with Broker.in_folder(folder, extra=extra) as broker:
+            host.edgert(
+                "bootstrap", NAME, "--engine", "null", "--broker", f"{container.host_ip}:{port}",
+                "--mqtt-username", USER, "--mqtt-password-file", folder / "password",
+            )  # fmt: skip
+            made_world = World(host, container, broker)
+            made_world.deploy(1)
+            yield made_world
+
+
+def dut(container: Container, address: str) -> Dut:
+    return Dut(NAME, PROFILE, address, container.fingerprint, identity=str(container.client_key))
+
+
+def test_the_daemon_is_a_user_without_rights_who_can_write_its_state_only(world: World) -> None:
+    pid = world.unit("MainPID")
+    status = dict(line.split(":\t", 1) for line in world.sh(f"cat /proc/{pid}/status").splitlines() if ":\t" in line)
+    assert world.sh(f"stat -c %U /proc/{pid}") == "edgert"
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert world.inside("touch /var/lib/edgert/models/x && rm /var/lib/edgert/models/x") == 0
+    for place in ("/etc/x", "/opt/edgert/x", "/var/lib/edgert/keys/x", "/usr/x"):
+        assert world.inside(f"touch {place} 2>/dev/null") != 0, place
+    assert world.inside("cat /root/.ssh/authorized_keys >/dev/null 2>&1") != 0
+
+
+def test_the_brokers_password_reaches_the_daemon_and_nobody_else(world: World) -> None:
+    log = world.broker.folder / "mosquitto.log"
+    wait_until(lambda: f"u'{USER}'" in log.read_text(), "the device reports under its user", 60)
+    assert "not authorised" not in log.read_text()
+    assert world.sh("stat -c '%U %a' /var/lib/edgert/mqtt-password") == "root 600"
+    assert world.inside("cat /var/lib/edgert/mqtt-password >/dev/null 2>&1") != 0
+
+
+def test_apps_of_the_group_may_ask_and_others_may_not(world: World) -> None:
+    ask = '/opt/edgert/venv/bin/python -c \'from edgert import Client; print(Client("/run/edgert/edgert.sock").metadata("echo"))\''
+    assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null 2>&1; echo $?")) != 0
+    world.sh(f"usermod --append --groups edgert {rootfs.USER}")
+    assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null; echo $?")) == 0
+
+
+def test_a_daemon_that_is_killed_comes_back_and_serves(world: World) -> None:
+    pid = world.unit("MainPID")
+    world.sh(f"kill -9 {pid}")
+    world.wait_until_it_serves(pid)
+
+
+def test_a_daemon_that_hangs_is_ended_by_the_watchdog_and_comes_back(world: World) -> None:
+    folder = "/run/systemd/system/edgertd.service.d"
+    world.sh(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=2\\n' >{folder}/quick.conf; systemctl daemon-reload")
+    world.sh("systemctl restart edgertd")
+    try:
+        pid = world.unit("MainPID")
+        world.sh(f"kill -STOP {pid}")
+        world.wait_until_it_serves(pid)
+        assert "watchdog" in world.sh("journalctl -u edgertd --no-pager | tail -n 40").lower()
+    finally:
+        world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
+
+
+def test_a_trial_that_a_restart_of_the_daemon_interrupts_goes_on(world: World) -> None:
+    """A daemon that fell is no reboot: the boot's identity is the same to commands and to the unit."""
+    bundle = make_null_bundle(world.host.folder, world.host.key, release=2, profile=PROFILE, op="sum")
+    there = "/var/lib/edgert/incoming/two.edgert"
+    world.container.root.joinpath(there[1:]).write_bytes(bundle.read_bytes())
+    world.host.edgertd(NAME, "install", there)
+    world.host.edgertd(NAME, "activate", "echo", "--trial-s", "600")
+    pid = world.unit("MainPID")
+    world.sh(f"kill -9 {pid}")
+    world.wait_until_it_serves(pid)
+    assert world.host.model(NAME, "echo")["state"] == "trial"
+    world.host.edgertd(NAME, "rollback", "echo")
+    assert world.host.model(NAME, "echo")["active"]["release"] == 1
+
+
+def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a_reboot(
+    world: World, tmp_path: Path
+) -> None:
+    container = world.container
+    host = Host(tmp_path)
+    host.edgert("keys", "new")
+    host.add(replace(dut(container, f"{rootfs.USER}@{container.ip}"), name="mine"))
+    refused = host.edgert("bootstrap", "mine", "--engine", "null", code=7)  # no polkit here: only root may allow it
+    assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]
+    world.sh(f"loginctl enable-linger {rootfs.USER}")
+    (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
+    assert done["service"] == "systemd"
+    host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "--to", "mine")
+    container.cycle()
+
+    def serves() -> bool:
+        (row,) = host.edgert("status", "mine")["devices"]
+        models = row["status"]["models"]
+        return bool(models and (models[0].get("serving") or {}).get("state") == "ready")
+
+    wait_until(serves, "the user's own daemon serves after a power cut", 60)
+    wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
+    assert world.host.model(NAME, "echo")["active"]["release"] == 1
