@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,39 @@ def test_every_target_of_the_main_job(shell: Shell) -> None:
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
+
+
+def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
+    """Whatever the folder, the order of Python's hashes, the time zone, and whether built in turn or side by side."""
+    words = [w for t in ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine") for w in ("--target", t)]
+    built = []
+    for number, jobs in ((1, "1"), (2, "2")):
+        folder = shell.folder / ("deep/" * number)
+        (folder / "tmp").mkdir(parents=True)
+        for name in ("digits.onnx", "calibration.npz", "holdout.npz"):
+            shutil.copy(DIGITS / name, folder)
+        again = Shell(folder)
+        again.env |= {
+            "EDGERT_CONFIG_DIR": shell.env["EDGERT_CONFIG_DIR"],
+            "PYTHONHASHSEED": f"{number}",
+            "TZ": f"UTC{number}",
+            "TMPDIR": str(folder / "tmp"),
+        }
+        named: dict[str, str | None] = {"model": "digits.onnx", "calibration": "calibration.npz", "target": None}
+        done = again.build(*words, "--no-cache", "--jobs", jobs, **named, holdout="holdout.npz")
+        assert done.returncode == 0, done.stderr
+        assert not list((folder / "tmp").iterdir())
+        built.append((folder / "digits.edgert").read_bytes())
+    assert built[0] == built[1]
+
+
+def test_an_unchanged_target_is_not_built_again(shell: Shell) -> None:
+    first = shell.build()
+    assert "unchanged" not in first.stderr
+    bundle = (shell.folder / "digits.edgert").read_bytes()
+    assert "onnxruntime: unchanged, taken from the build cache" in shell.build().stderr
+    assert (shell.folder / "digits.edgert").read_bytes() == bundle
+    assert "unchanged" not in shell.build("--no-cache").stderr
 
 
 def test_a_gate_failure_exits_with_3_and_writes_nothing(shell: Shell) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from edgert.manifest import (
 )
 from edgert.signing import SigningKey
 from edgert_deploy.accuracy import Metric, Outputs, artifact_outputs, doubts, judge, reference_outputs
+from edgert_deploy.build_ahead import Job, build_ahead
+from edgert_deploy.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.builders import Artifact, Precision, builder_for
 from edgert_deploy.builders.onnxruntime import is_for_arm
 from edgert_deploy.calibration import CalibrationSet
@@ -60,7 +62,8 @@ class BuildRequest:
     """What the user asked to be packed. `precision` None takes each profile's own.
 
     `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is: devices can
-    compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
+    compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release. `cache`
+    keeps artifacts for the next build; `jobs` is how many may be built at once, 0: as many as fit.
     """
 
     source: SourceModel
@@ -77,6 +80,8 @@ class BuildRequest:
     detect: Detect | None = None
     downgrade: bool = False
     metric: Metric = "auto"
+    cache: BuildCache | None = None
+    jobs: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,14 @@ def build_bundle(
     _check_targets(request)
     with tempfile.TemporaryDirectory(prefix="edgert-build-") as folder:
         work = Path(folder)
+        cache = request.cache or BuildCache(work / "cache")
+        request = replace(request, cache=cache)
         reference = reference_outputs(request.source, request.holdout)
         _check_rows_are_independent(request, reference)
         warnings = doubts(request.source.outputs, reference, request.calibration, request.holdout, request.metric)
         for warning in warnings:
             progress(f"warning: {warning}")
+        build_ahead(request.source, request.calibration, _surely_needed(request), cache, progress, request.jobs)
         made: dict[str, _Made] = {}
         rows = []
         for profile in request.targets:
@@ -189,6 +197,17 @@ def _check_rows_are_independent(request: BuildRequest, reference: Outputs) -> No
                     f"output {spec.name!r} of a sample depends on the other samples in its batch; "
                     "export the model in inference mode, or with its batch fixed to 1"
                 )
+
+
+def _surely_needed(request: BuildRequest) -> list[Job]:
+    """One job an artifact, whichever targets share it."""
+    wanted: dict[str, Job] = {}
+    for profile in request.targets:
+        precision = request.precision or _precision(profile)
+        wanted.setdefault(artifact_id(profile, precision), Job(profile.name, profile.engines[0], profile, precision))
+        if name := _reference_id(request, profile):
+            wanted.setdefault(name, Job(profile.name, profile.engines[0], profile, "fp32"))
+    return list(wanted.values())
 
 
 def _row(
@@ -252,8 +271,9 @@ def _make(
     progress(f"{profile.name}: building {profile.engines[0]} {precision}")
     start = time.monotonic()
     out.mkdir()
+    assert request.cache is not None
     try:
-        artifact = builder_for(profile.engines[0]).build(
+        artifact = CachedBuilder(builder_for(profile.engines[0]), request.cache).build(
             request.source, request.calibration, profile, precision, out, progress
         )
     except (OperatorUnsupported, BuildFailed) as error:

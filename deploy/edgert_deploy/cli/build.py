@@ -11,6 +11,7 @@ import click
 
 from edgert.manifest import Classify, Detect
 from edgert.signing import read_signing_key
+from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.pack import (
@@ -80,6 +81,13 @@ FILE = click.Path(path_type=Path)
 @click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
 @click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
+@click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(0, 64),
+    default=0,
+    help="Artifacts built at once (default: as cores and memory allow).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def build(
     model: Path,
@@ -99,6 +107,8 @@ def build(
     postprocess: Path | None,
     labels: Path | None,
     devices: Path | None,
+    no_cache: bool,
+    jobs: int,
     as_json: bool,
 ) -> None:
     """Build, check and sign a bundle of MODEL (.onnx, or .tflite for TFLite targets) for one or more targets.
@@ -148,6 +158,8 @@ def build(
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
+        cache=None if no_cache else default_cache(),
+        jobs=jobs,
     )
     if not as_json:
         _print_cells(heading for heading, _ in COLUMNS)
