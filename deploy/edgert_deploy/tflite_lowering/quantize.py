@@ -16,6 +16,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
+from edgert_deploy.tflite_lowering.calibrate import Ranges
 
 # The private module was tried in these; their results are the same, byte for byte.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
@@ -64,15 +65,19 @@ def quantize_int8(float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]])
 
 def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]]) -> bytearray:
     """The float model with the lowest and highest value of each activation written into it."""
-    calibrator = wrapper(float_model, [], [])
+    calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model)
     prepared = False
     for arrays in samples:
-        if not prepared:
-            calibrator.Prepare([list(array.shape) for array in arrays])
+        ordered = [np.ascontiguousarray(array) for array in arrays]
+        if not prepared:  # one run of theirs makes the places that the ranges go to
+            calibrator.Prepare([list(array.shape) for array in ordered])
+            calibrator.FeedTensor(ordered)
             prepared = True
-        calibrator.FeedTensor([np.ascontiguousarray(array) for array in arrays])
+        ranges.watch(ordered)
     assert prepared, "no sample was given"
-    return bytearray(calibrator.Calibrate())
+    calibrated = bytearray(calibrator.Calibrate())
+    ranges.write(calibrated)
+    return calibrated
 
 
 def _usable(calibrated: bytearray) -> bytearray:
