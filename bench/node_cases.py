@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[Any]]
 
 PROMISED_GROUPS = {
     "Convolution and matrices": "Conv ConvTranspose Einsum Gemm MatMul",
-    "Pooling": "AveragePool GlobalAveragePool GlobalMaxPool MaxPool",
+    "Pooling": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
     "Arithmetic": "Abs Add Ceil Cos Div Exp Floor Log Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sin Sqrt Sub Sum",
     "Comparison and logic": "And Equal Greater GreaterOrEqual Less LessOrEqual Not Or Where Xor",
     "Activation": "Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu LogSoftmax Mish PRelu Relu Sigmoid Softmax "

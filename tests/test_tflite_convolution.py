@@ -10,7 +10,7 @@ pytest.importorskip("ai_edge_litert")
 
 import numpy as np
 
-from tests.tflite_cases import IMAGE, SIGNAL, Case, assert_agrees_with_onnx_runtime, random
+from tests.tflite_cases import IMAGE, SIGNAL, VOLUME, Case, assert_agrees_with_onnx_runtime, random
 
 CASES = [
     # convolution
@@ -63,6 +63,72 @@ CASES = [
         SIGNAL,
         {"w": random(4, 5, 5), "b": random(5)},
     ),
+    Case(
+        "conv grouped x5", "y = Conv<group=5>(x, w, b)", {"x": (10, 4, 5)}, {"w": random(15, 2, 3, 3), "b": random(15)}
+    ),
+    Case(
+        "conv 3-D",
+        "y = Conv<pads=[1,0,1,1,2,1], strides=[2,1,2]>(x, w, b)",
+        VOLUME,
+        {"w": random(6, 4, 3, 3, 2), "b": random(6)},
+    ),
+    Case("conv 3-D dilated", "c = Conv<dilations=[1,2,1]>(x, w) y = Relu(c)", VOLUME, {"w": random(6, 4, 2, 2, 3)}),
+    Case("conv 3-D grouped", "y = Conv<group=2>(x, w, b)", VOLUME, {"w": random(6, 2, 3, 3, 2), "b": random(6)}),
+    Case(
+        "conv 3-D block",
+        "c = Conv<pads=[1,1,1,1,1,1]>(x, w) n = Mul(c, s) r = Relu(n) p = MaxPool<kernel_shape=[2,2,2]>(r) a = Add(p, p)"
+        "g = GlobalAveragePool(a) f = Flatten(g) y = Gemm(f, v)",
+        VOLUME,
+        {"w": random(6, 4, 3, 3, 3), "s": random(6, 1, 1, 1), "v": random(6, 5)},
+    ),
+    Case(
+        "conv transpose grouped",
+        "y = ConvTranspose<group=2, strides=[2,2], pads=[1,1,1,1]>(x, w, b)",
+        IMAGE,
+        {"w": random(4, 3, 3, 3), "b": random(6)},
+    ),
+    Case(
+        "conv transpose depthwise", "y = ConvTranspose<group=4, strides=[2,2]>(x, w)", IMAGE, {"w": random(4, 1, 3, 3)}
+    ),
+    Case(
+        "conv transpose two strides",
+        "y = ConvTranspose<strides=[3,2], dilations=[2,1], pads=[0,1,2,0]>(x, w, b)",
+        IMAGE,
+        {"w": random(4, 5, 3, 3), "b": random(5)},
+    ),
+    Case(
+        "conv transpose output shape",
+        "y = ConvTranspose<strides=[3,2], output_shape=[23,19]>(x, w)",
+        IMAGE,
+        {"w": random(4, 5, 3, 3)},
+    ),
+    *(
+        Case(
+            f"conv transpose {scheme}",
+            f'y = ConvTranspose<strides=[2,2], auto_pad="{scheme}">(x, w)',
+            IMAGE,
+            {"w": random(4, 5, 3, 4)},
+        )
+        for scheme in ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ),
+    Case(
+        "conv transpose 1-D grouped",
+        "y = ConvTranspose<group=2, strides=[3], output_padding=[1]>(x, w)",
+        SIGNAL,
+        {"w": random(4, 2, 4)},
+    ),
+    Case(
+        "conv transpose 3-D",
+        "y = ConvTranspose<strides=[2,3,2], pads=[1,0,1,0,1,0]>(x, w, b)",
+        VOLUME,
+        {"w": random(4, 3, 3, 3, 2), "b": random(3)},
+    ),
+    Case(
+        "conv transpose 3-D grouped",
+        "y = ConvTranspose<group=2, strides=[1,2,2]>(x, w)",
+        VOLUME,
+        {"w": random(4, 3, 2, 2, 3)},
+    ),
     # pooling
     Case("max pool", "y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", IMAGE),
     Case("max pool same", "y = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(x)", IMAGE),
@@ -82,6 +148,40 @@ CASES = [
     Case("average pool counted", "y = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1>(x)", IMAGE),
     Case("average pool ceil", "y = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)", IMAGE),
     Case("average pool 1-D", "y = AveragePool<kernel_shape=[3], strides=[2]>(x)", SIGNAL),
+    Case("max pool dilated", "y = MaxPool<kernel_shape=[2,3], dilations=[2,2], pads=[1,1,1,1]>(x)", IMAGE),
+    Case("max pool padded wide", "y = MaxPool<kernel_shape=[5,3], pads=[3,1,4,2], strides=[2,2]>(x)", IMAGE),
+    Case(
+        "max pool 3-D", "y = MaxPool<kernel_shape=[2,3,2], pads=[1,1,0,0,1,1], strides=[2,1,2], ceil_mode=1>(x)", VOLUME
+    ),
+    Case("max pool 3-D dilated", "y = MaxPool<kernel_shape=[2,2,2], dilations=[2,1,2], strides=[1,2,1]>(x)", VOLUME),
+    *(
+        Case(
+            f"average pool dilated, counted {counted}",
+            f"y = AveragePool<kernel_shape=[2,3], dilations=[2,2], pads=[1,1,1,2], count_include_pad={counted}, ceil_mode=1>(x)",
+            IMAGE,
+            opset=19,
+        )
+        for counted in (0, 1)
+    ),
+    *(
+        Case(
+            f"average pool 3-D, counted {counted}",
+            f"y = AveragePool<kernel_shape=[2,3,2], pads=[1,1,0,1,1,1], strides=[2,1,2], count_include_pad={counted}>(x)",
+            VOLUME,
+        )
+        for counted in (0, 1)
+    ),
+    Case("average pool same lower", 'y = AveragePool<kernel_shape=[2,4], auto_pad="SAME_LOWER">(x)', IMAGE),
+    *(
+        Case(f"lp pool {p}", f"y = LpPool<p={p}, kernel_shape=[2,3], pads=[1,1,0,1], strides=[2,2]>(x)", IMAGE)
+        for p in (1, 2, 3)
+    ),
+    Case("lp pool 3-D", "y = LpPool<kernel_shape=[2,2,2]>(x)", VOLUME),
+    *(
+        Case(f"global lp pool {p}", f"c = Conv(x, w) y = GlobalLpPool<p={p}>(c)", IMAGE, {"w": random(6, 4, 1, 1)})
+        for p in (1, 2, 3)
+    ),
+    Case("global max pool 3-D", "y = GlobalMaxPool(x)", VOLUME),
     Case("global average pool", "y = GlobalAveragePool(x)", IMAGE),
     Case("global average pool 1-D", "y = GlobalAveragePool(x)", SIGNAL),
     Case("global max pool", "y = GlobalMaxPool(x)", IMAGE),

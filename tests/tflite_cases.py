@@ -21,6 +21,7 @@ BATCHES = (1, 3)
 # Float32 sums in another order; the largest rows add up some hundred products.
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-4, 2e-5
 IMAGE = {"x": (4, 7, 9)}
+VOLUME = {"x": (4, 5, 6, 7)}
 SIGNAL = {"x": (4, 11)}
 TOKENS = {"x": (5, 8)}
 FEATURES = {"x": (6,)}

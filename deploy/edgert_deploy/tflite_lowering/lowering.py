@@ -19,11 +19,14 @@ from edgert_deploy.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 FLOAT32 = np.dtype("float32")
-SPATIAL_RANKS = (3, 4)
+SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
+# The same by rank. At rank 3 they are between ONNX's order and [batch, width, channels].
+CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
+CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
 # Where each ONNX axis lies in the channels-last tensor, by rank.
-CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2)}
+CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 # Operators whose result is never below zero, and those that keep that property of their inputs.
 NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
 KEEPS_SIGN = frozenset({"MaxPool", "AveragePool", "Concat", "Identity", "Dropout", "Reshape", "Transpose", "Resize"})
@@ -170,9 +173,8 @@ class Lowering:
     def laid_out(self, shape: BatchShape, layout: Layout) -> BatchShape:
         if layout is Layout.NATIVE:
             return shape
-        if shape.rank == 3:
-            return shape.with_axis(2, 1).permuted(TO_CHANNELS_LAST)
-        return shape.permuted(TO_CHANNELS_LAST)
+        turned = shape.permuted(CHANNELS_LAST_ORDERS[shape.rank])
+        return turned.with_axis(1, 1) if shape.rank == 3 else turned
 
     def axis(self, axis: int, rank: int, layout: Layout) -> int:
         """Where ONNX's `axis` of a value of `rank` lies in `layout`."""
@@ -235,11 +237,10 @@ class Lowering:
         shape, dtype = self.shape(name), self.dtype(name)
         if _same_order(shape.dims):
             return self.reshape(held, shape, self.scratch(f"{name}_native", shape, dtype))
-        if shape.rank == 4:
-            return self.transpose(held, TO_CHANNELS_FIRST, self.scratch(f"{name}_native", shape, dtype))
-        between = shape.permuted((0, 2, 1))
-        held = self.reshape(held, between, self.scratch(f"{name}_width_channels", between, dtype))
-        return self.transpose(held, (0, 2, 1), self.scratch(f"{name}_native", shape, dtype))
+        if shape.rank == 3:
+            between = shape.permuted((0, 2, 1))
+            held = self.reshape(held, between, self.scratch(f"{name}_width_channels", between, dtype))
+        return self.transpose(held, CHANNELS_FIRST_ORDERS[shape.rank], self.scratch(f"{name}_native", shape, dtype))
 
     def _to_channels_last(self, name: str) -> int:
         held = self._tensors[name, Layout.NATIVE]
@@ -247,19 +248,19 @@ class Lowering:
         wanted = self.laid_out(shape, Layout.CHANNELS_LAST)
         if _same_order(shape.dims):
             return self.reshape(held, wanted, self.scratch(f"{name}_channels_last", wanted, dtype))
-        if shape.rank == 4:
-            return self.transpose(held, TO_CHANNELS_LAST, self.scratch(f"{name}_channels_last", wanted, dtype))
-        between = shape.permuted((0, 2, 1))
-        held = self.transpose(held, (0, 2, 1), self.scratch(f"{name}_width_channels", between, dtype))
-        return self.reshape(held, wanted, self.scratch(f"{name}_channels_last", wanted, dtype))
+        order = CHANNELS_LAST_ORDERS[shape.rank]
+        turned = self.transpose(held, order, self.scratch(f"{name}_turned", shape.permuted(order), dtype))
+        if shape.rank != 3:
+            return turned
+        return self.reshape(turned, wanted, self.scratch(f"{name}_channels_last", wanted, dtype))
 
     def _constant_operand(self, name: str, layout: Layout) -> int:
         array = self.value(name, f"{name!r}")
         if array.dtype not in TENSOR_TYPES:
             raise Uncovered(f"{name!r} has dtype {array.dtype}; convert the model to float32")
         if layout is Layout.CHANNELS_LAST:
-            array = array.reshape(*array.shape[:2], 1, array.shape[2]) if array.ndim == 3 else array
-            array = array.transpose(TO_CHANNELS_LAST)
+            array = np.moveaxis(array, 1, -1)
+            array = array[:, None] if array.ndim == 3 else array
         return self.constant(array, name, array.dtype)
 
     def _copied(self, name: str, tensor: int) -> int:

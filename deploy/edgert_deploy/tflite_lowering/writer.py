@@ -41,6 +41,7 @@ OPTIONS = {
     "CAST": "CastOptions",
     "CONCATENATION": "ConcatenationOptions",
     "CONV_2D": "Conv2DOptions",
+    "CONV_3D": "Conv3DOptions",
     "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
     "DEPTH_TO_SPACE": "DepthToSpaceOptions",
     "DIV": "DivOptions",

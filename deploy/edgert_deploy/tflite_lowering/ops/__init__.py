@@ -13,8 +13,10 @@ from edgert_deploy.tflite_lowering.ops import (
     movement,
     normalization,
     padding,
+    pooling,
     reduction,
     resize,
+    transposed,
 )
 
 LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
@@ -24,6 +26,8 @@ LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     **movement.LOWERINGS,
     **normalization.LOWERINGS,
     **padding.LOWERINGS,
+    **pooling.LOWERINGS,
     **reduction.LOWERINGS,
     **resize.LOWERINGS,
+    **transposed.LOWERINGS,
 }

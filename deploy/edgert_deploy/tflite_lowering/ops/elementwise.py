@@ -283,7 +283,8 @@ def broadcast_constant(
     """`array` as the operand of a value of `rank` in `layout`: its axes moved along with that value's."""
     if layout is Layout.CHANNELS_LAST and array.size > 1:
         array = array.reshape((1,) * (rank - array.ndim) + array.shape)
-        array = array.transpose(0, 2, 3, 1) if rank == 4 else array.transpose(0, 2, 1)[:, None]
+        array = np.moveaxis(array, 1, -1)
+        array = array[:, None] if rank == 3 else array
     elif drop_batch and array.ndim < rank:
         array = array.reshape((1,) * (rank - array.ndim) + array.shape)
     if drop_batch and array.ndim:

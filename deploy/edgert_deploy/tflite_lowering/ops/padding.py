@@ -58,7 +58,7 @@ def _pad_with(
 def _pad_amounts(lowering: Lowering, node: Node, rank: int, layout: Layout) -> NDArray[np.int32]:
     pads = lowering.integers(node, "pads", 1) or []
     axes = lowering.integers(node, "axes", 3) or list(range(rank))
-    amounts = np.zeros((4 if layout is Layout.CHANNELS_LAST else rank, 2), np.int32)
+    amounts = np.zeros((max(rank, 4) if layout is Layout.CHANNELS_LAST else rank, 2), np.int32)
     for i, axis in enumerate(axes):
         amounts[lowering.axis(axis, rank, layout)] = pads[i], pads[i + len(axes)]
     return amounts
