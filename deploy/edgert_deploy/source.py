@@ -14,6 +14,7 @@ from typing import Any, Literal
 from edgert.engines import LocalArtifact
 from edgert.errors import ConfigInvalid, SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.source_onnx import tensors
 from edgert_deploy.source_probe import probe
 from edgert_deploy.source_tflite import is_tflite
@@ -45,26 +46,31 @@ class SourceModel:
     quantised: bool = False
 
 
-def load_source(path: Path) -> SourceModel:
-    """Read and check an ONNX or TFLite file.
+def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
+    """Read and check an ONNX or TFLite file, or a Keras, SavedModel or PyTorch one that is converted to ONNX first.
 
     Raises SourceInvalid, saying what to change: no such model, external data, an axis beyond the batch
     left open, no static type, no input or output, a datatype that we do not carry, more memory or time than
-    a model of its size may take.
+    a model of its size may take. ConfigInvalid where the framework that would convert it is not installed.
     """
-    data = _read(path)
+    framework = framework_of(path)
+    if framework is not None:
+        data = converted(path, framework, how or Conversion())
+        sha256, size_bytes = digest_and_size(path)
+    else:
+        data = _read(path)
+        sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
     probed = probe(kind, path.name, data)
-    sha256 = hashlib.sha256(data).hexdigest()
     if kind == "tflite":
         return SourceModel(
-            path, None, sha256, len(data), probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
+            path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
         )
     from onnx import ModelProto
 
     proto = ModelProto()
     proto.ParseFromString(probed.data)
-    return SourceModel(path, proto, sha256, len(data), probed.inputs, probed.outputs, quantised=_is_quantised(proto))
+    return SourceModel(path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=_is_quantised(proto))
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
@@ -99,7 +105,10 @@ def _is_quantised(proto: Any) -> bool:
 def _read(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise SourceInvalid(f"{path} is not a file; give the .onnx or .tflite file of the model")
+            raise SourceInvalid(
+                f"{path} is not a file; give the .onnx, .tflite, .keras, .h5, .pt2 or .pt file of the "
+                "model, or the folder of a SavedModel"
+            )
         if path.stat().st_size > SOURCE_BYTES_MAX:
             raise SourceInvalid(
                 f"{path} has {path.stat().st_size} bytes; a model in a single file has at most {SOURCE_BYTES_MAX}"

@@ -41,9 +41,11 @@ def examine(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes
     refuse_external_data(name, proto)
     inputs = input_specs(proto)
     _check(data)
+    stripped = _strip_notes(proto)
     translated = _translated(proto, inputs)
-    model = data if translated is None else translated.SerializeToString(deterministic=True)
-    del proto, translated
+    changed = translated or (proto if stripped else None)
+    model = data if changed is None else changed.SerializeToString(deterministic=True)
+    del proto, translated, changed
     session = _load(model)
     counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
     runs = [_run(session, inputs, count) for count in counts]
@@ -193,6 +195,16 @@ def _check(model: bytes) -> None:
     except Exception as error:  # the checker raises classes of three modules
         if not any(words in str(error) for words in _LEFT_TO_THE_RUNTIME):
             raise SourceInvalid(f"the model is not valid ONNX: {_first_line(error)}; export it again") from error
+
+
+def _strip_notes(proto: Any) -> bool:
+    """Remove what exporters note for debugging (PyTorch's hold paths of their machine); whether there was any."""
+    before = proto.ByteSize()
+    notes = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output]
+    for message in (*notes, *proto.functions, *(node for function in proto.functions for node in function.node)):
+        message.ClearField("doc_string")
+        message.ClearField("metadata_props")
+    return bool(proto.ByteSize() != before)
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:

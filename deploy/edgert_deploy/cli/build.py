@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.convert import Conversion, read_inputs
 from edgert_deploy.pack import (
     CALIBRATION_SAMPLES_MIN,
     HOLDOUT_SAMPLES_MIN,
@@ -80,6 +82,14 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=SHAPE",
+    help="TorchScript: x=1,3,224,224 or ids=int64:1,128; for each.",
+)
+@click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
@@ -106,12 +116,17 @@ def build(
     preprocess: Path | None,
     postprocess: Path | None,
     labels: Path | None,
+    inputs: tuple[str, ...],
+    convert_with: str | None,
     devices: Path | None,
     no_cache: bool,
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Build, check and sign a bundle of MODEL (.onnx, or .tflite for TFLite targets) for one or more targets.
+    """Build, check and sign a bundle of MODEL for one or more targets.
+
+    MODEL is ONNX; or TFLite, for TFLite targets; or of Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of
+    torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
     Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then. 4: the model,
     the samples or an option cannot be used.
@@ -135,7 +150,7 @@ def build(
     """
     profiles = tuple(load_profile(target, devices) for target in targets)
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
-    source = load_source(model)
+    source = load_source(model, Conversion(convert_with or sys.executable, read_inputs(inputs)))
     before = None if preprocess is None else read_preprocess(preprocess, source)
     after: Classify | Detect | None = None
     if postprocess is not None:

@@ -1,0 +1,127 @@
+"""Models of other frameworks to ONNX: which framework a file is of, and its converter, run in a process of its own.
+
+The converter is the framework's own exporter, in the Python that has it installed: this one (the extras `keras` and
+`torch`), or another that the user names. A loader of a framework may run what its file says; a hostile file of one is
+not held back here, as an ONNX file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid, SourceInvalid
+
+CONVERT_TIMEOUT_S = 1800
+SCRIPTS = Path(__file__).parent / "converters"
+EXIT_REFUSED, EXIT_MISSING = 3, 4
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+ZIP_MAGIC = b"PK\x03\x04"
+NAMES = {"keras": "Keras", "torch": "PyTorch"}
+INPUT = re.compile(r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*)")
+INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How to convert: `python` has the framework, `inputs` are the examples' `{"datatype", "shape"}` by name."""
+
+    python: str = sys.executable
+    inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def framework_of(path: Path) -> str | None:
+    """ "keras" or "torch" where `path` is a model of one, by its content. None for any other file."""
+    if path.is_dir():
+        return "keras" if (path / "saved_model.pb").is_file() else None
+    try:
+        with path.open("rb") as file:
+            magic = file.read(8)
+        if magic == HDF5_MAGIC:
+            return "keras"
+        if not magic.startswith(ZIP_MAGIC):
+            # Before 2020 torch.save wrote a bare pickle.
+            return "torch" if path.suffix in (".pt", ".pth", ".pt2") else None
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return None
+    if "model.weights.h5" in names and "config.json" in names:
+        return "keras"
+    is_torch = any(
+        name.endswith(("/data.pkl", "/constants.pkl", "/archive_format", "/archive_version")) for name in names
+    )
+    return "torch" if is_torch or path.suffix == ".pt2" else None
+
+
+def converted(path: Path, framework: str, how: Conversion) -> bytes:
+    """The model as ONNX. Raises ConfigInvalid where the framework is not installed, SourceInvalid with what it said."""
+    with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
+        out = Path(folder) / "model.onnx"
+        request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
+        command = [how.python, "-I", str(SCRIPTS / f"from_{framework}.py"), request]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SourceInvalid(
+                f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export it as ONNX yourself"
+            ) from error
+        except OSError as error:
+            raise ConfigInvalid(
+                f"cannot run {how.python}: {error.strerror}; give a Python with --convert-with"
+            ) from error
+        if done.returncode == 0 and out.is_file():
+            return out.read_bytes()
+    raise _failure(path, framework, how, done)
+
+
+def digest_and_size(path: Path) -> tuple[str, int]:
+    """SHA-256 and bytes of a file, or of all files of a folder with their names."""
+    digest, size = hashlib.sha256(), 0
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        data = file.read_bytes()
+        if path.is_dir():
+            digest.update(f"{file.relative_to(path).as_posix()}\0{len(data)}\0".encode())
+        digest.update(data)
+        size += len(data)
+    return digest.hexdigest(), size
+
+
+def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`NAME=1,3,224,224` and `NAME=int64:1,128` as the examples of a conversion. Raises ConfigInvalid."""
+    inputs = {}
+    for text in texts:
+        found = INPUT.fullmatch(text)
+        datatype = (found["datatype"] or "float32") if found else ""
+        if found is None or datatype not in INPUT_DATATYPES:
+            raise ConfigInvalid(
+                f"--input {text!r}: give NAME=1,3,224,224 or NAME=int64:1,128 (one of {', '.join(INPUT_DATATYPES)})"
+            )
+        inputs[found["name"]] = {"datatype": datatype, "shape": [int(n) for n in found["shape"].split(",")]}
+    return inputs
+
+
+def _failure(
+    path: Path, framework: str, how: Conversion, done: subprocess.CompletedProcess[str]
+) -> ConfigInvalid | SourceInvalid:
+    said = (done.stderr.strip().splitlines() or ["no message"])[-1][:500]
+    if done.returncode == EXIT_MISSING:
+        return ConfigInvalid(
+            f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {said.removeprefix('missing: ')}: "
+            f"pip install 'edgert[{framework}]', or name a Python that has it with --convert-with"
+        )
+    died = f"; it died of signal {-done.returncode}" if done.returncode < 0 else ""
+    return SourceInvalid(
+        f"{NAMES[framework]} could not turn {path.name} into ONNX: {said}{died}. Export it as ONNX yourself, and give that"
+    )

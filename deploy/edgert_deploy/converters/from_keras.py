@@ -1,0 +1,86 @@
+"""A Keras model (.keras, .h5) or a SavedModel folder to ONNX, by tf2onnx. Run by its path: see this folder's __init__.
+
+Keras 3 is loaded in safe mode: a file that holds Python code (a Lambda layer) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+OPSET = 17
+SIGNATURE = "serving_default"
+
+
+def main() -> int:
+    request = json.loads(sys.argv[1])
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    try:
+        import tensorflow
+        import tf2onnx
+    except ImportError as error:
+        print(f"missing: {error.name or error}", file=sys.stderr)
+        return 4
+    try:
+        load = _of_saved_model if os.path.isdir(request["model"]) else _of_keras
+        # `kept` holds the variables: a function of TensorFlow's does not.
+        kept, function, inputs, outputs = load(tensorflow, request["model"])
+        signature = [tensorflow.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in inputs]
+        proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
+        _name_outputs(proto.graph, outputs)
+    except Exception as error:  # noqa: BLE001 - two frameworks raise what they like
+        print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
+        return 3
+    del kept
+    with open(request["out"], "wb") as file:
+        file.write(proto.SerializeToString(deterministic=True))
+    return 0
+
+
+def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any]], list[str]]:
+    import keras
+
+    model = keras.models.load_model(path, compile=False, safe_mode=True)
+    inputs = [(tensor.name, tensorflow.TensorSpec(tensor.shape, tensor.dtype)) for tensor in model.inputs]
+
+    def call(*tensors: Any) -> Any:
+        return tensorflow.nest.flatten(model(list(tensors) if len(tensors) > 1 else tensors[0], training=False))
+
+    return model, tensorflow.function(call), inputs, list(model.output_names)
+
+
+def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any]], list[str]]:
+    loaded = tensorflow.saved_model.load(path)
+    if SIGNATURE not in loaded.signatures:
+        raise ValueError(f"it has no signature {SIGNATURE!r} (found: {', '.join(loaded.signatures) or 'none'})")
+    signature = loaded.signatures[SIGNATURE]
+    inputs = sorted(signature.structured_input_signature[1].items())
+    outputs = sorted(signature.structured_outputs)
+
+    def call(*tensors: Any) -> Any:
+        answers = signature(**{name: tensor for (name, _), tensor in zip(inputs, tensors, strict=True)})
+        return [answers[name] for name in outputs]
+
+    return loaded, tensorflow.function(call), inputs, outputs
+
+
+def _name_outputs(graph: Any, names: list[str]) -> None:
+    """Give the graph's outputs the model's own names; tf2onnx calls them Identity:0 and so on."""
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
+        value.name for value in graph.input
+    }
+    for value, name in zip(graph.output, names, strict=True):
+        if name in taken:
+            continue
+        for node in graph.node:
+            for names_of_node in (node.input, node.output):
+                for i, other in enumerate(names_of_node):
+                    if other == value.name:
+                        names_of_node[i] = name
+        value.name = name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
