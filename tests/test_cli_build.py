@@ -100,7 +100,14 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
 
     assert "every byte as signed" in shell("verify", "digits.edgert").stdout
     shown = shell("inspect", "digits.edgert").stdout
-    for words in ("digits, release 1", "this-machine", "jetson-orin-nano", "image FP32 [N, 1, 8, 8]", "10 labels"):
+    for words in (
+        "digits, release 1",
+        "this-machine",
+        "jetson-orin-nano",
+        "image FP32 [N, 1, 8, 8]",
+        "10 labels",
+        "Conv 2 int8",
+    ):
         assert words in shown
     manifest = json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]
     assert manifest["preprocess"]["scale"] == 0.0625

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from edgert.bundle import Bundle, open_bundle
-from edgert.manifest import Detect, Preprocess
+from edgert.manifest import ArtifactEntry, Detect, Manifest, Preprocess
 from edgert.tensors import TensorSpec
+from edgert_deploy.artifact_layers import layer_precisions
+from edgert_deploy.cli.sizes import size_text
+
+Layers = dict[str, dict[str, int]]
+LABELS_SHOWN_MAX = 12
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the manifest, and what was read from the artifacts, as JSON."
+)
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: model, targets, artifacts, accuracy, tools.
+    """Show what BUNDLE holds: model, meaning of inputs and outputs, targets, artifacts, accuracy, layers, tools.
+
+    edgert report draws the same and more; edgert diff compares two bundles; edgert verify checks the signature.
 
     \b
     Examples:
@@ -24,19 +35,21 @@ def inspect(bundle: Path, as_json: bool) -> None:
       edgert inspect digits.edgert --json | python3 -m json.tool
     """
     with open_bundle(bundle, trusted=None) as opened:
+        layers = layers_of_artifacts(opened)
         if as_json:
-            manifest = json.loads(opened.manifest.to_bytes())
-            click.echo(json.dumps({"digest": opened.digest, "key_ids": opened.envelope.key_ids, "manifest": manifest}))
+            said = {"digest": opened.digest, "key_ids": opened.envelope.key_ids, "size_bytes": bundle.stat().st_size}
+            click.echo(json.dumps({**said, "manifest": json.loads(opened.manifest.to_bytes()), "layers": layers}))
             return
-        click.echo("\n".join(_lines(opened)))
+        click.echo("\n".join(_lines(opened, bundle.stat().st_size, layers)))
 
 
-def _lines(bundle: Bundle) -> list[str]:
+def _lines(bundle: Bundle, size_bytes: int, layers: Mapping[str, Layers]) -> list[str]:
     manifest = bundle.manifest
     lines = [
         f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
         f"digest    {bundle.digest}",
         f"signed    by key {', '.join(bundle.envelope.key_ids)} (not checked; edgert verify does)",
+        f"size      {size_text(size_bytes)}, {len(manifest.files)} files",
         f"source    {manifest.source_size_bytes} bytes, SHA-256 {manifest.source_sha256}",
         *(f"input     {_spec(spec)}" for spec in manifest.inputs),
         *(f"output    {_spec(spec)}" for spec in manifest.outputs),
@@ -44,21 +57,58 @@ def _lines(bundle: Bundle) -> list[str]:
     if manifest.preprocess is not None:
         lines += _before(manifest.preprocess)
     if manifest.classify is not None:
-        lines.append(f"after     top {manifest.classify.top_k} of {len(manifest.classify.labels)} labels")
+        classify = manifest.classify
+        softmax = ", softmax" if classify.softmax else ""
+        lines.append(f"after     {classify.output}: top {classify.top_k} of {len(classify.labels)} labels{softmax}")
+        lines.append(f"labels    {_first(classify.labels)}")
     if manifest.detect is not None:
         lines += _after(manifest.detect)
+        lines.append(f"labels    {_first(manifest.detect.labels)}")
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
-        lines.append(f"target    {target.profile} ({machines}): {', '.join(target.artifacts)}")
+        lines.append(f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}")
+        if target.reference:
+            lines.append(f"          live answers may be compared with {target.reference}")
     for artifact in manifest.artifacts:
-        size = sum(manifest.file(path).size_bytes for path in artifact.files)
-        accuracy = artifact.accuracy
-        lines += [
-            f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {size} bytes",
-            f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples",
-            f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}",
-        ]
+        lines += _artifact(manifest, artifact, layers.get(artifact.id, {}))
     return lines
+
+
+def _artifact(manifest: Manifest, artifact: ArtifactEntry, layers: Layers) -> list[str]:
+    size = sum(manifest.file(path).size_bytes for path in artifact.files)
+    accuracy = artifact.accuracy
+    lines = [
+        f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {size} bytes",
+        f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples, "
+        f"at most {accuracy.max_drop:g} may be lost",
+    ]
+    if layers:
+        kinds = [f"{kind} {_counts(by_precision)}" for kind, by_precision in layers.items()]
+        lines.append(f"          layers: {', '.join(kinds)}")
+    tolerances = ", ".join(
+        f"{spec.name} within {atol:g}" for spec, atol in zip(manifest.outputs, artifact.golden_atol, strict=False)
+    )
+    lines.append(f"          golden answers: {tolerances}")
+    lines.append(f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}")
+    return lines
+
+
+def layers_of_artifacts(bundle: Bundle) -> dict[str, Layers]:
+    """{artifact's id: its layers, by kind and precision}. Raises BundleCorrupt where a file is not what was signed."""
+    with tempfile.TemporaryDirectory(prefix="edgert-inspect-") as folder:
+        bundle.unpack(
+            Path(folder), frozenset(path for artifact in bundle.manifest.artifacts for path in artifact.files)
+        )
+        return {a.id: layer_precisions(a.engine, Path(folder) / a.entry) for a in bundle.manifest.artifacts}
+
+
+def _counts(by_precision: Mapping[str, int]) -> str:
+    return " + ".join(f"{count} {precision}" for precision, count in by_precision.items())
+
+
+def _first(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:LABELS_SHOWN_MAX])
+    return shown + (f" and {len(labels) - LABELS_SHOWN_MAX} more" if len(labels) > LABELS_SHOWN_MAX else "")
 
 
 def _before(pre: Preprocess) -> list[str]:

@@ -1,0 +1,133 @@
+"""`edgert diff`: what changed between two bundles, and how much a device would fetch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.bundle import open_bundle
+from edgert.manifest import ArtifactEntry, Manifest
+from edgert_deploy.cli.sizes import size_text
+from edgert_deploy.compare import Change, Comparison, compare
+
+SHOWN_LETTERS_MAX = 60
+NAMES_SHOWN_MAX = 8
+# Said in lines of their own, or by the lines on artifacts.
+TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels")
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: every field that changed, and the bytes to fetch.")
+def diff(before: Path, after: Path, as_json: bool) -> None:
+    """Say what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
+
+    Signatures are not checked (edgert verify does); the content of AFTER is. Exits with 0 whether they differ or not.
+
+    \b
+    Examples:
+      edgert diff digits-1.edgert digits-2.edgert
+      edgert diff digits-1.edgert digits-2.edgert --json | jq '.fetches'
+    """
+    with open_bundle(before, trusted=None) as one, open_bundle(after, trusted=None) as other:
+        found = compare(one, other)
+        if as_json:
+            click.echo(json.dumps({"same": one.digest == other.digest, **asdict(found)}))
+            return
+        if one.digest == other.digest:
+            click.echo("the same content")
+            return
+        click.echo("\n".join(_lines(one.manifest, other.manifest, found)))
+
+
+def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str]:
+    lower = " (lower: devices take it only if signed as a downgrade)" if after.release < before.release else ""
+    same = " (the same: devices with another content of it refuse it)" if after.release == before.release else ""
+    yield f"release   {before.release} -> {after.release}{lower}{same}"
+    source = "the same" if before.source_sha256 == after.source_sha256 else f"changed, {_sizes(before, after)}"
+    yield f"source    {source}"
+    yield from _labels(before, after)
+    for artifact_id in dict.fromkeys(a.id for a in (*before.artifacts, *after.artifacts)):
+        yield from _artifact(artifact_id, before, after)
+    for change in found.changes:
+        if not change.field.startswith((*TOLD_APART, "source_", "tools", "golden")):
+            yield f"changed   {_shown(change)}"
+    for fetch in found.fetches:
+        yield (
+            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} compressed, {fetch.files} files of "
+            f"{size_text(fetch.size_bytes)}; all it needs is {size_text(fetch.whole_bytes)}"
+        )
+
+
+def _sizes(before: Manifest, after: Manifest) -> str:
+    return f"{size_text(before.source_size_bytes)} -> {size_text(after.source_size_bytes)}"
+
+
+def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[str]:
+    one, other = _find(before, artifact_id), _find(after, artifact_id)
+    if one is None or other is None:
+        yield f"artifact  {artifact_id}: {'new' if one is None else 'gone'}"
+        return
+    sizes = _bytes(before, one), _bytes(after, other)
+    a, b = one.accuracy, other.accuracy
+    accuracy = f"{a.metric} {a.artifact:.4f} -> {b.metric if a.metric != b.metric else ''} {b.artifact:.4f}"
+    same_content = _contents(before, one) == _contents(after, other)
+    yield f"artifact  {artifact_id}: {'the same content' if same_content else 'changed'}"
+    if sizes[0] != sizes[1]:
+        yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
+    if a != b:
+        yield f"          {' '.join(accuracy.split())} ({b.artifact - a.artifact:+.4f}) on {b.samples} samples, FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
+    if one.precision != other.precision:
+        yield f"          {one.precision} -> {other.precision}"
+    tools = {name: (one.tools.get(name), other.tools.get(name)) for name in {**one.tools, **other.tools}}
+    if changed := [f"{name} {x or '-'} -> {y or '-'}" for name, (x, y) in sorted(tools.items()) if x != y]:
+        yield f"          {', '.join(changed)}"
+
+
+def _find(manifest: Manifest, artifact_id: str) -> ArtifactEntry | None:
+    return next((artifact for artifact in manifest.artifacts if artifact.id == artifact_id), None)
+
+
+def _bytes(manifest: Manifest, artifact: ArtifactEntry) -> int:
+    return sum(manifest.file(path).size_bytes for path in artifact.files)
+
+
+def _contents(manifest: Manifest, artifact: ArtifactEntry) -> list[str]:
+    return [manifest.file(path).sha256 for path in artifact.files]
+
+
+def _labels(before: Manifest, after: Manifest) -> Iterator[str]:
+    one, other = labels_of(before), labels_of(after)
+    if one == other:
+        return
+    gone, new = [n for n in one if n not in set(other)], [n for n in other if n not in set(one)]
+    parts = [f"{len(one)} -> {len(other)}"]
+    parts += [f"new: {_names(new)}"] if new else []
+    parts += [f"gone: {_names(gone)}"] if gone else []
+    parts += ["in another order"] if [n for n in one if n in other] != [n for n in other if n in one] else []
+    yield f"labels    {'; '.join(parts)}"
+
+
+def labels_of(manifest: Manifest) -> tuple[str, ...]:
+    after = manifest.classify or manifest.detect
+    return after.labels if after is not None else ()
+
+
+def _names(names: Sequence[str]) -> str:
+    rest = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _shown(change: Change) -> str:
+    return f"{change.field}: {_value(change.before)} -> {_value(change.after)}"
+
+
+def _value(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value)
+    return text if len(text) <= SHOWN_LETTERS_MAX else f"{text[: SHOWN_LETTERS_MAX - 3]}..."

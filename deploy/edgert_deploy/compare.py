@@ -1,0 +1,118 @@
+"""What changed between two bundles, and what a device that has the one would fetch for the other.
+
+The manifests are compared field by field as JSON, their lists by what names an entry (an artifact's id, a target's
+profile, a file's path), so that a field which a later version adds is compared as well.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgert.bundle import Bundle
+from edgert.manifest import FileEntry, Manifest, TargetEntry
+
+# The field that names an entry of a list of objects.
+NAMED_BY = ("id", "profile", "path", "name")
+COMPRESSION_LEVEL = 6
+_CHUNK_BYTES = 1024**2
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field, as `artifacts.tflite-int8.precision`; `before` or `after` is None where it was not there."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a device with one release fetches for the other: the files whose content it does not have yet.
+
+    `size_bytes` is theirs, `compressed_bytes` what is left of them on the way, `whole_bytes` all that the target needs.
+    """
+
+    target: str
+    files: int
+    size_bytes: int
+    compressed_bytes: int
+    whole_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    changes: tuple[Change, ...]
+    fetches: tuple[Fetch, ...]
+
+
+def compare(before: Bundle, after: Bundle) -> Comparison:
+    """Raises BundleCorrupt where a file of `after` is not what was signed."""
+    changes = tuple(_changes("", _named(_value(before.manifest)), _named(_value(after.manifest))))
+    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
+        after.unpack(Path(folder), frozenset(entry.path for entry in after.manifest.files))
+        fetches = tuple(
+            fetch(before.manifest, after.manifest, target, Path(folder)) for target in after.manifest.targets
+        )
+    return Comparison(changes, fetches)
+
+
+def fetch(before: Manifest, after: Manifest, target: TargetEntry, files: Path) -> Fetch:
+    """What a device of `target`'s profile that has all of `before` for it fetches; `files` is `after`, unpacked."""
+    had = next((t for t in before.targets if t.profile == target.profile), None)
+    known = {entry.sha256 for entry in needed(before, had)} if had is not None else set()
+    wanted = needed(after, target)
+    new = {entry.sha256: entry for entry in wanted if entry.sha256 not in known}.values()
+    return Fetch(
+        target=target.profile,
+        files=len(new),
+        size_bytes=sum(entry.size_bytes for entry in new),
+        compressed_bytes=sum(_compressed_bytes(files / entry.path) for entry in new),
+        whole_bytes=sum(entry.size_bytes for entry in wanted),
+    )
+
+
+def needed(manifest: Manifest, target: TargetEntry) -> list[FileEntry]:
+    """The files that a device of `target` keeps: its artifacts and what they are checked by."""
+    ids = [*target.artifacts, target.reference] if target.reference else list(target.artifacts)
+    paths = set(manifest.golden_inputs)
+    for artifact in map(manifest.artifact, ids):
+        paths |= {*artifact.files, *artifact.golden_outputs}
+    return [entry for entry in manifest.files if entry.path in paths]
+
+
+def _compressed_bytes(path: Path) -> int:
+    packer, size = zlib.compressobj(COMPRESSION_LEVEL), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(packer.compress(chunk))
+    return size + len(packer.flush())
+
+
+def _value(manifest: Manifest) -> dict[str, Any]:
+    return dict(json.loads(manifest.to_bytes()))
+
+
+def _named(value: Any) -> Any:
+    """`value` with each list of named objects as an object by these names."""
+    if isinstance(value, dict):
+        return {key: _named(inner) for key, inner in value.items()}
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        by = next((name for name in NAMED_BY if all(name in entry for entry in value)), None)
+        if by is not None:
+            return {entry[by]: _named({k: v for k, v in entry.items() if k != by}) for entry in value}
+    return value
+
+
+def _changes(field: str, before: Any, after: Any) -> Iterator[Change]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _changes(f"{field}.{key}" if field else key, before.get(key), after.get(key))
+    elif before != after:
+        yield Change(field, before, after)
