@@ -67,14 +67,14 @@ def fetch(before: Manifest, after: Manifest, target: TargetEntry, files: Path) -
     """What a device of `target`'s profile that has all of `before` for it fetches; `files` is `after`, unpacked."""
     had = next((t for t in before.targets if t.profile == target.profile), None)
     known = {entry.sha256 for entry in needed(before, had)} if had is not None else set()
-    wanted = needed(after, target)
-    new = {entry.sha256: entry for entry in wanted if entry.sha256 not in known}.values()
+    wanted = {entry.sha256: entry for entry in needed(after, target)}  # the same content is sent and counted once
+    new = [entry for digest, entry in wanted.items() if digest not in known]
     return Fetch(
         target=target.profile,
         files=len(new),
         size_bytes=sum(entry.size_bytes for entry in new),
         compressed_bytes=sum(_compressed_bytes(files / entry.path) for entry in new),
-        whole_bytes=sum(entry.size_bytes for entry in wanted),
+        whole_bytes=sum(entry.size_bytes for entry in wanted.values()),
     )
 
 
