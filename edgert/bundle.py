@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgert.durable import sync_folder
-from edgert.errors import BundleCorrupt, StorageFailed
+from edgert.errors import BundleCorrupt, BundleError, StorageFailed
 from edgert.manifest import FileEntry, Manifest
 from edgert.signing import Envelope, PublicKey, SigningKey, parse_envelope, sign
 
@@ -77,6 +77,22 @@ class Bundle:
     def verify_files(self) -> None:
         """Read every byte behind the manifest. Raises BundleCorrupt at the first that was not signed."""
         self._read_files(frozenset(), lambda entry: None)
+
+    def read_file(self, path: str, bytes_max: int) -> bytes:
+        """One file's content, checked against its entry. Raises BundleCorrupt, and BundleError where it is too large."""
+        at, content = self._payload_start, list[bytes]()
+        for entry in self.manifest.files:
+            if entry.path == path:
+                break
+            at += _BLOCK + entry.size_bytes + len(_padding(entry.size_bytes))
+        else:
+            raise BundleError(f"the bundle holds no file {path}")
+        if entry.size_bytes > bytes_max:
+            raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
+        self._file.seek(at)
+        _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
+        _copy(self._file, entry, content.append)
+        return b"".join(content)
 
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
         """Verify the whole bundle and write the `wanted` files into `folder`, each and all fsynced.

@@ -12,7 +12,17 @@ from pathlib import Path
 from edgert.bundle import ENVELOPE_NAME, Bundle, open_bundle
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
-from edgert.errors import BundleCorrupt, BundleError, ConfigInvalid, ReleaseTooOld, StorageFailed, TransitionRefused
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineFailed,
+    EngineMissing,
+    ReleaseTooOld,
+    StorageFailed,
+    TransitionRefused,
+)
 from edgert.manifest import ArtifactEntry, Manifest
 from edgert.signing import parse_envelope, read_trusted_keys
 from edgert.slots import ON_TRIAL, STAGE_NAME, SlotState, SlotStore, Version
@@ -78,7 +88,7 @@ def install(
             names = dict.fromkeys((*target.artifacts, target.reference or target.artifacts[0]))
             artifacts = tuple(manifest.artifact(name) for name in names)
             _unpack(bundle, artifacts, store.folder / STAGE_NAME, progress)
-            _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, progress)
+            _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
     return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
@@ -165,9 +175,23 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
         raise
 
 
-def _prepare(version: InstalledVersion, state: StateDir, progress: Callable[[str], None]) -> None:
-    """Let each engine compile what it wants to have compiled, while the old version still serves."""
+def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
+    """Let each engine compile what it wants to have compiled, while the old version still serves.
+
+    An engine that cannot is passed over, as it will be when the model is loaded; where none can, or with `strict` the
+    first cannot, its error is raised.
+    """
     options = EngineOptions(cache_dir=state.cache)
-    reference = () if version.reference is None else (version.reference,)
-    for artifact in (*version.artifacts, *reference):
-        engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)
+    failures: list[EdgeRTError] = []
+    for artifact in version.artifacts:
+        try:
+            engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)
+        except (EngineMissing, EngineFailed) as error:
+            if config.serving.strict:
+                raise
+            failures.append(error)
+            progress(f"{artifact.id} cannot serve here: {error.message}")
+    if len(failures) == len(version.artifacts):
+        raise failures[0]
+    if version.reference is not None:
+        engine_by_name(version.reference.engine).prepare(version.local(version.reference), options, progress)

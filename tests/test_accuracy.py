@@ -12,19 +12,54 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.errors import CalibrationInvalid, EngineFailed
-from edgert.manifest import Accuracy
+from edgert.errors import CalibrationInvalid, ConfigInvalid, EngineFailed
+from edgert.manifest import Accuracy, Detect
 from edgert.tensors import TensorSpec
-from edgert_deploy.accuracy import artifact_outputs, doubts, judge, reference_outputs, run_samples
+from edgert_deploy import accuracy as gate
+from edgert_deploy.accuracy import GROUP_SAMPLES_MIN, Limits, Verdict, artifact_outputs, reference_outputs, run_samples
 from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.metrics import Question, metric_for, sqnr_db
 from edgert_deploy.source import SourceModel, load_source
 from tests import models
 
 SCORES = TensorSpec("scores", "FP32", (-1, 3))
 BOXES = TensorSpec("boxes", "FP32", (-1, 5, 4))
 CLASSES = TensorSpec("classes", "INT64", (-1,))
+LIMITS = Limits()
 EYE = np.eye(3, dtype=np.float32)
+
+
+def question(specs: tuple[TensorSpec, ...], reference: list[Any], labels: Any = None, **more: Any) -> Question:
+    holdout = {key: more.pop(key) for key in ("slices", "boxes") if key in more}
+    return Question(specs, reference, CalibrationSet({"x": reference[0]}, labels, **holdout), **more)
+
+
+def verdict(asked: Question, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> Verdict:
+    return gate.judge(metric_for(metric, asked), asked, answers, limits)
+
+
+def judge(
+    specs: tuple[TensorSpec, ...],
+    reference: list[Any],
+    answers: list[Any],
+    labels: Any,
+    max_drop: float,
+    metric: str = "auto",
+    **more: Any,
+) -> Accuracy:
+    return verdict(question(specs, reference, labels, **more), answers, Limits(max_drop), metric).accuracy
+
+
+def doubts(
+    specs: tuple[TensorSpec, ...],
+    reference: list[Any],
+    calibration: CalibrationSet,
+    holdout: CalibrationSet,
+    metric: str = "auto",
+) -> list[str]:
+    asked = Question(specs, reference, holdout)
+    return gate.doubts(metric_for(metric, asked), asked, calibration)
 
 
 def test_labels_give_top1_of_both() -> None:
@@ -141,3 +176,91 @@ def test_run_samples_gives_fixed_models_one_sample_at_a_time() -> None:
 
     x = models.random(5, 4)
     np.testing.assert_array_equal(run_samples(One(), [x])[0], x)
+
+
+def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate() -> None:
+    labels = np.repeat([0, 1, 2], 40)
+    reference = EYE[labels]
+    answers = reference.copy()
+    answers[40:52] = EYE[0]  # 12 of class 1, all at night
+    asked = question(
+        (SCORES,), [reference], labels, slices=np.array(["night" if 40 <= i < 60 else "day" for i in range(120)])
+    )
+    found = verdict(asked, [answers], Limits(0.1))
+    assert found.passed
+    worst_class, worst_slice = found.worst("class"), found.worst("slice")
+    assert worst_class is not None
+    assert worst_slice is not None
+    assert (worst_class.name, worst_class.samples, round(worst_class.drop, 4)) == ("1", 40, 0.3)
+    assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
+    strict = verdict(asked, [answers], Limits(0.1, max_class_drop=0.2))
+    assert not strict.passed
+    assert "slice 'night' lost 0.6000" in strict.complaint()
+
+
+def test_a_class_of_a_few_samples_is_shown_but_stops_nothing() -> None:
+    labels = np.array([0] * 100 + [1] * (GROUP_SAMPLES_MIN - 1))
+    reference = EYE[labels]
+    found = verdict(question((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))
+    assert found.passed
+    assert [g.artifact for g in found.groups] == [1.0, 0.0]
+
+
+def test_top5_counts_the_right_class_among_the_first_five() -> None:
+    spec, scores = TensorSpec("scores", "FP32", (-1, 8)), np.tile(np.arange(8, dtype=np.float32), (4, 1))
+    asked = question((spec,), [scores], np.array([7, 3, 2, 0]))
+    assert verdict(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
+    assert {name: got for name, _, got in verdict(asked, [scores]).also}["top5"] == 0.5
+    with pytest.raises(CalibrationInvalid, match="top5 needs"):
+        metric_for("top5", question((spec,), [scores]))
+
+
+def test_a_detectors_precision_is_cocos() -> None:
+    pytest.importorskip("pycocotools")
+    spec = TensorSpec("boxes", "FP32", (-1, 2, 6))  # corners and the scores of two classes
+    truth = np.full((3, 2, 5), -1, np.float32)
+    truth[:, 0] = [0, 10, 10, 40, 40]
+    truth[:2, 1] = [1, 60, 60, 90, 90]
+    answers = np.zeros((3, 2, 6), np.float32)
+    answers[:, 0] = [10, 10, 40, 40, 0.9, 0]
+    answers[:2, 1] = [60, 60, 90, 90, 0, 0.8]
+    rule = Detect("boxes", form="anchors_first", box_format="xyxy", labels=("cat", "dog"))
+    asked = question((spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog"))
+    exact = verdict(asked, [answers])
+    assert (exact.accuracy.metric, exact.accuracy.fp32, exact.accuracy.artifact) == ("map", 1.0, 1.0)
+    worse = answers.copy()
+    worse[1, 1, 4:] = 0  # the second dog is not seen: half of the recall, so half of the class's precision
+    found = verdict(asked, [worse], Limits(0.1))
+    assert found.accuracy.artifact == pytest.approx(0.75, abs=0.01)
+    assert not found.passed
+    dog = found.worst("class")
+    assert dog is not None
+    assert (dog.name, dog.samples) == ("dog", 2)
+    with pytest.raises(CalibrationInvalid, match="array `boxes`"):
+        metric_for("map", question((spec,), [answers], detect=rule, image_size=(100, 100)))
+    with pytest.raises(ConfigInvalid, match="--postprocess"):
+        metric_for("map", question((spec,), [answers], boxes=truth))
+
+
+def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "edgert_own_metric.py").write_text(
+        "def negative_error(outputs, inputs, labels):\n    return -float(abs(outputs['scores'].sum() - inputs['x'].sum()))\n"
+        "def broken(outputs, inputs, labels):\n    return outputs['nothing']\n"
+        "def endless(outputs, inputs, labels):\n    return float('nan')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    asked = question((SCORES,), [EYE])
+    found = verdict(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
+    assert (found.accuracy.fp32, found.accuracy.artifact, found.passed) == (0.0, -1.5, False)
+    for name, words in (("broken", "failed: KeyError"), ("endless", "gave nan"), ("absent", "cannot be imported")):
+        with pytest.raises(ConfigInvalid, match=words):
+            verdict(asked, [EYE], Limits(), f"edgert_own_metric:{name}")
+    with pytest.raises(ConfigInvalid, match="give one of auto"):
+        metric_for("f1", asked)
+
+
+def test_noise_is_told_in_decibels() -> None:
+    signal = np.ones((4, 100), np.float32)
+    assert sqnr_db([signal], [signal * 1.1]) == pytest.approx(20.0, abs=0.01)
+    assert sqnr_db([signal], [signal]) == 200.0
+    assert sqnr_db([signal], [signal * np.nan]) == -200.0

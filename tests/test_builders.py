@@ -20,11 +20,12 @@ pytest.importorskip("nncf")
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
 from edgert.manifest import FILE_PATH
-from edgert_deploy.accuracy import artifact_outputs, judge, reference_outputs
+from edgert_deploy.accuracy import Limits, artifact_outputs, judge, reference_outputs
 from edgert_deploy.builders import BUILDERS, Artifact, Precision, builder_for
 from edgert_deploy.builders.onnxruntime import recipe_for
 from edgert_deploy.builders.qdq import is_transformer
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.metrics import Question, metric_for
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.source import SourceModel, load_source
 from edgert_deploy.source_onnx import opset_of
@@ -71,7 +72,8 @@ def test_int8_keeps_the_accuracy_and_takes_less_room(
     assert artifact.tools
     want = reference_outputs(digits_source, digits_holdout)
     got = artifact_outputs(artifact, digits_source, digits_holdout)
-    accuracy = judge(digits_source.outputs, want, got, digits_holdout.labels, 0.01)
+    question = Question(digits_source.outputs, want, digits_holdout)
+    accuracy = judge(metric_for("top1", question), question, got, Limits(0.01)).accuracy
     assert (accuracy.metric, accuracy.passed, accuracy.fp32 >= 0.98) == ("top1", True, True)
     assert not np.array_equal(want[0], got[0])  # it is quantised indeed
 

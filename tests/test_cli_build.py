@@ -86,15 +86,20 @@ def code_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_build_inspect_and_verify(shell: Shell) -> None:
+    for module in ("nncf", "openvino", "ai_edge_litert"):
+        pytest.importorskip(module)
     extras = ("--preprocess", str(DIGITS / "preprocess.toml"), "--labels", str(DIGITS / "labels.txt"))
     done = shell.build("--target", "jetson-orin-nano", *extras)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[:3] for line in lines[1:3]] == [
+    assert [line.split()[:3] for line in lines[1:-1]] == [
         ["this-machine", "onnxruntime", "int8"],
+        ["this-machine", "openvino", "int8"],
+        ["this-machine", "tflite", "int8"],
         ["jetson-orin-nano", "tensorrt", "int8"],
+        ["jetson-orin-nano", "onnxruntime", "int8"],
     ]
-    assert all(line.endswith("pass") and "0.9925" in line for line in lines[1:3])
+    assert all(line.endswith("pass") and "0.9925" in line for line in lines[1:-1])
     assert "building" in done.stderr
     assert shell.files() == {"digits.edgert"}
 
@@ -123,8 +128,6 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
 
 
 def test_every_target_of_the_main_job(shell: Shell) -> None:
-    for module in ("nncf", "openvino", "ai_edge_litert"):
-        pytest.importorskip(module)
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
     done = shell.build("--json", *(word for target in targets for word in ("--target", target)), target=None)
     assert done.returncode == 0, done.stderr
@@ -132,6 +135,13 @@ def test_every_target_of_the_main_job(shell: Shell) -> None:
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
+    ladders = [[rung["artifact"] for rung in row["ladder"]] for row in rows]
+    assert ladders == [
+        ["tflite-int8", "onnxruntime-int8-arm"],
+        ["openvino-int8", "onnxruntime-int8"],
+        ["tensorrt-int8", "onnxruntime-int8-arm"],
+        ["onnxruntime-int8", "openvino-int8", "tflite-int8"],
+    ]
 
 
 def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
@@ -171,7 +181,7 @@ def test_a_gate_failure_exits_with_3_and_writes_nothing(shell: Shell) -> None:
     models.write_samples(shell.folder / "dark.npz", image=np.zeros((16, 1, 8, 8), np.float32))
     done = shell.build(calibration="dark.npz")
     assert done.returncode == 3
-    assert "error: target this-machine: top1 fell by" in done.stderr
+    assert "error: target this-machine: onnxruntime top1 fell by" in done.stderr
     assert done.stdout.splitlines()[-1].endswith("FAIL")
     assert code_of(shell.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
     assert shell.files() == {"dark.npz"}

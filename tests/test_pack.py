@@ -24,17 +24,20 @@ from edgert.errors import (
 )
 from edgert.manifest import Classify, Manifest, Preprocess
 from edgert.signing import SigningKey
+from edgert_deploy import receipt
 from edgert_deploy.accuracy import reference_outputs
 from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
-from edgert_deploy.pack import GOLDEN_SAMPLES, BuildRequest, BuildResult, artifact_id, build_bundle, golden_atol
+from edgert_deploy.candidates import Order
+from edgert_deploy.pack import GOLDEN_SAMPLES, BuildRequest, BuildResult, build_bundle, golden_atol
 from edgert_deploy.profiles import DeviceProfile, load_profile
+from edgert_deploy.receipt import read_receipt
 from edgert_deploy.source import SourceModel, load_source
 from tests import models
 
 
-def profile(name: str, engine: str = "onnxruntime", *machines: str) -> DeviceProfile:
-    return DeviceProfile(name, "", machines, (engine,), "int8", "3.10", "2.31", 1, "/s")
+def profile(name: str, engine: str = "onnxruntime", *machines: str, then: tuple[str, ...] = ()) -> DeviceProfile:
+    return DeviceProfile(name, "", machines, (engine, *then), "int8", "3.10", "2.31", 1, "/s")
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ def test_an_artifact_that_lost_too_much_stops_the_build_and_is_named(
 ) -> None:
     rows: list[Any] = []
     out = tmp_path / "digits.edgert"
-    with pytest.raises(AccuracyTooLow, match=r"target one: top1 fell by 0\.\d{4}") as caught:
+    with pytest.raises(AccuracyTooLow, match=r"target one: onnxruntime top1 fell by 0\.\d{4}") as caught:
         build_bundle(lossy(request_), signing_key, out, lambda line: None, rows.append)
     assert "target jetson" in caught.value.message
     assert caught.value.exit_code == 3
@@ -214,7 +217,7 @@ def test_without_labels_and_with_several_outputs_the_answers_are_compared(
     samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02)
     result = pack(request, signing_key, tmp_path / "m.edgert")
-    assert result.rows[0].accuracy.metric == "cosine"
+    assert result.rows[0].verdict.accuracy.metric == "cosine"
     with open_bundle(result.path, (signing_key.public,)) as bundle:
         bundle.verify_files()
         assert len(bundle.manifest.golden_inputs) == len(bundle.manifest.artifacts[0].golden_outputs) == 2
@@ -225,15 +228,15 @@ def test_precision_can_be_chosen_for_all_targets(
 ) -> None:
     request = replace(request_, precision="fp32", max_drop=0.0)
     result = pack(request, signing_key, tmp_path / "digits.edgert")
-    assert {row.precision for row in result.rows} == {"fp32"}
-    assert all(row.accuracy.drop == 0 for row in result.rows)
+    assert {row.candidate.artifact.precision for row in result.rows} == {"fp32"}
+    assert all(row.verdict.accuracy.drop == 0 for row in result.rows)
 
 
 def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
     arm, x86 = profile("a", "onnxruntime", "aarch64"), profile("b", "onnxruntime", "x86_64")
-    assert artifact_id(arm, "int8") != artifact_id(x86, "int8")
-    assert artifact_id(arm, "fp32") == artifact_id(x86, "fp32")
-    tflite = [artifact_id(load_profile(name), "int8") for name in ("raspberry-pi-4", "raspberry-pi-5")]
+    assert Order("onnxruntime", "int8", arm).id != Order("onnxruntime", "int8", x86).id
+    assert Order("onnxruntime", "fp32", arm).id == Order("onnxruntime", "fp32", x86).id
+    tflite = [Order("tflite", "int8", load_profile(name)).id for name in ("raspberry-pi-4", "raspberry-pi-5")]
     assert tflite == ["tflite-int8"] * 2
 
 
@@ -251,3 +254,55 @@ def test_tolerances_follow_the_rule_and_are_wider_for_tensorrt(
     assert atol("openvino", "int8", reference * 100) == pytest.approx(300 * np.ptp(reference) / 255, rel=1e-5)
     assert atol("tensorrt", "int8") == pytest.approx(2 * atol("openvino", "int8"), rel=1e-5)
     assert atol("openvino", "fp32") < atol("tensorrt", "fp32") <= atol("openvino", "int8")
+
+
+def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Mod<fmod=1>(x, x)"), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(20, 4)}, None)
+    target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
+    asked = replace(
+        request_, source=source, calibration=samples, holdout=samples, targets=(target,), preprocess=None, classify=None
+    )
+    result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
+    assert [(row.artifact, row.rung) for row in result.rows] == [("onnxruntime-fp32", 0), ("tensorrt-fp32", 1)]
+    assert any("box goes without tflite" in warning and "Mod" in warning for warning in result.warnings)
+    with open_bundle(result.path, None) as bundle:
+        assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
+        told = read_receipt(bundle)
+    assert told is not None
+    assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
+    first = pack(replace(asked, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
+    assert [row.artifact for row in first.rows] == ["onnxruntime-fp32"]
+
+
+def test_the_receipt_tells_each_candidates_classes_and_slices(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    half = len(request_.holdout) // 2
+    slices = np.array(["day"] * half + ["night"] * (len(request_.holdout) - half))
+    request = replace(request_, holdout=replace(request_.holdout, slices=slices), max_class_drop=0.2)
+    result = pack(request, signing_key, tmp_path / "x.edgert")
+    with open_bundle(result.path, (signing_key.public,)) as bundle:
+        told = read_receipt(bundle)
+        assert receipt.PATH in {file.path for file in bundle.manifest.files}
+    assert told is not None
+    assert (told["gate"]["metric"], told["gate"]["max_class_drop"]) == ("top1", 0.2)
+    one = told["candidates"][0]
+    assert (one["id"], one["packed"], one["kind"], one["passed"]) == ("onnxruntime-int8", True, "int8", True)
+    assert [group["name"] for group in one["classes"]] == list("0123456789")
+    assert [group["name"] for group in one["slices"]] == ["day", "night"]
+    assert sum(group["samples"] for group in one["slices"]) == len(request.holdout)
+    assert {"top5", "top1_agreement", "cosine", "sqnr_db"} == set(one["also"])
+
+
+def test_auto_takes_what_passes_and_says_so_where_it_is_not_int8(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(lossy(request_), precision="auto")
+    result = pack(request, signing_key, tmp_path / "x.edgert")
+    assert {row.artifact for row in result.rows} == {"onnxruntime-fp16", "tensorrt-fp16"}
+    assert any("one: onnxruntime gets FP16, not INT8: INT8: top1 fell by" in warning for warning in result.warnings)

@@ -19,6 +19,8 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.source import SourceModel
 
 LABELS = "labels"
+SLICES = "slice"
+BOXES = "boxes"
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
@@ -28,11 +30,14 @@ IMAGE_BYTES_MAX = 64 * 1024**2
 class CalibrationSet:
     """`inputs[name]` has all samples of that input along axis 0, in the model's dtype and item shape.
 
-    `labels`, where given, holds one class index (int64) a sample.
+    `labels`, where given, holds one class index (int64) a sample; `slices` the name of the part of the field that a
+    sample stands for (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
     """
 
     inputs: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
+    slices: NDArray[Any] | None = None
+    boxes: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -46,7 +51,7 @@ def load_samples(
     *,
     at_least: int,
 ) -> CalibrationSet:
-    """Read an .npz whose arrays are named as the model's inputs, plus `labels` where there are any.
+    """Read an .npz whose arrays are named as the model's inputs, plus `labels`, `slice` and `boxes` where there are any.
 
     A folder is read as images instead, which `preprocess` turns into what the model takes by the code that the
     device runs; images in folders of their own are labelled by the folder's name, counted in the order of
@@ -66,7 +71,7 @@ def load_samples(
                 f"{path} has no array {spec.name!r}; name one array after each input (found: {found})"
             )
         inputs[spec.name] = _checked(path, spec, arrays[spec.name])
-    known = {*inputs, LABELS}
+    known = {*inputs, LABELS, SLICES, BOXES}
     if unknown := sorted(set(arrays) - known):
         raise CalibrationInvalid(
             f"{path} has arrays that are no input of the model: {', '.join(map(repr, unknown))}; "
@@ -78,8 +83,14 @@ def load_samples(
     count = next(iter(counts.values()))
     if count < at_least:
         raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
-    labels = _checked_labels(path, arrays[LABELS], count) if LABELS in arrays and LABELS not in inputs else None
-    return CalibrationSet(inputs, labels)
+    # An input of the model may bear one of these names.
+    more = {name: array for name, array in arrays.items() if name not in inputs}
+    return CalibrationSet(
+        inputs,
+        _checked_labels(path, more[LABELS], count) if LABELS in more else None,
+        _checked_slices(path, more[SLICES], count) if SLICES in more else None,
+        _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
+    )
 
 
 def _load_images(
@@ -179,3 +190,23 @@ def _checked_labels(path: Path, labels: NDArray[Any], count: int) -> NDArray[Any
     if labels.size and int(labels.min()) < 0:
         raise CalibrationInvalid(f"labels of {path} include {int(labels.min())}; classes count from 0")
     return labels.astype(np.int64)
+
+
+def _checked_slices(path: Path, slices: NDArray[Any], count: int) -> NDArray[Any]:
+    if slices.shape != (count,) or slices.dtype.kind not in "iuU":
+        raise CalibrationInvalid(
+            f"slice of {path} is {slices.dtype} of shape {list(slices.shape)}; give one name (text or a whole number) "
+            f"a sample: [{count}]"
+        )
+    return slices.astype(np.str_)
+
+
+def _checked_boxes(path: Path, boxes: NDArray[Any], count: int) -> NDArray[Any]:
+    if boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 5 or boxes.dtype.kind not in "iuf":
+        raise CalibrationInvalid(
+            f"boxes of {path} are {boxes.dtype} of shape {list(boxes.shape)}; give class, left, top, right, bottom of "
+            f"each: [{count}, boxes, 5], class -1 for padding"
+        )
+    if not np.isfinite(boxes).all():
+        raise CalibrationInvalid(f"boxes of {path} have NaN or infinity; pad with class -1")
+    return boxes.astype(np.float32)

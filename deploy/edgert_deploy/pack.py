@@ -13,18 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.bundle import write_bundle
-from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, OperatorUnsupported, SourceInvalid
+from edgert.errors import (
+    AccuracyTooLow,
+    BuildFailed,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineMissing,
+    OperatorUnsupported,
+    SourceInvalid,
+)
 from edgert.manifest import (
     MODEL_NAME,
     Accuracy,
@@ -37,33 +44,36 @@ from edgert.manifest import (
     TargetEntry,
 )
 from edgert.signing import SigningKey
-from edgert_deploy.accuracy import Metric, Outputs, artifact_outputs, doubts, judge, reference_outputs
+from edgert_deploy import receipt
+from edgert_deploy.accuracy import Limits, Verdict, doubts, reference_outputs
 from edgert_deploy.build_ahead import Job, build_ahead
-from edgert_deploy.build_cache import BuildCache, CachedBuilder
-from edgert_deploy.builders import Artifact, Precision, builder_for
-from edgert_deploy.builders.onnxruntime import is_for_arm
+from edgert_deploy.build_cache import BuildCache
+from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.candidates import Brief, Candidate, Order, Progress, Workshop
+from edgert_deploy.choice import PRECISIONS_OF, Asked, Choice, choose
+from edgert_deploy.metrics import Outputs, Question, metric_for
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel, check_engine, computes_in_fp16
+from edgert_deploy.source import SourceModel, computes_in_fp16
 
 GOLDEN_SAMPLES = 8
 CALIBRATION_SAMPLES_MIN = 10
 HOLDOUT_SAMPLES_MIN = GOLDEN_SAMPLES
 QUANTISATION_STEPS = 3
-GOLDEN_RANGE_SHARE = {"int8": 0.02, "fp32": 0.001}
+GOLDEN_RANGE_SHARE = {"int8": 0.02, "fp16": 0.02, "fp32": 0.001}
 TENSORRT_FP32_RANGE_SHARE = 0.02
 ATOL_MIN = 1e-5
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class BuildRequest:
     """What the user asked to be packed. `precision` None takes each profile's own.
 
-    `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is: devices can
-    compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release. `cache`
-    keeps artifacts for the next build; `jobs` is how many may be built at once, 0: as many as fit.
+    `engines` "all" packs an artifact for every engine of a profile's ladder that takes the model, "first" one for
+    the first. `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is:
+    devices can compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
+    `metric` is one of metrics.py's names. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
+    once, 0: as many as fit.
     """
 
     source: SourceModel
@@ -73,41 +83,70 @@ class BuildRequest:
     model: str
     release: int = 1
     max_drop: float = 0.01
-    precision: Precision | None = None
+    max_class_drop: float | None = None
+    precision: Asked | None = None
+    engines: Literal["all", "first"] = "all"
     with_reference: bool = False
     preprocess: Preprocess | None = None
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade: bool = False
-    metric: Metric = "auto"
+    metric: str = "auto"
     cache: BuildCache | None = None
     jobs: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_drop, self.max_class_drop)
+
+    def asked(self, profile: DeviceProfile) -> Asked:
+        return self.precision or profile.precision  # type: ignore[return-value]  # profiles.py has checked it
 
 
 @dataclass(frozen=True)
 class BuildRow:
-    """One line of the build's table: a target, and what it gets."""
+    """One line of the build's table: a target, and an artifact that it gets; `rung` 0 is what it serves with."""
 
     target: str
-    artifact: str
-    engine: str
-    precision: str
-    size_bytes: int
+    rung: int
+    candidate: Candidate
     source_size_bytes: int
-    accuracy: Accuracy
-    judged_by: str
-    build_s: float
+
+    @property
+    def artifact(self) -> str:
+        return self.candidate.id
+
+    @property
+    def engine(self) -> str:
+        return self.candidate.artifact.engine
+
+    @property
+    def precision(self) -> str:
+        """int8, mixed, fp16 or fp32."""
+        return self.candidate.artifact.kind
+
+    @property
+    def size_bytes(self) -> int:
+        return self.candidate.size_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.candidate.verdict
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return self.verdict.accuracy
 
     @property
     def passed(self) -> bool:
-        return self.accuracy.passed
+        return self.verdict.passed
 
 
 @dataclass(frozen=True)
 class BuildResult:
     """The bundle as written: its path, size, rows in the order of the targets, and who signed it.
 
-    `warnings` say why the gate may prove less than it seems to.
+    `warnings` say why the gate may prove less than it seems to, and where a target gets less than was asked for.
     """
 
     path: Path
@@ -115,6 +154,7 @@ class BuildResult:
     digest: str
     key_id: str
     rows: tuple[BuildRow, ...]
+    choices: tuple[Choice, ...]
     warnings: tuple[str, ...] = ()
 
 
@@ -132,43 +172,64 @@ def build_bundle(
     with tempfile.TemporaryDirectory(prefix="edgert-build-") as folder:
         work = Path(folder)
         cache = request.cache or BuildCache(work / "cache")
-        request = replace(request, cache=cache)
-        reference = reference_outputs(request.source, request.holdout)
-        _check_rows_are_independent(request, reference)
-        warnings = doubts(request.source.outputs, reference, request.calibration, request.holdout, request.metric)
+        brief = make_brief(request)
+        warnings = doubts(brief.metric, brief.question, request.calibration)
         for warning in warnings:
             progress(f"warning: {warning}")
         build_ahead(request.source, request.calibration, _surely_needed(request), cache, progress, request.jobs)
-        made: dict[str, _Made] = {}
-        rows = []
+        shop = Workshop(brief, cache, work, progress)
+        choices, rows = [], list[BuildRow]()
         for profile in request.targets:
-            rows.append(_row(request, profile, made, reference, work, progress))
-            report(rows[-1])
-            _make_reference(request, profile, made, reference, work, progress)
+            choices.append(_choice(request, shop, profile))
+            for rung, candidate in enumerate(choices[-1].ladder):
+                rows.append(BuildRow(profile.name, rung, candidate, request.source.size_bytes))
+                report(rows[-1])
         _gate(rows)
-        manifest, files = _manifest(request, made, reference, work)
+        manifest, files = _manifest(request, shop, choices, work)
         progress(f"writing {out}")
         write_bundle(out, manifest, files, key)
     digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
-    return BuildResult(out, out.stat().st_size, digest, key.public.key_id, tuple(rows), tuple(warnings))
+    warnings += [remark for choice in choices for remark in choice.remarks]
+    return BuildResult(out, out.stat().st_size, digest, key.public.key_id, tuple(rows), tuple(choices), tuple(warnings))
 
 
-def artifact_id(profile: DeviceProfile, precision: str) -> str:
-    """Profiles with the same id share one artifact."""
-    engine = profile.engines[0]
-    # ONNX Runtime alone wants another INT8 graph on ARM than on x86.
-    variant = "-arm" if engine == "onnxruntime" and precision == "int8" and is_for_arm(profile) else ""
-    return f"{engine}-{precision}{variant}"
+def make_brief(request: BuildRequest) -> Brief:
+    """What every candidate is judged by. Raises SourceInvalid, CalibrationInvalid and ConfigInvalid."""
+    source, holdout = request.source, request.holdout
+    reference = reference_outputs(source, holdout)
+    _check_rows_are_independent(request, reference)
+    after = request.classify or request.detect
+    question = Question(
+        source.outputs,
+        reference,
+        holdout,
+        class_names=() if after is None else after.labels,
+        classes_named=request.classify is not None,
+        detect=request.detect,
+        image_size=_image_size(request),
+    )
+    metric = metric_for(request.metric, question)
+    return Brief(source, request.calibration, question, metric, request.limits, np.arange(GOLDEN_SAMPLES))
 
 
-@dataclass(frozen=True)
-class _Made:
-    """An artifact, its receipt and its answers to the golden samples."""
+def _choice(request: BuildRequest, shop: Workshop, profile: DeviceProfile) -> Choice:
+    try:
+        choice = choose(shop, profile, request.asked(profile), _engines(request, profile))
+        if reference := _reference(request, choice):
+            shop.make(reference)
+    except (OperatorUnsupported, BuildFailed, EngineMissing) as error:
+        raise type(error)(_with_advice(request, profile, error)) from error
+    return choice
 
-    artifact: Artifact
-    accuracy: Accuracy
-    golden: Outputs
-    build_s: float
+
+def _image_size(request: BuildRequest) -> tuple[int, int] | None:
+    """Height and width of what a detector is shown."""
+    before = request.preprocess
+    name = before.input if before is not None else request.source.inputs[0].name
+    shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
+    if request.detect is None or len(shape) != 4:
+        return None
+    return (shape[1], shape[2]) if before is not None and before.model_layout == "nhwc" else (shape[2], shape[3])
 
 
 def _check_targets(request: BuildRequest) -> None:
@@ -179,8 +240,6 @@ def _check_targets(request: BuildRequest) -> None:
     names = [profile.name for profile in request.targets]
     if not names or len(set(names)) != len(names):
         raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")
-    for profile in request.targets:
-        check_engine(request.source, profile.engines[0], profile.name)
 
 
 def _check_rows_are_independent(request: BuildRequest, reference: Outputs) -> None:
@@ -199,99 +258,31 @@ def _check_rows_are_independent(request: BuildRequest, reference: Outputs) -> No
                 )
 
 
+def _reference(request: BuildRequest, choice: Choice) -> Order | None:
+    """The FP32 artifact that goes along for comparison, where one is asked for and the target's own is another."""
+    own = choice.ladder[0]
+    if not request.with_reference or own.artifact.precision == "fp32":
+        return None
+    return Order(own.artifact.engine, "fp32", choice.profile)
+
+
 def _surely_needed(request: BuildRequest) -> list[Job]:
-    """One job an artifact, whichever targets share it."""
+    """One job for each artifact that is built whatever the gate says, whichever targets share it."""
     wanted: dict[str, Job] = {}
     for profile in request.targets:
-        precision = request.precision or _precision(profile)
-        wanted.setdefault(artifact_id(profile, precision), Job(profile.name, profile.engines[0], profile, precision))
-        if name := _reference_id(request, profile):
-            wanted.setdefault(name, Job(profile.name, profile.engines[0], profile, "fp32"))
+        precision = PRECISIONS_OF[request.asked(profile)][0]
+        orders = [Order(engine, precision, profile) for engine in _engines(request, profile)]
+        if request.with_reference:
+            orders.append(Order(profile.engines[0], "fp32", profile))
+        for order in orders:
+            if request.source.kind == "tflite" and order.engine != "tflite":
+                continue  # choice.py says why none is built
+            wanted.setdefault(order.id, Job(profile.name, order.engine, profile, order.precision))
     return list(wanted.values())
 
 
-def _row(
-    request: BuildRequest,
-    profile: DeviceProfile,
-    made: dict[str, _Made],
-    reference: Outputs,
-    work: Path,
-    progress: Progress,
-) -> BuildRow:
-    precision = request.precision or _precision(profile)
-    name = artifact_id(profile, precision)
-    if name not in made:
-        made[name] = _make(request, profile, precision, reference, work / name, progress)
-    artifact = made[name].artifact
-    return BuildRow(
-        target=profile.name,
-        artifact=name,
-        engine=artifact.engine,
-        precision=artifact.precision,
-        size_bytes=sum(path.stat().st_size for path in (artifact.path, *artifact.companions)),
-        source_size_bytes=request.source.size_bytes,
-        accuracy=made[name].accuracy,
-        judged_by=artifact.judged_by,
-        build_s=made[name].build_s,
-    )
-
-
-def _reference_id(request: BuildRequest, profile: DeviceProfile) -> str:
-    """The FP32 artifact that goes along for comparison, or "" where none is asked for or the target's own is FP32."""
-    if not request.with_reference or (request.precision or _precision(profile)) == "fp32":
-        return ""
-    return artifact_id(profile, "fp32")
-
-
-def _make_reference(
-    request: BuildRequest,
-    profile: DeviceProfile,
-    made: dict[str, _Made],
-    reference: Outputs,
-    work: Path,
-    progress: Progress,
-) -> None:
-    name = _reference_id(request, profile)
-    if name and name not in made:
-        made[name] = _make(request, profile, "fp32", reference, work / name, progress)
-
-
-def _precision(profile: DeviceProfile) -> Precision:
-    return "fp32" if profile.precision == "fp32" else "int8"
-
-
-def _make(
-    request: BuildRequest,
-    profile: DeviceProfile,
-    precision: Precision,
-    reference: Outputs,
-    out: Path,
-    progress: Progress,
-) -> _Made:
-    progress(f"{profile.name}: building {profile.engines[0]} {precision}")
-    start = time.monotonic()
-    out.mkdir()
-    assert request.cache is not None
-    try:
-        artifact = CachedBuilder(builder_for(profile.engines[0]), request.cache).build(
-            request.source, request.calibration, profile, precision, out, progress
-        )
-    except (OperatorUnsupported, BuildFailed) as error:
-        raise type(error)(_with_advice(request, profile, error)) from error
-    build_s = time.monotonic() - start
-    progress(f"{profile.name}: judging it in {artifact.judged_by} on {len(request.holdout)} samples")
-    answers = artifact_outputs(artifact, request.source, request.holdout)
-    _check_answers(artifact, reference, answers)
-    accuracy = judge(
-        request.source.outputs,
-        reference,
-        answers,
-        request.holdout.labels,
-        request.max_drop,
-        request.metric,
-        classes_named=request.classify is not None,
-    )
-    return _Made(artifact, accuracy, [array[:GOLDEN_SAMPLES] for array in answers], build_s)
+def _engines(request: BuildRequest, profile: DeviceProfile) -> tuple[str, ...]:
+    return profile.engines[:1] if request.engines == "first" else profile.engines
 
 
 def _with_advice(request: BuildRequest, profile: DeviceProfile, error: EdgeRTError) -> str:
@@ -309,40 +300,40 @@ def _with_advice(request: BuildRequest, profile: DeviceProfile, error: EdgeRTErr
     return error.message
 
 
-def _check_answers(artifact: Artifact, reference: Outputs, answers: Outputs) -> None:
-    for want, got in zip(reference, answers, strict=True):
-        if want.shape != got.shape or want.dtype != got.dtype:
-            raise BuildFailed(
-                f"the {artifact.engine} artifact answers {got.dtype} {list(got.shape)} where the source answers "
-                f"{want.dtype} {list(want.shape)}; this is a fault of the builder, please report it"
-            )
-
-
 def _gate(rows: Sequence[BuildRow]) -> None:
     failed = [row for row in rows if not row.passed]
     if not failed:
         return
-    parts = [
-        f"target {row.target}: {row.accuracy.metric} fell by {row.accuracy.drop:.4f} "
-        f"({row.accuracy.fp32:.4f} -> {row.accuracy.artifact:.4f} on {row.accuracy.samples} samples)"
-        for row in failed
-    ]
+    parts = [f"target {row.target}: {row.candidate.artifact.engine} {row.verdict.complaint()}" for row in failed]
+    limits = failed[0].verdict.limits
+    allowed = f"{limits.max_drop:.4f}"
+    if limits.max_class_drop is not None:
+        allowed += f", {limits.max_class_drop:.4f} of any class or slice"
+    offer = (
+        "" if failed[0].candidate.artifact.precision != "int8" else "let it take FP16 or FP32 with --precision auto, "
+    )
     raise AccuracyTooLow(
-        f"{'; '.join(parts)}; allowed is {failed[0].accuracy.max_drop:.4f} and no bundle was written. Give calibration "
-        "samples closer to the field's, build with --precision fp32, or allow more with --max-drop"
+        f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "
+        f"samples closer to the field's, {offer}or allow more with --max-drop"
     )
 
 
 def _manifest(
-    request: BuildRequest, made: dict[str, _Made], reference: Outputs, work: Path
+    request: BuildRequest, shop: Workshop, choices: Sequence[Choice], work: Path
 ) -> tuple[Manifest, dict[str, Path]]:
     """The manifest, and where each file that it names lies now."""
     files: dict[str, Path] = {}
+    golden = shop.brief.golden
     golden_inputs = tuple(
-        _save(files, work, f"golden/inputs/{i}.npy", request.holdout.inputs[spec.name][:GOLDEN_SAMPLES])
+        _save(files, work, f"golden/inputs/{i}.npy", request.holdout.inputs[spec.name][golden])
         for i, spec in enumerate(request.source.inputs)
     )
-    artifacts = tuple(_entry(name, one, reference, files, work) for name, one in sorted(made.items()))
+    references = [_reference(request, choice) for choice in choices]
+    packed = {candidate.id: candidate for choice in choices for candidate in choice.ladder}
+    packed |= {order.id: shop.make(order) for order in references if order is not None}
+    artifacts = tuple(_entry(shop, packed[name], files, work) for name in sorted(packed))
+    files[receipt.PATH] = work / receipt.PATH
+    files[receipt.PATH].write_bytes(receipt.receipt(request.limits, choices, shop.made))
     manifest = Manifest(
         model=request.model,
         release=request.release,
@@ -352,12 +343,12 @@ def _manifest(
         artifacts=artifacts,
         targets=tuple(
             TargetEntry(
-                p.name,
-                p.machines,
-                (artifact_id(p, request.precision or _precision(p)),),
-                _reference_id(request, p),
+                choice.profile.name,
+                choice.profile.machines,
+                tuple(candidate.id for candidate in choice.ladder),
+                "" if reference is None else reference.id,
             )
-            for p in request.targets
+            for choice, reference in zip(choices, references, strict=True)
         ),
         golden_inputs=golden_inputs,
         source_sha256=request.source.sha256,
@@ -370,20 +361,21 @@ def _manifest(
     return manifest, files
 
 
-def _entry(name: str, made: _Made, reference: Outputs, files: dict[str, Path], work: Path) -> ArtifactEntry:
-    artifact = made.artifact
+def _entry(shop: Workshop, made: Candidate, files: dict[str, Path], work: Path) -> ArtifactEntry:
+    artifact, name = made.artifact, made.id
     paths = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
     files.update({inside: path for path, inside in paths.items()})
     golden = tuple(_save(files, work, f"golden/{name}/{i}.npy", array) for i, array in enumerate(made.golden))
+    reference = shop.brief.question.reference
     return ArtifactEntry(
         id=name,
         engine=artifact.engine,
-        precision=artifact.precision,
+        precision=artifact.kind,
         entry=paths[artifact.path],
         files=tuple(sorted(paths.values())),
         golden_outputs=golden,
         golden_atol=tuple(golden_atol(artifact, r, g) for r, g in zip(reference, made.golden, strict=True)),
-        accuracy=made.accuracy,
+        accuracy=made.verdict.accuracy,
         tools={"edgert": __version__, **artifact.tools},
     )
 

@@ -19,7 +19,7 @@ else:
 
 PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 PROFILE_BYTES_MAX = 64 * 1024
-PRECISIONS = ("int8", "fp32")
+PRECISIONS = ("auto", "int8", "fp16", "fp32")
 SOCKET_LENGTH_MAX = 107  # of sun_path, less its closing zero byte
 
 

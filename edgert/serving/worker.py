@@ -120,6 +120,7 @@ class Worker:
             "model": manifest.model,
             "release": manifest.release,
             "engine": model.artifact.engine,
+            "artifact": model.artifact.id,
             "frame_bytes_max": self._frame_bytes_max,
             **self._pipeline.welcome(),
         }
@@ -230,6 +231,7 @@ class Worker:
             "release": model.version.manifest.release,
             "digest": model.version.digest,
             "engine": model.artifact.engine,
+            "artifact": model.artifact.id,
             "engine_version": model.engine_version,
             "precision": model.artifact.precision,
             "degraded": model.degraded,

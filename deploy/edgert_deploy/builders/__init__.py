@@ -6,13 +6,14 @@ Adding a target is one file here, one line in `BUILDERS` and one row in `tests/t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel
 
@@ -24,7 +25,7 @@ BUILDERS = {
     "tensorrt": "edgert_deploy.builders.tensorrt:TensorRTBuilder",
 }
 
-Precision = Literal["int8", "fp32"]
+Precision = Literal["int8", "fp16", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Artifact:
 
     `judged_by` names the engine that measures the artifact's accuracy on this host: the target's own
     where it runs here, else the nearest that reads the same file (TensorRT's Q/DQ graph: onnxruntime).
-    `tools` are the versions that had a hand in it, for the receipt.
+    `tools` are the versions that had a hand in it, for the receipt. `float_layers` names the layers that an INT8
+    artifact computes in float, where accuracy needs it.
     """
 
     engine: str
@@ -42,6 +44,16 @@ class Artifact:
     companions: tuple[Path, ...]
     judged_by: str
     tools: dict[str, str]
+    float_layers: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What a table calls it: its precision, or "mixed" where INT8 has layers in float."""
+        return "mixed" if self.float_layers else self.precision
+
+    def size_bytes(self) -> int:
+        """Of all its files, as they lie now."""
+        return sum(path.stat().st_size for path in (self.path, *self.companions))
 
 
 class Builder(Protocol):
@@ -57,8 +69,12 @@ class Builder(Protocol):
         precision: Precision,
         out_dir: Path,
         progress: Callable[[str], None],
+        float_layers: Sequence[Layer] = (),
     ) -> Artifact:
-        """Write the artifact into `out_dir` (exists, empty). Raises OperatorUnsupported or BuildFailed."""
+        """Write the artifact into `out_dir` (exists, empty), `float_layers` of an INT8 one in float.
+
+        Raises OperatorUnsupported or BuildFailed.
+        """
         ...
 
 

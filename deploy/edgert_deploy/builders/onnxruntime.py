@@ -1,17 +1,18 @@
 """ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
 
 x86's INT8 instructions multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x.
-ARM's multiply signed by signed.
+ARM's multiply signed by signed. FP16 halves the file; processors without FP16 arithmetic compute it in FP32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgert_deploy.builders import Artifact, Precision
-from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, tool_versions, write_proto
+from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, to_fp16, tool_versions, write_proto
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel
 
@@ -29,15 +30,19 @@ class ONNXRuntimeBuilder:
         precision: Precision,
         out_dir: Path,
         progress: Callable[[str], None],
+        float_layers: Sequence[Layer] = (),
     ) -> Artifact:
         path = out_dir / "model.onnx"
         if precision == "fp32":
             write_proto(source.proto, path)
+        elif precision == "fp16":
+            write_proto(to_fp16(source.proto, source), path)
         else:
             recipe = recipe_for(source, profile)
             progress(f"onnxruntime: quantising ({recipe.activations} activations)")
-            write_proto(quantize(source, calibration, recipe), path)
-        return Artifact(self.engine, precision, path, (), self.engine, tool_versions())
+            write_proto(quantize(source, calibration, recipe, float_layers), path)
+        names = tuple(layer.name for layer in float_layers)
+        return Artifact(self.engine, precision, path, (), self.engine, tool_versions(), names)
 
 
 def recipe_for(source: SourceModel, profile: DeviceProfile) -> Recipe:

@@ -8,18 +8,21 @@ and the converter's notes on how they were called.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.builders import Artifact, Precision
-from edgert_deploy.builders.qdq import CALIBRATION_SAMPLES_MAX, calibration_feeds, is_transformer
+from edgert_deploy.builders.qdq import CALIBRATION_SAMPLES_MAX, calibration_feeds, is_transformer, prepared
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel
+
+NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
 class OpenVINOBuilder:
@@ -33,40 +36,59 @@ class OpenVINOBuilder:
         precision: Precision,
         out_dir: Path,
         progress: Callable[[str], None],
+        float_layers: Sequence[Layer] = (),
     ) -> Artifact:
         progress("openvino: quantising with NNCF" if precision == "int8" else "openvino: converting")
         path = out_dir / "model.xml"
         try:
             with quiet():
-                versions = _write(source, calibration, precision, path)
+                versions = _write(source, calibration, precision, float_layers, path)
         except Exception as error:  # both tools raise whatever their parts raise
             raise BuildFailed(
                 f"openvino could not build {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
                 "build this target with --precision fp32, or export the model with opset 17"
             ) from error
         _strip_notes(path)
-        return Artifact(self.engine, precision, path, (path.with_suffix(".bin"),), self.engine, versions)
+        names = tuple(layer.name for layer in float_layers)
+        return Artifact(self.engine, precision, path, (path.with_suffix(".bin"),), self.engine, versions, names)
 
 
-def _write(source: SourceModel, calibration: CalibrationSet, precision: Precision, path: Path) -> dict[str, str]:
+def _write(
+    source: SourceModel,
+    calibration: CalibrationSet,
+    precision: Precision,
+    float_layers: Sequence[Layer],
+    path: Path,
+) -> dict[str, str]:
     openvino = sdk()
     versions = {"openvino": openvino.__version__.split("-")[0]}
     model = openvino.Core().read_model(source.proto.SerializeToString(deterministic=True))
     if precision == "int8":
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
-        model = _quantized(nncf, model, source, calibration)
-    # FP16 weights would change an FP32 reference, and INT8 weights stay INT8 either way.
-    openvino.save_model(model, path, compress_to_fp16=False)
+        model = _quantized(nncf, model, source, calibration, _ignored(nncf, model, source, float_layers))
+    # FP16 is a matter of the file: weights of half the size. FP16 weights would change an FP32 reference, and what an
+    # INT8 model keeps in float it keeps for its accuracy.
+    openvino.save_model(model, path, compress_to_fp16=precision == "fp16")
     return versions
 
 
-def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet) -> Any:
+def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: Sequence[Layer]) -> Any:
+    """What NNCF leaves in float: the operators that came out of `float_layers`, by the names ONNX gave them."""
+    if not float_layers:
+        return None
+    every = layers_of(prepared(source))
+    names = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
+    return nncf.IgnoredScope(names=[name for name in names if belongs(name, float_layers, every)], validate=False)
+
+
+def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, ignored: Any) -> Any:
     ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),
         preset=nncf.QuantizationPreset.MIXED,
+        ignored_scope=ignored,
         model_type=nncf.ModelType.TRANSFORMER if is_transformer(source.proto) else None,
         subset_size=min(CALIBRATION_SAMPLES_MAX, len(calibration)),
         advanced_parameters=nncf.AdvancedQuantizationParameters(

@@ -7,7 +7,7 @@ ONNX Runtime's tools do it. The recipe is all that differs between the engines.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer
 from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel
 
@@ -36,16 +37,32 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def quantize(source: SourceModel, calibration: CalibrationSet, recipe: Recipe) -> Any:
-    """The source as an INT8 Q/DQ ModelProto. Raises BuildFailed."""
+def quantize(
+    source: SourceModel, calibration: CalibrationSet, recipe: Recipe, float_layers: Sequence[Layer] = ()
+) -> Any:
+    """The source as an INT8 Q/DQ ModelProto, the nodes of `float_layers` in float. Raises BuildFailed."""
+    excluded = [name for layer in float_layers for name in layer.nodes]
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
         try:
             with quiet():
-                return _quantize(source, calibration, recipe, Path(folder))
+                return _quantize(source, calibration, recipe, excluded, Path(folder))
         except Exception as error:  # the tools raise whatever their parts raise
             raise BuildFailed(
                 f"onnxruntime's quantiser failed on {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
                 "build this target with --precision fp32, or export the model with opset 17"
+            ) from error
+
+
+def prepared(source: SourceModel) -> Any:
+    """The source as the quantiser takes it: folded, shapes known, each node with a name of its own. Raises BuildFailed."""
+    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
+        try:
+            with quiet():
+                return _prepared(source, Path(folder))
+        except Exception as error:  # as in quantize
+            raise BuildFailed(
+                f"onnxruntime's tools cannot prepare {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
+                "export the model with opset 17"
             ) from error
 
 
@@ -67,6 +84,34 @@ def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray
         yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
 
 
+def to_fp16(proto: Any, source: SourceModel) -> Any:
+    """The model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
+
+    Values that FP16 cannot hold are cut to its range, and those nodes that have no FP16 in ONNX stay FP32.
+    """
+    import onnx
+    from onnx import shape_inference
+
+    sdk()
+    from onnxruntime.quantization.onnx_model import ONNXModel
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    try:
+        with quiet():
+            half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
+            ONNXModel(half).topological_sort()  # it puts the inputs' casts last
+        onnx.checker.check_model(half)
+    except Exception as error:  # as in quantize
+        raise BuildFailed(
+            f"{source.path.name} cannot be converted to FP16: {type(error).__name__}: {str(error)[:300]}; "
+            "build this target with --precision fp32"
+        ) from error
+    del half.graph.value_info[:]
+    return half
+
+
 def write_proto(proto: Any, path: Path) -> None:
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
@@ -77,16 +122,32 @@ def tool_versions() -> dict[str, str]:
     return {"numpy": np.__version__, "onnx": onnx.__version__, "onnxruntime": sdk().__version__}
 
 
-def _quantize(source: SourceModel, calibration: CalibrationSet, recipe: Recipe, folder: Path) -> Any:
+def _prepared(source: SourceModel, folder: Path) -> Any:
     import onnx
 
     sdk()  # imported first, so that it is kept from reporting home
-    from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
     write_proto(source.proto, folder / "source.onnx")
     quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+    proto = onnx.load(folder / "prepared.onnx")
+    taken = {node.name for node in proto.graph.node if node.name}
+    for node in proto.graph.node:
+        if not node.name:
+            node.name = next(n for n in (node.output[0], f"{node.op_type}_{node.output[0]}") if n not in taken)
+            taken.add(node.name)
+    return proto
+
+
+def _quantize(
+    source: SourceModel, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path
+) -> Any:
+    import onnx
+
+    write_proto(_prepared(source, folder), folder / "prepared.onnx")
+    from onnxruntime import quantization
+
+    types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
     quantization.quantize_static(
         folder / "prepared.onnx",
         folder / "int8.onnx",
@@ -97,6 +158,7 @@ def _quantize(source: SourceModel, calibration: CalibrationSet, recipe: Recipe, 
         weight_type=types["int8"],
         calibrate_method=quantization.CalibrationMethod.MinMax,
         op_types_to_quantize=None if recipe.ops is None else list(recipe.ops),
+        nodes_to_exclude=excluded,
         extra_options=recipe.options,
     )
     proto = onnx.load(folder / "int8.onnx")

@@ -7,7 +7,7 @@ refuses int32 bias and non-zero zero points, and reads uint8 with zero point 0 a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.builders import Artifact, Precision
-from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, tool_versions, write_proto
+from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, to_fp16, tool_versions, write_proto
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel
 
@@ -49,16 +50,23 @@ class TensorRTBuilder:
         precision: Precision,
         out_dir: Path,
         progress: Callable[[str], None],
+        float_layers: Sequence[Layer] = (),
     ) -> Artifact:
         proto = source.proto
         if precision == "int8":
             progress("tensorrt: quantising (int8 activations, zero point 0)")
-            ops = TRANSFORMER_OPS if is_transformer(proto) else OPS
-            proto = quantize(source, calibration, Recipe("int8", ops, OPTIONS))
+            proto = quantize(source, calibration, recipe_for(source), float_layers)
+        elif precision == "fp16":
+            proto = to_fp16(proto, source)
         audit(proto)
         path = out_dir / "model.onnx"
         write_proto(proto, path)
-        return Artifact(self.engine, precision, path, (), "onnxruntime", tool_versions())
+        names = tuple(layer.name for layer in float_layers)
+        return Artifact(self.engine, precision, path, (), "onnxruntime", tool_versions(), names)
+
+
+def recipe_for(source: SourceModel) -> Recipe:
+    return Recipe("int8", TRANSFORMER_OPS if is_transformer(source.proto) else OPS, OPTIONS)
 
 
 def audit(proto: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgert.errors import BuildFailed
 from edgert_deploy.builders import Artifact, Precision
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel
 
@@ -38,10 +39,12 @@ class TFLiteBuilder:
         precision: Precision,
         out_dir: Path,
         progress: Callable[[str], None],
+        float_layers: Sequence[Layer] = (),
     ) -> Artifact:
         tools = _tool_versions()
         # These import onnx and ai-edge-litert.
         from edgert_deploy.tflite_lowering import lower
+        from edgert_deploy.tflite_lowering.half import with_half_weights
         from edgert_deploy.tflite_lowering.quantize import quantize_int8
 
         if source.kind == "onnx":
@@ -49,12 +52,25 @@ class TFLiteBuilder:
         content = source.tflite or lower(source.proto)
         if precision == "int8" and not (source.tflite and source.quantised):
             progress(f"tflite: calibrating with {min(len(calibration), SAMPLES_MAX)} samples")
-            content = quantize_int8(content, _runs(source, calibration))
+            content = quantize_int8(content, _runs(source, calibration), _is_float(source, float_layers))
+        elif precision == "fp16" and not source.quantised:
+            content = with_half_weights(content)
         path = out_dir / FILE_NAME
         path.write_bytes(content)
         progress("tflite: opening the artifact")
         _smoke_load(path)
-        return Artifact(self.engine, precision, path, companions=(), judged_by=self.engine, tools=tools)
+        names = tuple(layer.name for layer in float_layers)
+        return Artifact(self.engine, precision, path, (), self.engine, tools, names)
+
+
+def _is_float(source: SourceModel, float_layers: Sequence[Layer]) -> Callable[[str], bool]:
+    """Whether the operator whose output TFLite calls by a name stays in float."""
+    if not float_layers:
+        return lambda name: False
+    from edgert_deploy.builders.qdq import prepared
+
+    every = layers_of(prepared(source))
+    return lambda name: belongs(name, float_layers, every)
 
 
 def _tool_versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from edgert.manifest import Classify, Detect
 from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
+from edgert_deploy.choice import Choice
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.convert import Conversion, read_inputs
 from edgert_deploy.pack import (
@@ -66,14 +67,29 @@ FILE = click.Path(path_type=Path)
     help="Accuracy that an artifact may lose.",
 )
 @click.option(
+    "--max-class-drop",
+    type=click.FloatRange(0, 1),
+    help="Accuracy that any class or slice may lose (default: only the whole is judged).",
+)
+@click.option(
     "--metric",
-    type=click.Choice(["auto", "top1", "cosine"]),
     default="auto",
     show_default=True,
-    help="What the gate compares; see below.",
+    help="What the gate compares: auto, top1, top5, map, cosine or module:function; see below.",
 )
 @click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
-@click.option("--precision", type=click.Choice(["int8", "fp32"]), help="For all targets (default: each profile's own).")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "int8", "fp16", "fp32"]),
+    help="For all targets (default: each profile's own); auto takes the first of int8, fp16, fp32 that passes.",
+)
+@click.option(
+    "--engines",
+    type=click.Choice(["all", "first"]),
+    default="all",
+    show_default=True,
+    help="Engines of a profile's ladder to build for.",
+)
 @click.option(
     "--with-reference", is_flag=True, help="Add FP32 artifacts that devices may compare live answers with (shadow)."
 )
@@ -109,9 +125,11 @@ def build(
     name: str | None,
     key: Path | None,
     max_drop: float,
-    metric: Any,
+    max_class_drop: float | None,
+    metric: str,
     downgrade: bool,
     precision: Any,
+    engines: Any,
     with_reference: bool,
     preprocess: Path | None,
     postprocess: Path | None,
@@ -144,7 +162,10 @@ def build(
               both name the same class, where the one output is [N, C] and holds class scores, which is so with
               --labels, or where its rows are probabilities; else cosine.
       top1    top-1 with labels; without, how often both name the same class.
+      top5    the right class is among the first five; needs labels.
+      map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
       cosine  the mean cosine of the artifact's outputs to FP32's, of the output that fares worst.
+      module:function   your own, called with (outputs, inputs, labels), higher being better.
 
     Targets: see edgert targets.
     """
@@ -166,6 +187,8 @@ def build(
         model=name or name_from(model),
         release=release,
         max_drop=max_drop,
+        max_class_drop=max_class_drop,
+        engines=engines,
         metric=metric,
         downgrade=downgrade,
         precision=precision,
@@ -197,16 +220,17 @@ def _progress(line: str) -> None:
 
 
 def _print_row(row: BuildRow) -> None:
+    artifact, accuracy = row.candidate.artifact, row.verdict.accuracy
     _print_cells(
         (
             row.target,
-            row.engine,
-            row.precision,
-            f"{_size(row.size_bytes)} ({_compared(row.size_bytes, row.source_size_bytes)})",
-            row.accuracy.metric,
-            f"{row.accuracy.fp32:.4f}",
-            f"{row.accuracy.artifact:.4f}",
-            f"{0.0 - row.accuracy.drop:+.4f}",
+            artifact.engine,
+            artifact.kind,
+            f"{_size(row.candidate.size_bytes)} ({_compared(row.candidate.size_bytes, row.source_size_bytes)})",
+            accuracy.metric,
+            f"{accuracy.fp32:.4f}",
+            f"{accuracy.artifact:.4f}",
+            f"{0.0 - accuracy.drop:+.4f}",
             "pass" if row.passed else "FAIL",
         )
     )
@@ -235,24 +259,33 @@ def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "release": request.release,
         "downgrade": request.downgrade,
         "warnings": list(result.warnings),
-        "targets": [
-            {
-                "target": row.target,
-                "artifact": row.artifact,
-                "engine": row.engine,
-                "precision": row.precision,
-                "size_bytes": row.size_bytes,
-                "source_size_bytes": row.source_size_bytes,
-                "metric": row.accuracy.metric,
-                "samples": row.accuracy.samples,
-                "fp32": row.accuracy.fp32,
-                "artifact_accuracy": row.accuracy.artifact,
-                "drop": row.accuracy.drop,
-                "max_drop": row.accuracy.max_drop,
-                "judged_by": row.judged_by,
-                "build_s": round(row.build_s, 3),
-                "passed": row.passed,
-            }
-            for row in result.rows
-        ],
+        "targets": [_target_as_json(choice, result) for choice in result.choices],
+    }
+
+
+def _target_as_json(choice: Choice, result: BuildResult) -> dict[str, Any]:
+    """The target with what it serves first, and the whole ladder beside it."""
+    ladder = [_row_as_json(row) for row in result.rows if row.target == choice.profile.name]
+    left_out = [vars(one) for one in choice.left_out]
+    return {"target": choice.profile.name, **ladder[0], "ladder": ladder, "left_out": left_out}
+
+
+def _row_as_json(row: BuildRow) -> dict[str, Any]:
+    artifact, accuracy = row.candidate.artifact, row.verdict.accuracy
+    return {
+        "artifact": row.artifact,
+        "engine": artifact.engine,
+        "precision": artifact.kind,
+        "float_layers": list(artifact.float_layers),
+        "size_bytes": row.candidate.size_bytes,
+        "source_size_bytes": row.source_size_bytes,
+        "metric": accuracy.metric,
+        "samples": accuracy.samples,
+        "fp32": accuracy.fp32,
+        "artifact_accuracy": accuracy.artifact,
+        "drop": accuracy.drop,
+        "max_drop": accuracy.max_drop,
+        "judged_by": artifact.judged_by,
+        "build_s": round(row.candidate.build_s, 3),
+        "passed": row.passed,
     }

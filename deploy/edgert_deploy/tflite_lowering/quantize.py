@@ -8,7 +8,7 @@ an INT8 kernel stays float32 between a DEQUANTIZE and a QUANTIZE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
 from edgert_deploy.tflite_lowering.calibrate import Ranges
+from edgert_deploy.tflite_lowering.half import packed
+from edgert_deploy.tflite_lowering.writer import operator_code
 
 # The private module was tried in these; their results are the same, byte for byte.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
@@ -28,20 +30,28 @@ LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
 COMPARED_SCALE_LIMIT = 1.0
+# An operator without options that the quantiser has no INT8 form of: it leaves what is called so in float.
+LEFT_ALONE = "CEIL"
 COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
     for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 )
 
 
-def quantize_int8(float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]]) -> bytes:
+def quantize_int8(
+    float_model: bytes,
+    samples: Iterable[Sequence[NDArray[Any]]],
+    is_float: Callable[[str], bool] = lambda name: False,
+) -> bytes:
     """`float_model` in INT8, calibrated with `samples`: per run, one array an input, in the model's order.
 
-    Deterministic. Raises BuildFailed.
+    An operator stays in float where `is_float` says so of the name of its first output. Deterministic.
+    Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
         calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples)))
+        calibrated, hidden = _hidden(calibrated, is_float)
         # The wrapper does not keep what it is given alive: `calibrated` must stay a name of this frame.
         quantized = bytes(
             wrapper(calibrated, [], []).QuantizeModel(
@@ -59,6 +69,7 @@ def quantize_int8(float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]])
             f"TFLite's quantiser refused the model: {error}; known to work: ai-edge-litert {KNOWN_GOOD}. "
             "Build this target in fp32, or for another engine"
         ) from error
+    quantized = _shown(quantized, hidden)
     _refuse_aborting_kernels(quantized)
     return quantized
 
@@ -78,6 +89,57 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
     calibrated = bytearray(calibrator.Calibrate())
     ranges.write(calibrated)
     return calibrated
+
+
+def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
+    """The model with the operators that stay float under a name that the quantiser leaves alone, and what they are.
+
+    TFLite's quantiser takes no list of exceptions (only its successor, which needs TensorFlow, does), but it leaves
+    every operator that it knows no INT8 form of in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
+    """
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(calibrated, 0))
+    graph, hidden = model.subgraphs[0], {}
+    for operator in graph.operators:
+        name = graph.tensors[operator.outputs[0]].name.decode()
+        code = model.operatorCodes[operator.opcodeIndex]
+        if code.builtinCode == schema.BuiltinOperator.CEIL or not is_float(name):
+            continue
+        hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
+        operator.opcodeIndex = len(model.operatorCodes)
+        operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.NONE, None
+    if not hidden:
+        return calibrated, hidden
+    model.operatorCodes.append(operator_code(LEFT_ALONE))
+    _drop_unused_codes(model)
+    return packed(model), hidden
+
+
+def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
+    """The quantised model with what `_hidden` hid as it was."""
+    if not hidden:
+        return quantized
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(quantized, 0))
+    graph, indices = model.subgraphs[0], dict[int, int]()
+    for operator in graph.operators:
+        known = hidden.get(graph.tensors[operator.outputs[0]].name.decode())
+        if model.operatorCodes[operator.opcodeIndex].builtinCode != schema.BuiltinOperator.CEIL or known is None:
+            continue
+        code, operator.builtinOptionsType, operator.builtinOptions = known
+        if id(code) not in indices:
+            indices[id(code)] = len(model.operatorCodes)
+            model.operatorCodes.append(code)
+        operator.opcodeIndex = indices[id(code)]
+    _drop_unused_codes(model)
+    return packed(model)
+
+
+def _drop_unused_codes(model: Any) -> None:
+    """Interpreters look every code up, also one that no operator has."""
+    operators = model.subgraphs[0].operators
+    used = sorted({operator.opcodeIndex for operator in operators})
+    model.operatorCodes = [model.operatorCodes[index] for index in used]
+    for operator in operators:
+        operator.opcodeIndex = used.index(operator.opcodeIndex)
 
 
 def _usable(calibrated: bytearray) -> bytearray:

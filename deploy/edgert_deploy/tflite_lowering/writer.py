@@ -102,7 +102,7 @@ class Writer:
         key = (array.tobytes(), array.shape, array.dtype.str)
         if array.dtype.kind != "f" and key in self._integers:
             return self._integers[key]
-        buffer = _AlignedBuffer()
+        buffer = AlignedBuffer()
         buffer.data = np.frombuffer(key[0], np.uint8)
         self._buffers.append(buffer)
         index = self.tensor(name, BatchShape.fixed(*array.shape), array.dtype, len(self._buffers) - 1)
@@ -136,7 +136,7 @@ class Writer:
         model.version = 3
         model.description = DESCRIPTION
         model.subgraphs, model.buffers = [graph], self._buffers
-        model.operatorCodes = [_operator_code(code) for code in self._codes]
+        model.operatorCodes = [operator_code(code) for code in self._codes]
         model.signatureDefs = [_signature(inputs, outputs)]
         builder = flatbuffers.Builder(sum(b.size_bytes for b in self._buffers[1:]) + (1 << 16))
         builder.Finish(model.Pack(builder), b"TFL3")
@@ -148,7 +148,7 @@ class Writer:
         return self._unique(f"{name}__{count}") if count else name
 
 
-class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated schema has no types
+class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated schema has no types
     """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT; the generated code aligns to one byte."""
 
     @property
@@ -172,7 +172,7 @@ def _filled(table: Any, options: dict[str, Any]) -> Any:
     return table
 
 
-def _operator_code(code: str) -> Any:
+def operator_code(code: str) -> Any:
     builtin = getattr(schema.BuiltinOperator, code)
     table = schema.OperatorCodeT()
     table.builtinCode = builtin

@@ -1,0 +1,96 @@
+"""A model's layers, as the fallback counts them: what is quantised together and goes back to float together.
+
+A layer is one operator with weights or more than one input (Conv, Gemm, MatMul, Add, ...) and what only reshapes its
+answer or bends it element by element behind it (Relu, Clip, Reshape, ...): every engine fuses these, so that none of
+them can be float alone. Layers are counted on the graph as ONNX Runtime's tools prepare it (BatchNormalization
+folded); each engine finds its own operators by the names of ONNX's nodes and values, which all of them keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# They follow the layer that they read from.
+FOLLOWERS = frozenset(
+    [
+        "BatchNormalization",
+        "Clip",
+        "Dropout",
+        "Elu",
+        "Flatten",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "LeakyRelu",
+        "Mish",
+        "PRelu",
+        "Relu",
+        "Reshape",
+        "Sigmoid",
+        "Softplus",
+        "Squeeze",
+        "Tanh",
+        "Unsqueeze",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`name` and `op` are those of its first node; `nodes` and `values` name all of its nodes and their outputs."""
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def layers_of(proto: Any) -> tuple[Layer, ...]:
+    """The layers of a prepared graph (every node has a name), in the order of its nodes."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    readers: dict[str, int] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            readers[name] = readers.get(name, 0) + 1
+    for value in proto.graph.output:
+        readers[value.name] = readers.get(value.name, 0) + 1
+    layer_of: dict[str, int] = {}  # value -> its layer
+    members: list[list[Any]] = []
+    for node in proto.graph.node:
+        if node.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear"):
+            continue
+        read = [name for name in node.input if name and name not in constants]
+        follows = node.op_type in FOLLOWERS and bool(read) and readers[read[0]] == 1 and read[0] in layer_of
+        index = layer_of[read[0]] if follows else len(members)
+        if not follows:
+            members.append([])
+        members[index].append(node)
+        layer_of.update((name, index) for name in node.output if name)
+    return tuple(_layer(nodes) for nodes in members)
+
+
+def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:
+    """The layers called `names`, in the order of the graph."""
+    wanted = set(names)
+    return tuple(layer for layer in layers if layer.name in wanted)
+
+
+def belongs(name: str, layers: Iterable[Layer], every: Iterable[Layer]) -> bool:
+    """Whether what an engine calls `name` came out of one of `layers`, given `every` layer of the model.
+
+    Engines that take an operator apart append to the name of its node or value: `conv1/WithoutBiases`, `n_scaled`.
+    """
+    best, length = None, 0
+    for layer in every:
+        for own in (*layer.nodes, *layer.values):
+            if len(own) > length and (name == own or (name.startswith(own) and name[len(own)] in "_/.:")):
+                best, length = layer, len(own)
+    return best is not None and best in tuple(layers)
+
+
+def _layer(nodes: Sequence[Any]) -> Layer:
+    values = tuple(name for node in nodes for name in node.output if name)
+    return Layer(nodes[0].name, nodes[0].op_type, tuple(node.name for node in nodes), values)

@@ -1,0 +1,107 @@
+"""The receipt: all that a build found out, as one JSON file of the bundle, signed with it.
+
+Devices do not unpack it. The manifest says what a device must know; the receipt says why it is so: every candidate
+with its accuracy for each class and slice, its layers in float, its times where it was measured, and what was left
+out. It holds no time of day, no path and no duration of the build: the same inputs give the same bytes.
+
+    {"format": 1,
+     "gate": {"metric", "samples", "max_drop", "max_class_drop"},
+     "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text]}],
+     "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "size_bytes", "judged_by", "tools",
+                     "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
+                     "also": {name: {"fp32", "artifact"}},
+                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from edgert.bundle import Bundle
+from edgert.errors import BundleError
+from edgert_deploy.accuracy import Group, Limits, Verdict
+from edgert_deploy.candidates import Candidate
+from edgert_deploy.choice import Choice
+
+PATH = "receipt.json"
+FORMAT = 1
+BYTES_MAX = 16 * 1024**2
+
+
+def receipt(limits: Limits, choices: Sequence[Choice], candidates: Sequence[Candidate]) -> bytes:
+    """The file's bytes: JSON with sorted keys, readable lines, ASCII."""
+    packed = {id(candidate) for choice in choices for candidate in choice.ladder}
+    accuracy = candidates[0].verdict.accuracy
+    value = {
+        "format": FORMAT,
+        "gate": {
+            "metric": accuracy.metric,
+            "samples": accuracy.samples,
+            "max_drop": limits.max_drop,
+            "max_class_drop": limits.max_class_drop,
+        },
+        "targets": [_target(choice) for choice in choices],
+        "candidates": [_candidate(candidate, id(candidate) in packed) for candidate in candidates],
+    }
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
+    """The receipt of an open bundle, None where it holds none (it was built before there were any). Raises BundleError."""
+    if all(file.path != PATH for file in bundle.manifest.files):
+        return None
+    try:
+        value = json.loads(bundle.read_file(PATH, BYTES_MAX))
+    except ValueError as error:
+        raise BundleError(f"the bundle's {PATH} is not JSON: {error}") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise BundleError(f"the bundle's {PATH} has another format than {FORMAT}: update edgert")
+    return value
+
+
+def _target(choice: Choice) -> dict[str, Any]:
+    return {
+        "profile": choice.profile.name,
+        "ladder": [candidate.id for candidate in choice.ladder],
+        "left_out": [vars(one) for one in choice.left_out],
+        "remarks": list(choice.remarks),
+    }
+
+
+def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
+    artifact, verdict = candidate.artifact, candidate.verdict
+    return {
+        "id": candidate.id,
+        "engine": artifact.engine,
+        "precision": artifact.precision,
+        "kind": artifact.kind,
+        "float_layers": list(artifact.float_layers),
+        "size_bytes": candidate.size_bytes,
+        "judged_by": artifact.judged_by,
+        "tools": artifact.tools,
+        "packed": packed,
+        **verdict_as_json(verdict),
+    }
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    accuracy = verdict.accuracy
+    return {
+        "passed": verdict.passed,
+        "accuracy": {
+            "metric": accuracy.metric,
+            "samples": accuracy.samples,
+            "fp32": accuracy.fp32,
+            "artifact": accuracy.artifact,
+            "drop": accuracy.drop,
+        },
+        "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in verdict.also},
+        "classes": [_group(group) for group in verdict.groups if group.kind == "class"],
+        "slices": [_group(group) for group in verdict.groups if group.kind == "slice"],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {"name": group.name, "samples": group.samples, "fp32": group.fp32, "artifact": group.artifact}
