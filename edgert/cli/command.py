@@ -29,12 +29,15 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called.
 
     `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help
-    imports no command and a broken one breaks no other.
+    imports no command and a broken one breaks no other. `extra` is what installs a module that is missing.
     """
 
-    def __init__(self, *args: Any, commands_by_name: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, commands_by_name: dict[str, tuple[str, str]], extra: str = "host", **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._by_name = commands_by_name
+        self._extra = extra
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._by_name)
@@ -47,7 +50,8 @@ class LazyGroup(click.Group):
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             raise EdgeRTError(
-                f"command {cmd_name!r} cannot be loaded: {error}; install all it needs with: pip install 'edgert[host]'"
+                f"command {cmd_name!r} cannot be loaded: {error}; install all it needs with: "
+                f"pip install 'edgert[{self._extra}]'"
             ) from error
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
         return command

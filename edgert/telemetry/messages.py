@@ -93,9 +93,16 @@ def parse_topic(topic: str) -> Topic:
     raise ProtocolError(f"topic {topic[:120]!r} is not one of {ROOT}/SITE/DEVICE/...; see docs/telemetry.md")
 
 
-def subscriptions(site: str | None = None) -> tuple[str, ...]:
-    """The topic filters that hold everything of one site, or of all."""
-    return (f"{ROOT}/{'+' if site is None else checked_id('site', site)}/#",)
+def subscriptions(site: str | None = None, share: str | None = None) -> tuple[str, ...]:
+    """The topic filters that hold everything of one site, or of all.
+
+    With `share`, reports are divided among all subscribers of that name; what is retained goes to each of them.
+    """
+    root = f"{ROOT}/{'+' if site is None else checked_id('site', site)}"
+    if share is None:
+        return (f"{root}/#",)
+    shared = f"$share/{checked_id('share', share)}/{root}/+"
+    return (*(f"{root}/+/{kind}" for kind in RETAINED_KINDS), f"{shared}/m/+/+", f"{shared}/sys", f"{shared}/event")
 
 
 def release_id(release: int) -> str:

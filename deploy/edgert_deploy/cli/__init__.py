@@ -19,6 +19,7 @@ COMMANDS = {
     "verify": ("edgert_deploy.cli.verify:verify", "Check a bundle's signature and every byte."),
     "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),
     "watch": ("edgert_deploy.cli.watch:watch", "Show the fleet's latency as it arrives over MQTT."),
+    "fleet": ("edgert_deploy.cli.fleet:fleet", "Record, ask and export what the fleet reports."),
     "device": ("edgert_deploy.cli.device:device", "Add, list and remove devices."),
     "bootstrap": ("edgert_deploy.cli.bootstrap:bootstrap", "Install edgert and an engine on a bare device."),
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),

@@ -13,12 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgert.errors import ConfigInvalid
-from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings
+from edgert.telemetry.mqtt import MqttSettings
+from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row
 
-PORT_PLAIN = 1883
-PORT_TLS = 8883
 SETTLE_S = 2.0
 INTERVAL_S = 2.0
 PLAIN_WIDTH = 160
@@ -49,21 +47,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 
 
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
-@click.option(
-    "--broker", required=True, metavar="HOST[:PORT]", help="The MQTT broker (default port 1883, with TLS 8883)."
-)
-@click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked.")
-@click.option(
-    "--ca", metavar="FILE", default="", help="Authority that signed the broker's certificate, if not a public one."
-)
-@click.option("--cert", metavar="FILE", default="", help="Client certificate, where the broker asks for one.")
-@click.option("--key", metavar="FILE", default="", help="The client certificate's key.")
-@click.option("--username", metavar="USER", default="", help="User to log in as.")
-@click.option("--password-file", metavar="FILE", default="", help="File whose first line is the password.")
-@click.option(
-    "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
-)
-@click.option("--site", metavar="SITE", help="Only this site.")
+@broker_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON lines: one object per line of the table, when it changes."
 )
@@ -78,14 +62,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     help=f"How often the table is drawn (default {INTERVAL_S:g}).",
 )
 def watch(
-    broker: str,
-    tls: bool,
-    ca: str,
-    cert: str,
-    key: str,
-    username: str,
-    password_file: str,
-    protocol: str,
+    settings: MqttSettings,
     site: str | None,
     as_json: bool,
     once: bool,
@@ -93,8 +70,6 @@ def watch(
     interval_s: float,
 ) -> None:
     """Show every device's models: state, version, rate, percentiles, errors, cache, batching."""
-    host, port = host_and_port(broker, PORT_TLS if tls else PORT_PLAIN)
-    settings = MqttSettings(host, port, tls, ca, cert, key, username, password_file, protocol)
     state = FleetState()
     subscriber = FleetSubscriber(settings, state, site, log=lambda line: click.echo(f"watch: {line}", err=True))
     subscriber.open()
@@ -108,21 +83,6 @@ def watch(
         pass
     finally:
         subscriber.close()
-
-
-def host_and_port(broker: str, default_port: int) -> tuple[str, int]:
-    """Take HOST, HOST:PORT, [IPV6] or [IPV6]:PORT apart. Raises ConfigInvalid."""
-    text = broker.removeprefix("mqtt://").removeprefix("mqtts://")
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
-    elif text.count(":") > 1:  # a bare IPv6 address
-        host, port = text, ""
-    else:
-        host, _, port = text.partition(":")
-    if not host or (port and not port.isdecimal()):
-        raise ConfigInvalid(f"--broker {broker!r} is not HOST or HOST:PORT; for IPv6 write [ADDRESS]:PORT")
-    return host, int(port or default_port)
 
 
 def show_once(state: FleetState, as_json: bool) -> None:

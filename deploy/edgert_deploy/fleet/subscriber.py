@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from edgert.errors import EdgeRTError, ProtocolError
 from edgert.telemetry import messages
@@ -289,26 +289,36 @@ class FleetState:
         )
 
 
-class FleetSubscriber:
-    """Feeds a FleetState from a broker, for as long as it is asked to.
+class Listener(Protocol):
+    """What a subscriber feeds."""
 
-    The first connection must succeed; one that is lost later is made again, and `log` says so.
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> object: ...
+
+
+class FleetSubscriber:
+    """Feeds a FleetState, a recorder or a bridge from a broker, for as long as it is asked to.
+
+    It hears everything of `site`, or its share of it, and the topic filters `also`. The first connection must
+    succeed; one that is lost later is made again, and `log` says so.
     """
 
     def __init__(
         self,
         settings: MqttSettings,
-        state: FleetState,
+        state: Listener,
         site: str | None = None,
         *,
+        client_id: str = "",
+        share: str | None = None,
+        also: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._state = state
-        self._filters = messages.subscriptions(site)
+        self._filters = (*messages.subscriptions(site, share), *also)
         self._clock, self._sleep, self._log = clock, sleep, log
-        self._connection = Connection(settings, on_message=self._heard)
+        self._connection = Connection(settings, client_id, on_message=self._heard)
         self._failures = 0
         self._connected = False
 

@@ -1,0 +1,66 @@
+"""What every command that listens to a broker shares: its options, and the settings that they make."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings
+
+PORT_PLAIN = 1883
+PORT_TLS = 8883
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--broker", required=True, metavar="HOST[:PORT]", help="The MQTT broker (default port 1883, with TLS 8883)."
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked."),
+    click.option(
+        "--ca", metavar="FILE", default="", help="Authority that signed the broker's certificate, if not a public one."
+    ),
+    click.option("--cert", metavar="FILE", default="", help="Client certificate, where the broker asks for one."),
+    click.option("--key", metavar="FILE", default="", help="The client certificate's key."),
+    click.option("--username", metavar="USER", default="", help="User to log in as."),
+    click.option("--password-file", metavar="FILE", default="", help="File whose first line is the password."),
+    click.option(
+        "--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", help="MQTT version (default: auto)."
+    ),
+    click.option("--site", metavar="SITE", help="Only this site."),
+)
+
+
+def broker_options(command: F) -> F:
+    """--broker and what belongs to it; the command is given `settings` in their place, and `site`."""
+
+    @functools.wraps(command)
+    def with_settings(**options: Any) -> Any:
+        broker, tls = options.pop("broker"), options.pop("tls")
+        host, port = host_and_port(broker, PORT_TLS if tls else PORT_PLAIN)
+        named = {name: options.pop(name) for name in ("ca", "cert", "key", "username", "password_file", "protocol")}
+        return command(settings=MqttSettings(host, port, tls, **named), **options)
+
+    wrapped: Any = with_settings
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]  # functools.wraps keeps no signature that changes
+
+
+def host_and_port(broker: str, default_port: int) -> tuple[str, int]:
+    """Take HOST, HOST:PORT, [IPV6] or [IPV6]:PORT apart. Raises ConfigInvalid."""
+    text = broker.removeprefix("mqtt://").removeprefix("mqtts://")
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") > 1:  # a bare IPv6 address
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    if not host or (port and not port.isdecimal()):
+        raise ConfigInvalid(f"--broker {broker!r} is not HOST or HOST:PORT; for IPv6 write [ADDRESS]:PORT")
+    return host, int(port or default_port)

@@ -1,0 +1,98 @@
+"""Histograms as the store keeps them: a row of (index, count) records, merged by integer addition in bulk.
+
+A window's counts fit 32 bits; those of a merged row, which may hold a whole fleet's hour, have 64. Little-endian
+on every machine, so that a store may be read elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
+
+WINDOW = np.dtype([("index", "<i2"), ("count", "<u4")])
+MERGED = np.dtype([("index", "<i2"), ("count", "<u8")])
+WINDOW_COUNT_MAX = 2**32 - 1
+_WIDTH = INDEX_MAX - INDEX_MIN + 1
+
+
+def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
+    """The buckets, ascending. Counts must fit `form`."""
+    records = np.empty(len(buckets), form)
+    pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
+    records["index"], records["count"] = pairs[:, 0], pairs[:, 1]
+    return records.tobytes()
+
+
+class Dense:
+    """One histogram under way: a counter for every index, so that adding to it is one step."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: NDArray[np.int64] = np.zeros(_WIDTH, np.int64)
+
+    def add(self, blob: bytes, form: np.dtype[np.void] = MERGED) -> None:
+        """Add a packed histogram, whose indices are all different."""
+        records = np.frombuffer(blob, form)
+        self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
+
+    def merge(self, other: Dense) -> None:
+        self._counts += other._counts
+
+    def packed(self) -> bytes:
+        (filled,) = np.nonzero(self._counts)
+        records = np.empty(len(filled), MERGED)
+        records["index"], records["count"] = filled + INDEX_MIN, self._counts[filled]
+        return records.tobytes()
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0."""
+
+    zero: int
+    count: int
+    sum: float
+    least: float
+    most: float
+
+
+class Pool:
+    """Histograms of several groups, merged exactly. Groups are numbers from 0."""
+
+    def __init__(self, groups: int) -> None:
+        self._counts: NDArray[np.int64] = np.zeros((groups, _WIDTH), np.int64)
+        self._scalars = [Scalars(0, 0, 0.0, 0.0, 0.0)] * groups
+
+    def add(self, groups: Sequence[int], blobs: Sequence[bytes], form: np.dtype[np.void] = MERGED) -> None:
+        """Add the buckets of `blobs[i]` to group `groups[i]`, all at once."""
+        lengths = np.fromiter((len(blob) // form.itemsize for blob in blobs), np.int64, len(blobs))
+        records = np.frombuffer(b"".join(blobs), form)
+        cells = np.repeat(np.asarray(groups, np.int64) * _WIDTH, lengths) + records["index"] - INDEX_MIN
+        np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
+
+    def add_scalars(self, group: int, said: Scalars) -> None:
+        if not said.count:
+            return
+        mine = self._scalars[group]
+        self._scalars[group] = Scalars(
+            mine.zero + said.zero,
+            mine.count + said.count,
+            mine.sum + said.sum,
+            min(mine.least, said.least) if mine.count else said.least,
+            max(mine.most, said.most),
+        )
+
+    def sketch(self, group: int) -> Sketch:
+        """What the group holds, as a sketch that answers for percentiles."""
+        said, sketch = self._scalars[group], Sketch()
+        (filled,) = np.nonzero(self._counts[group])
+        sketch.buckets = {int(cell) + INDEX_MIN: int(self._counts[group, cell]) for cell in filled}
+        sketch.zero, sketch.count = said.zero, said.count
+        sketch.sum, sketch.min, sketch.max = said.sum, said.least, said.most
+        return sketch

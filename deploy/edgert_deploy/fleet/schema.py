@@ -1,0 +1,252 @@
+"""The store's tables, in SQLite or PostgreSQL: what is kept, at which grain, and for how long.
+
+Theory of operation: a report is one row in `hist_window` or `metrics_window`, whose key (stream, seq) makes a
+repeated one harmless. In the same transaction it is added to merged rows: one a minute and one an hour for each
+group (site, model, version, profile), and one an hour for each stream, which keeps the device. A question is
+answered from the coarsest rows that fit it, so its cost follows the hours asked for, not the windows that came.
+Everything is addition of integers, so each grain gives the same answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 15.0
+STATEMENT_TIMEOUT_S = 120
+
+_metadata = sa.MetaData()
+# SQLite counts rows by itself only in a plain INTEGER key.
+_Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+meta = sa.Table("edgert_meta", _metadata, sa.Column("version", sa.Integer, nullable=False))
+
+device = sa.Table(
+    "edgert_device",
+    _metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("site", sa.String(64), nullable=False),
+    sa.Column("device", sa.String(64), nullable=False),
+    sa.Column("profile", sa.String(64), nullable=False, default=""),
+    sa.Column("status", sa.String(16), nullable=False, default="unknown"),
+    sa.Column("heard_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("info", sa.Text),
+    sa.Column("sys", sa.Text),
+    sa.Column("deploy", sa.Text),
+    sa.UniqueConstraint("site", "device"),
+)
+
+# One worker's life on one device, as far as `seq` and counters go. `last_seq` and the counters are those of the
+# newest `metrics` seen, so that an increase is counted once.
+stream = sa.Table(
+    "edgert_stream",
+    _metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("device_id", sa.ForeignKey("edgert_device.id"), nullable=False),
+    sa.Column("boot", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(64), nullable=False),
+    sa.Column("version", sa.String(64), nullable=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False, default=-1),
+    sa.Column("requests", sa.BigInteger, nullable=False, default=0),
+    sa.Column("errors", sa.BigInteger, nullable=False, default=0),
+    sa.Column("shed", sa.BigInteger, nullable=False, default=0),
+    sa.Column("cache_hits", sa.BigInteger, nullable=False, default=0),
+    sa.UniqueConstraint("device_id", "boot", "model", "version"),
+)
+
+group = sa.Table(
+    "edgert_group",
+    _metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("site", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(64), nullable=False),
+    sa.Column("version", sa.String(64), nullable=False),
+    sa.Column("profile", sa.String(64), nullable=False),
+    sa.UniqueConstraint("site", "model", "version", "profile"),
+)
+
+COUNTERS = ("requests", "errors", "shed", "cache_hits")
+HISTOGRAM = ("windows", "zero", "count", "sum", "least", "most", "buckets")
+
+
+def _histogram() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("windows", sa.BigInteger, nullable=False, default=0),
+        sa.Column("zero", sa.BigInteger, nullable=False, default=0),
+        sa.Column("count", sa.BigInteger, nullable=False, default=0),
+        sa.Column("sum", sa.Double, nullable=False, default=0.0),
+        sa.Column("least", sa.Double, nullable=False, default=0.0),
+        sa.Column("most", sa.Double, nullable=False, default=0.0),
+        sa.Column("buckets", sa.LargeBinary, nullable=False, default=b""),
+    ]
+
+
+def _counters() -> list[sa.Column[Any]]:
+    return [sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in COUNTERS]
+
+
+def _merged(name: str, owner: str) -> sa.Table:
+    """`slot` is minutes, or hours, since 1970."""
+    return sa.Table(
+        name,
+        _metadata,
+        sa.Column("slot", sa.Integer, primary_key=True),
+        sa.Column("owner", sa.ForeignKey(f"{owner}.id"), primary_key=True),
+        *_histogram(),
+        *_counters(),
+        sqlite_with_rowid=False,
+    )
+
+
+group_minute = _merged("edgert_group_minute", "edgert_group")
+group_hour = _merged("edgert_group_hour", "edgert_group")
+stream_hour = _merged("edgert_stream_hour", "edgert_stream")
+
+hist_window = sa.Table(
+    "edgert_hist_window",
+    _metadata,
+    sa.Column("stream", sa.ForeignKey("edgert_stream.id"), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("minute", sa.Integer, nullable=False, index=True),
+    sa.Column("ts_ms", sa.BigInteger, nullable=False),
+    *_histogram(),
+)
+
+# Counters are this window's increase; `fields` is the payload, compressed.
+metrics_window = sa.Table(
+    "edgert_metrics_window",
+    _metadata,
+    sa.Column("stream", sa.ForeignKey("edgert_stream.id"), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("minute", sa.Integer, nullable=False, index=True),
+    sa.Column("ts_ms", sa.BigInteger, nullable=False),
+    *_counters(),
+    sa.Column("fields", sa.LargeBinary, nullable=False),
+)
+
+event = sa.Table(
+    "edgert_event",
+    _metadata,
+    sa.Column("device_id", sa.ForeignKey("edgert_device.id"), primary_key=True),
+    sa.Column("boot", sa.String(64), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("at_ms", sa.BigInteger, nullable=False, index=True),
+    sa.Column("event", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(64)),
+    sa.Column("fields", sa.Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+class StoreFailed(EdgeRTError):
+    """The database refuses: unreachable, read-only, full, or not one of ours."""
+
+    code = "fleet.store_failed"
+    exit_code = 6
+    retryable = True
+
+
+def open_engine(url: str, *, writes: bool) -> sa.Engine:
+    """Connect and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed.
+
+    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
+    better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise ConfigInvalid("a store in memory ends with its command; name a file: sqlite:///fleet.db")
+        if not writes and not os.path.exists(parsed.database):
+            raise StoreFailed(f"there is no store {parsed.database}; `edgert fleet record --store FILE` makes one")
+        engine = _sqlite(parsed, writes)
+    else:
+        engine = sa.create_engine(
+            parsed,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 10, "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"},
+        )
+    try:
+        with engine.begin() as connection:
+            if writes:
+                if engine.dialect.name == "postgresql":
+                    lock(connection)  # two that create the same tables at once would fail
+                _metadata.create_all(connection)
+                if connection.scalar(sa.select(sa.func.count()).select_from(meta)) == 0:
+                    connection.execute(meta.insert().values(version=SCHEMA_VERSION))
+            version = connection.scalar(sa.select(meta.c.version))
+    except SQLAlchemyError as error:
+        raise failed(parsed, error) from error
+    if version != SCHEMA_VERSION:
+        raise ConfigInvalid(
+            f"the store {shown(parsed)} has schema {version}; this program knows {SCHEMA_VERSION}: update it, or "
+            "give another store"
+        )
+    return engine
+
+
+def lock(connection: sa.Connection) -> None:
+    """Let one writer work at a time until the transaction ends, so that merged rows are never written by two.
+
+    SQLite does so by itself.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
+
+
+def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
+    """`error` as the user is told it."""
+    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
+        return StoreFailed(
+            f"the store {shown(url)} holds no reports yet; `edgert fleet record --store {shown(url)}` fills it"
+        )
+    return StoreFailed(
+        f"the store {shown(url)} cannot be used: {reason}; check that it exists, may be written and has room"
+    )
+
+
+def shown(url: sa.URL) -> str:
+    """The URL without its password."""
+    return url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+
+
+def _parsed(url: str) -> sa.URL:
+    text = url if "://" in url else f"sqlite:///{url}"
+    try:
+        parsed = sa.make_url(text)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise ConfigInvalid(
+            f"--store {url!r} is not a store: give a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        ) from error
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigInvalid(f"--store {url!r}: {parsed.get_backend_name()} is not supported; use sqlite or postgresql")
+    return parsed
+
+
+def _sqlite(url: sa.URL, writes: bool) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    # The driver would begin transactions late, and two writers could then never agree.
+    @sa.event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        if writes:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA cache_size = -32768")  # KiB
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

@@ -1,0 +1,533 @@
+"""The store: what the fleet has said, written once whatever comes twice, kept for a stated time.
+
+Theory of operation of `write`: one transaction a batch. New windows are told from repeated ones by the key
+(stream, seq), as the database itself decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders
+may share a store. Those that were new, and only those, are added to the merged rows (see `schema`).
+
+A report belongs to the minute in which its window ended by the device's clock. A clock that is off by more than
+TRUSTED_AHEAD_S into the future, or further back than the windows are kept, is not believed: the time of receipt
+counts instead.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar
+from edgert_deploy.fleet import schema
+from edgert_deploy.fleet.packed import WINDOW, Dense, pack
+from edgert_deploy.fleet.schema import COUNTERS, HISTOGRAM
+
+MINUTE_MS = 60_000
+HOUR_MIN = 60
+TRUSTED_AHEAD_S = 300
+# The oldest question that is cut at whole minutes reaches this far back; see query.py.
+FINE_HOURS = 48
+KEEP_WINDOWS_H = 72
+KEEP_MINUTES_H = 31 * 24
+KEEP_HOURS_H = 400 * 24
+SIZE_GB_MAX = 20.0
+STREAMS_REMEMBERED_MAX = 200_000
+PIECE_MAX = 4_000
+_IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
+_TRIMMED_AT_ONCE = 0.1
+PROFILE_UNKNOWN = "unknown"
+# Names and words that most payloads hold, so that a single one compresses; the last bytes are the cheapest.
+_DICTIONARY = (
+    b',"throttled":0,"temp_c":,"rss_bytes":,"clock_synced":1,"encode_p99_ms":0.,"postprocess_p99_ms":0.,'
+    b'"engine_p99_ms":0.,"queue_p99_ms":0.,"cache_p99_ms":0.,"preprocess_p99_ms":0.,"decode_p99_ms":0.,'
+    b'"batch_mean":1.0,"lat_le_1000ms_total":,"lat_le_500ms_total":,"lat_le_200ms_total":,"lat_le_100ms_total":,'
+    b'"lat_le_50ms_total":,"lat_le_20ms_total":,"lat_le_10ms_total":,"lat_le_5ms_total":,"lat_le_2ms_total":,'
+    b'"lat_le_1ms_total":,"lat_sum_ms_total":,"lat_max_ms":,"lat_p999_ms":,"lat_p99_ms":,"lat_p95_ms":,'
+    b'"lat_p50_ms":,"cache_hit_total":0,"shed_total":0,"err_total":0,"req_total":,"up":1,"uptime_s":,'
+    b'"window_s":60.0,"seq":,"boot":"b","ts":17,"v":1,"model_version":"r'
+)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How many hours windows, minutes and hours (with events) are kept, and how large a SQLite file may grow."""
+
+    windows_h: int = KEEP_WINDOWS_H
+    minutes_h: int = KEEP_MINUTES_H
+    hours_h: int = KEEP_HOURS_H
+    size_gb_max: float = SIZE_GB_MAX
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One report as it came. `at_ms` is when, in ms since 1970."""
+
+    site: str
+    device: str
+    at_ms: int
+    model: str = ""
+
+
+@dataclass
+class Batch:
+    """What came since the last write."""
+
+    hists: list[tuple[Heard, HistMessage]] = field(default_factory=list)
+    metrics: list[tuple[Heard, MetricsMessage]] = field(default_factory=list)
+    events: list[tuple[Heard, dict[str, Scalar]]] = field(default_factory=list)
+    # The newest of `status`, `info`, `sys`, `deploy` and `profile`, by (site, device).
+    devices: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    heard_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Batch]:
+        """The same in parts, so that what a write takes in memory has a bound."""
+        yield Batch(events=self.events, devices=self.devices, heard_ms=self.heard_ms)
+        for start in range(0, max(len(self.hists), len(self.metrics)), PIECE_MAX):
+            part = slice(start, start + PIECE_MAX)
+            yield Batch(self.hists[part], self.metrics[part])
+
+    def __len__(self) -> int:
+        return len(self.hists) + len(self.metrics) + len(self.events) + len(self.devices)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a batch came to."""
+
+    hists: int
+    metrics: int
+    events: int
+    duplicates: int
+
+    @classmethod
+    def sum(cls, parts: Iterable[Written]) -> Written:
+        numbers = [(part.hists, part.metrics, part.events, part.duplicates) for part in parts]
+        return cls(*(sum(column) for column in zip(*numbers, strict=True)))
+
+
+class Store:
+    """One process's way to the store, for writing. Raises ConfigInvalid or StoreFailed."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = schema.open_engine(url, writes=True)
+        self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
+        self._devices: dict[tuple[str, str], int] = {}
+        self._profiles: dict[tuple[str, str], str] = {}
+        self._streams: dict[tuple[str, ...], int] = {}
+        self._groups: dict[tuple[str, ...], int] = {}
+
+    @property
+    def name(self) -> str:
+        """The store as the user may be shown it."""
+        return schema.shown(self._engine.url)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def write(self, batch: Batch) -> Written:
+        """Write `batch` in one transaction: all of it or, where this raises, nothing."""
+        try:
+            with self._transaction() as connection:
+                return Written.sum(self._write(connection, piece) for piece in batch.pieces())
+        except BaseException:
+            # What this transaction numbered may have gone with it.
+            for remembered in (self._devices, self._profiles, self._streams, self._groups):
+                remembered.clear()
+            raise
+
+    def prune(self, retention: Retention, now_ms: int) -> int:
+        """Forget what is older than `retention`, and the oldest windows where the file is too large; rows gone."""
+        hour = now_ms // MINUTE_MS // HOUR_MIN
+        limits = [
+            (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
+            (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
+            (schema.group_minute, schema.group_minute.c.slot, (hour - retention.minutes_h) * HOUR_MIN),
+            (schema.group_hour, schema.group_hour.c.slot, hour - retention.hours_h),
+            (schema.stream_hour, schema.stream_hour.c.slot, hour - retention.hours_h),
+            (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
+        ]
+        with self._transaction() as connection:
+            gone = sum(
+                connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits
+            )
+            return gone + self._shrink(connection, retention.size_gb_max)
+
+    def size_bytes(self) -> int:
+        """What the store takes up, free pages not counted."""
+        with self._transaction() as connection:
+            return _size_bytes(connection)
+
+    def _shrink(self, connection: sa.Connection, size_gb_max: float) -> int:
+        """Drop the oldest tenth of the windows while a SQLite file is too large. A PostgreSQL never shrinks by itself."""
+        gone = 0
+        while connection.dialect.name == "sqlite" and _size_bytes(connection) > size_gb_max * 2**30:
+            column = schema.hist_window.c.minute
+            first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column))).one()
+            if first is None:
+                break
+            until = first + max(1, int((last - first) * _TRIMMED_AT_ONCE))
+            for table in (schema.hist_window, schema.metrics_window):
+                gone += connection.execute(table.delete().where(table.c.minute < until)).rowcount
+        return gone
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                schema.lock(connection)
+                yield connection
+        except SQLAlchemyError as error:
+            raise schema.failed(self._engine.url, error) from error
+
+    def _write(self, connection: sa.Connection, batch: Batch) -> Written:
+        self._write_devices(connection, batch)
+        streams = self._stream_ids(connection, [*batch.hists, *batch.metrics])
+        merging = _Merging(self, connection)
+        hists = self._write_hists(connection, batch.hists, streams, merging)
+        metrics = self._write_metrics(connection, batch.metrics, streams, merging)
+        events = self._write_events(connection, batch.events)
+        merging.write()
+        sent = len(batch.hists) + len(batch.metrics) + len(batch.events)
+        return Written(hists, metrics, events, sent - hists - metrics - events)
+
+    # --- devices, streams, groups: names become numbers once --------------------------------
+
+    def _write_devices(self, connection: sa.Connection, batch: Batch) -> None:
+        names = {
+            *batch.devices,
+            *batch.heard_ms,
+            *((heard.site, heard.device) for heard, _ in (*batch.hists, *batch.metrics, *batch.events)),
+        }
+        unknown = sorted(names - self._devices.keys())
+        if unknown:
+            table = schema.device
+            rows = [{"site": site, "device": name} for site, name in unknown]
+            connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
+            for few in _chunks(unknown):
+                wanted = sa.tuple_(table.c.site, table.c.device).in_(few)
+                for row in connection.execute(
+                    sa.select(table.c.id, table.c.site, table.c.device, table.c.profile).where(wanted)
+                ):
+                    self._devices[row.site, row.device] = row.id
+                    self._profiles[row.site, row.device] = row.profile or PROFILE_UNKNOWN
+        for key, said in batch.devices.items():
+            if "profile" in said:
+                self._profiles[key] = said["profile"]
+            connection.execute(schema.device.update().where(schema.device.c.id == self._devices[key]).values(**said))
+        if batch.heard_ms:
+            ids = [{"_id": self._devices[key], "_at": at_ms} for key, at_ms in batch.heard_ms.items()]
+            table = schema.device
+            later = table.update().where(table.c.id == sa.bindparam("_id"), table.c.heard_ms < sa.bindparam("_at"))
+            connection.execute(later.values(heard_ms=sa.bindparam("_at")), ids)
+
+    def _stream_ids(
+        self, connection: sa.Connection, said: Sequence[tuple[Heard, HistMessage | MetricsMessage]]
+    ) -> list[int]:
+        keys = [(heard.site, heard.device, each.boot, heard.model, each.model_version) for heard, each in said]
+        unknown = sorted(set(keys) - self._streams.keys())
+        if unknown:
+            if len(self._streams) > STREAMS_REMEMBERED_MAX:
+                self._streams.clear()
+                unknown = sorted(set(keys))
+            table = schema.stream
+            wanted = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
+            names = ("device_id", "boot", "model", "version")
+            rows = [dict(zip(names, key, strict=True)) for key in wanted]
+            connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
+            columns = [table.c[name] for name in names]
+            for few in _chunks(list(wanted)):
+                for row in connection.execute(sa.select(table.c.id, *columns).where(sa.tuple_(*columns).in_(few))):
+                    self._streams[wanted[tuple(row[1:])]] = row.id
+        return [self._streams[key] for key in keys]
+
+    def group_id(self, connection: sa.Connection, heard: Heard, version: str) -> int:
+        profile = self._profiles[heard.site, heard.device]
+        key = (heard.site, heard.model, version, profile)
+        if key not in self._groups:
+            values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
+            connection.execute(self._insert(schema.group).values(values).on_conflict_do_nothing())
+            same = [schema.group.c[name] == value for name, value in values.items()]
+            self._groups[key] = connection.execute(sa.select(schema.group.c.id).where(*same)).scalar_one()
+        return self._groups[key]
+
+    # --- windows ----------------------------------------------------------------------------
+
+    def _write_hists(
+        self,
+        connection: sa.Connection,
+        said: Sequence[tuple[Heard, HistMessage]],
+        streams: Sequence[int],
+        merging: _Merging,
+    ) -> int:
+        by_key = {(stream, hist.seq): (heard, hist) for stream, (heard, hist) in zip(streams, said, strict=False)}
+        rows = [
+            {
+                "stream": stream,
+                "seq": hist.seq,
+                "minute": _minute(heard, hist.ts_ms),
+                "ts_ms": hist.ts_ms,
+                **_histogram_row(hist),
+            }
+            for (stream, _), (heard, hist) in by_key.items()
+        ]
+        new = self._insert_new(connection, schema.hist_window, rows)
+        blobs = {(row["stream"], row["seq"]): row["buckets"] for row in rows}
+        for key in new:
+            merging.add_hist(key[0], *by_key[key], blobs[key])
+        return len(new)
+
+    def _write_metrics(
+        self,
+        connection: sa.Connection,
+        said: Sequence[tuple[Heard, MetricsMessage]],
+        streams: Sequence[int],
+        merging: _Merging,
+    ) -> int:
+        mine = streams[len(streams) - len(said) :]
+        by_key = {(stream, each.seq): (heard, each) for stream, (heard, each) in zip(mine, said, strict=True)}
+        rows = [
+            {
+                "stream": stream,
+                "seq": each.seq,
+                "minute": _minute(heard, each.ts_ms),
+                "ts_ms": each.ts_ms,
+                "fields": pack_fields(each.fields),
+            }
+            for (stream, _), (heard, each) in by_key.items()
+        ]
+        new = self._insert_new(connection, schema.metrics_window, rows)
+        self._count_increases(connection, {key: by_key[key] for key in new}, merging)
+        return len(new)
+
+    def _count_increases(
+        self, connection: sa.Connection, new: Mapping[tuple[int, int], tuple[Heard, MetricsMessage]], merging: _Merging
+    ) -> None:
+        """What each counter grew by since the newest report before; a late one is part of a later one's increase."""
+        table = schema.stream
+        known: dict[int, Any] = {}
+        for few in _chunks(sorted({stream for stream, _ in new})):
+            for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
+                known[row.id] = row._asdict()
+        increases = []
+        for stream, seq in sorted(new):
+            heard, said = new[stream, seq]
+            last = known[stream]
+            if seq <= last["last_seq"]:
+                continue
+            counters = {name: int(said.number(field)) for name, field in COUNTER_FIELDS.items()}
+            grown = increase(counters, last if last["last_seq"] >= 0 else None, said)
+            last.update(counters, last_seq=seq)
+            if any(grown.values()):
+                merging.add_counters(stream, heard, said, grown)
+                increases.append({"_stream": stream, "_seq": seq, **grown})
+        if known:
+            state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
+            told = [{"_id": row["id"], **{name: row[name] for name in state}} for row in known.values()]
+            connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**state), told)
+        if increases:
+            window = schema.metrics_window
+            same = (window.c.stream == sa.bindparam("_stream"), window.c.seq == sa.bindparam("_seq"))
+            values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
+            connection.execute(window.update().where(*same).values(**values), increases)
+
+    def _write_events(self, connection: sa.Connection, said: Sequence[tuple[Heard, dict[str, Scalar]]]) -> int:
+        rows = [
+            {
+                "device_id": self._devices[heard.site, heard.device],
+                "boot": str(fields["boot"]),
+                "seq": fields["seq"],
+                "at_ms": _at_ms(heard, int(fields["ts"])),
+                "event": fields["event"],
+                "model": fields.get("model"),
+                "fields": json.dumps(fields),
+            }
+            for heard, fields in said
+        ]
+        if not rows:
+            return 0
+        table = schema.event
+        statement = self._insert(table).on_conflict_do_nothing().returning(table.c.seq)
+        return len(connection.execute(statement, rows).all())
+
+    def _insert_new(
+        self, connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[int, int]]:
+        """Insert what is not there yet; the keys (stream, seq) of what was inserted."""
+        if not rows:
+            return []
+        statement = self._insert(table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
+        return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
+
+
+COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
+
+
+def increase(counters: Mapping[str, int], last: Mapping[str, Any] | None, said: MetricsMessage) -> dict[str, int]:
+    """What the counters grew by since `last`; counters that fell began anew at 0 (docs/telemetry.md).
+
+    Without a `last`, all of it where the counters began within this window, else nothing: when is not known.
+    """
+    if last is None:
+        began_now = said.number("uptime_s") <= said.window_s + 1
+        return {name: value if began_now else 0 for name, value in counters.items()}
+    fell = any(counters[name] < last[name] for name in counters)
+    return {name: value - (0 if fell else last[name]) for name, value in counters.items()}
+
+
+class _Merging:
+    """The merged rows that a batch changes: added up in memory, then read, added to and written once each."""
+
+    def __init__(self, store: Store, connection: sa.Connection) -> None:
+        self._store, self._connection = store, connection
+        self._minutes: dict[tuple[int, int], _Row] = {}
+        self._streams: dict[tuple[int, int], _Row] = {}
+
+    def add_hist(self, stream: int, heard: Heard, hist: HistMessage, blob: bytes) -> None:
+        sketch = hist.sketch
+        for row in self._rows(stream, heard, hist.ts_ms, hist.model_version):
+            row.buckets.add(blob, WINDOW)
+            row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
+
+    def add_counters(self, stream: int, heard: Heard, said: MetricsMessage, grown: Mapping[str, int]) -> None:
+        for row in self._rows(stream, heard, said.ts_ms, said.model_version):
+            for name, value in grown.items():
+                row.counters[name] += value
+
+    def write(self) -> None:
+        hours: dict[tuple[int, int], _Row] = {}
+        for (minute, owner), row in self._minutes.items():
+            hours.setdefault((minute // HOUR_MIN, owner), _Row()).merge(row)
+        for table, rows in (
+            (schema.group_hour, hours),
+            (schema.group_minute, self._minutes),
+            (schema.stream_hour, self._streams),
+        ):
+            for few in _chunks(sorted(rows), _IN_MAX // 2):
+                self._write(table, {key: rows[key] for key in few})
+
+    def _rows(self, stream: int, heard: Heard, ts_ms: int, version: str) -> tuple[_Row, _Row]:
+        minute = _minute(heard, ts_ms)
+        owner = self._store.group_id(self._connection, heard, version)
+        return (
+            _row_of(self._minutes, (minute, owner)),
+            _row_of(self._streams, (minute // HOUR_MIN, stream)),
+        )
+
+    def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
+        there = []
+        keys = sa.tuple_(table.c.slot, table.c.owner)
+        for stored in self._connection.execute(sa.select(*_merged_columns(table)).where(keys.in_(list(rows)))):
+            slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
+            row = rows[slot, owner]
+            row.buckets.add(buckets)
+            row.add(*numbers)
+            for name, value in zip(COUNTERS, (requests, errors, shed, cache_hits), strict=True):
+                row.counters[name] += value
+            there.append((slot, owner))
+        # A conflict is not possible: the lock that this transaction holds sees to that.
+        if new := [
+            {"slot": slot, "owner": owner, **rows[slot, owner].values()} for slot, owner in rows.keys() - set(there)
+        ]:
+            self._connection.execute(table.insert(), new)
+        if there:
+            same = (table.c.slot == sa.bindparam("_slot"), table.c.owner == sa.bindparam("_owner"))
+            values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
+            old = [{"_slot": slot, "_owner": owner, **rows[slot, owner].values()} for slot, owner in there]
+            self._connection.execute(table.update().where(*same).values(**values), old)
+
+
+class _Row:
+    """One merged row under way."""
+
+    __slots__ = ("buckets", "count", "counters", "least", "most", "sum", "windows", "zero")
+
+    def __init__(self) -> None:
+        self.buckets = Dense()
+        self.windows = self.zero = self.count = 0
+        self.sum = self.least = self.most = 0.0
+        self.counters = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, windows: int, zero: int, count: int, total: float, least: float, most: float) -> None:
+        if count:
+            self.least = min(self.least, least) if self.count else least
+            self.most = max(self.most, most)
+        self.windows += windows
+        self.zero += zero
+        self.count += count
+        self.sum += total
+
+    def merge(self, other: _Row) -> None:
+        self.buckets.merge(other.buckets)
+        self.add(other.windows, other.zero, other.count, other.sum, other.least, other.most)
+        for name, value in other.counters.items():
+            self.counters[name] += value
+
+    def values(self) -> dict[str, Any]:
+        said = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
+        return {**said, "buckets": self.buckets.packed(), **self.counters}
+
+
+def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
+    # Not setdefault, which would make the row that it throws away.
+    row = rows.get(key)
+    if row is None:
+        row = rows[key] = _Row()
+    return row
+
+
+def _merged_columns(table: sa.Table) -> list[sa.Column[Any]]:
+    return [table.c[name] for name in ("slot", "owner", *HISTOGRAM, *COUNTERS)]
+
+
+def pack_fields(fields: Mapping[str, Scalar]) -> bytes:
+    """A flat payload, compressed to about a third of what it takes as text."""
+    deflate = zlib.compressobj(6, zdict=_DICTIONARY)
+    return deflate.compress(json.dumps(fields, separators=(",", ":")).encode()) + deflate.flush()
+
+
+def unpack_fields(blob: bytes) -> dict[str, Scalar]:
+    fields: dict[str, Scalar] = json.loads(zlib.decompressobj(zdict=_DICTIONARY).decompress(blob))
+    return fields
+
+
+def _histogram_row(hist: HistMessage) -> dict[str, Any]:
+    sketch = hist.sketch
+    return {
+        "windows": 1,
+        "zero": sketch.zero,
+        "count": sketch.count,
+        "sum": sketch.sum,
+        "least": sketch.min,
+        "most": sketch.max,
+        "buckets": pack(sketch.buckets, WINDOW),
+    }
+
+
+def _at_ms(heard: Heard, ts_ms: int) -> int:
+    trusted = heard.at_ms - KEEP_WINDOWS_H * HOUR_MIN * MINUTE_MS < ts_ms < heard.at_ms + TRUSTED_AHEAD_S * 1000
+    return ts_ms if trusted else heard.at_ms
+
+
+def _minute(heard: Heard, ts_ms: int) -> int:
+    return _at_ms(heard, ts_ms) // MINUTE_MS
+
+
+def _size_bytes(connection: sa.Connection) -> int:
+    if connection.dialect.name == "sqlite":
+        pages, free, size = (
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+    tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, schema.event]  # fmt: skip
+    sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) for table in tables)
+    return sum(int(size or 0) for size in sizes)
+
+
+def _chunks(items: Sequence[Any], size: int = _IN_MAX) -> Iterable[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
