@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,23 @@ from edgert.errors import CalibrationInvalid, RequestError
 from edgert.manifest import Preprocess
 from edgert.processing.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
+from edgert_deploy.sample_files import (
+    LABELS_TABLE,
+    Arrays,
+    check_form,
+    check_size,
+    has_npy,
+    read_label_table,
+    read_npy_folder,
+    read_npz,
+)
+from edgert_deploy.sample_function import is_function, read_function
 from edgert_deploy.source import SourceModel
 
 LABELS = "labels"
 SLICES = "slice"
 BOXES = "boxes"
-SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
+NAMES = (LABELS, SLICES, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 
@@ -51,32 +60,27 @@ def load_samples(
     *,
     at_least: int,
 ) -> CalibrationSet:
-    """Read an .npz whose arrays are named as the model's inputs, plus `labels`, `slice` and `boxes` where there are any.
+    """Read samples: an .npz whose arrays are named as the model's inputs, a folder of .npy (`sample_files`), a folder
+    of images, or `module:function` (`sample_function`); plus `labels`, `slice` and `boxes`,
+    where there are any.
 
-    A folder is read as images instead, which `preprocess` turns into what the model takes by the code that the
-    device runs; images in folders of their own are labelled by the folder's name, counted in the order of
-    `class_names`, or in that of the alphabet where there are none.
+    Images become what the model takes by the code that the device runs, as `preprocess` says. They are labelled by a
+    table `labels.csv`, or by the folders that they lie in, counted in the order of `class_names`, or in that of the
+    alphabet where there are none.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a label count that differs.
     """
-    if path.is_dir():
-        return _load_images(path, source, preprocess, class_names, at_least)
-    arrays = _read(path)
-    inputs = {}
-    for spec in source.inputs:
-        if spec.name not in arrays:
-            found = ", ".join(repr(name) for name in arrays) or "none"
-            raise CalibrationInvalid(
-                f"{path} has no array {spec.name!r}; name one array after each input (found: {found})"
-            )
-        inputs[spec.name] = _checked(path, spec, arrays[spec.name])
-    known = {*inputs, LABELS, SLICES, BOXES}
-    if unknown := sorted(set(arrays) - known):
-        raise CalibrationInvalid(
-            f"{path} has arrays that are no input of the model: {', '.join(map(repr, unknown))}; "
-            f"leave them out (known: {', '.join(sorted(known))})"
-        )
+    if is_function(str(path)):
+        arrays, labels = read_function(str(path), source.inputs, _preprocessors(source, preprocess))
+        arrays |= {} if labels is None else {LABELS: labels}
+    elif not path.is_dir():
+        arrays = read_npz(path, source.inputs, NAMES)
+    elif has_npy(path, source.inputs):
+        arrays = read_npy_folder(path, source.inputs, NAMES)
+    else:
+        arrays = _images(path, source, preprocess, class_names, at_least)
+    inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationInvalid(f"{path} has differing numbers of samples: {counts}; give each input the same number")
@@ -93,27 +97,31 @@ def load_samples(
     )
 
 
-def _load_images(
+def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Preprocessor]:
+    return {
+        spec.name: Preprocessor(rule, spec) for spec in source.inputs if rule is not None and spec.name == rule.input
+    }
+
+
+def _images(
     folder: Path, source: SourceModel, rule: Preprocess | None, class_names: Sequence[str], at_least: int
-) -> CalibrationSet:
+) -> Arrays:
     if rule is None or not rule.decode or len(source.inputs) != 1:
         raise CalibrationInvalid(
-            f"{folder} is a folder of images: give --preprocess imagenet, yolo or a file with decode = true, "
-            "for a model with one input"
+            f"{folder} holds no .npy file of the model's inputs. For a folder of images give --preprocess imagenet, yolo "
+            "or a file with decode = true, and a model with one input"
         )
     files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < at_least:
         raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
+    labels = _labels_of(folder, files, class_names)
     preprocessor = Preprocessor(rule, source.inputs[0])
     first = _image(preprocessor, files[0])
-    if first.nbytes * len(files) > SAMPLES_BYTES_MAX:
-        raise CalibrationInvalid(
-            f"{folder} has {len(files)} images of {first.nbytes} bytes to the model; at most {SAMPLES_BYTES_MAX}: give fewer"
-        )
+    check_size(folder, first.nbytes * len(files))
     arrays = np.empty((len(files), *first.shape[1:]), first.dtype)
     for row, file in zip(arrays, files, strict=True):
         row[...] = _image(preprocessor, file)[0]
-    return CalibrationSet({source.inputs[0].name: arrays}, _labels_of(folder, files, class_names))
+    return {source.inputs[0].name: arrays} | ({} if labels is None else {LABELS: labels})
 
 
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
@@ -129,7 +137,16 @@ def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
 
 
 def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """The class of each file by its folder's name; None where no file has a folder of its own."""
+    """The class of each file by the table, else by its folder's name; None where no file has a folder of its own."""
+    if (folder / LABELS_TABLE).is_file():
+        table = read_label_table(folder / LABELS_TABLE, class_names)
+        listed = [file.relative_to(folder).as_posix() for file in files]
+        if missing := [name for name in listed if name not in table]:
+            raise CalibrationInvalid(
+                f"{folder / LABELS_TABLE} has no line for {missing[0]} ({len(missing)} of {len(files)} images): "
+                "add `file,label` for each"
+            )
+        return np.array([table[name] for name in listed], np.int64)
     names = [file.parent.name for file in files if file.parent != folder]
     if not names:
         return None
@@ -141,39 +158,8 @@ def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
     return np.array([number[name] for name in names], np.int64)
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """Every array of the archive; nothing in it is unpickled."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(info.file_size for info in archive.infolist())
-        if size > SAMPLES_BYTES_MAX:
-            raise CalibrationInvalid(f"{path} unpacks to {size} bytes; at most {SAMPLES_BYTES_MAX}: give fewer samples")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise CalibrationInvalid(
-            f"{path} is not an .npz file of plain arrays ({type(error).__name__}: {str(error)[:200]}); "
-            "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"
-        ) from error
-    except MemoryError as error:
-        raise CalibrationInvalid(
-            f"{path} holds an array larger than this machine's memory; give fewer samples"
-        ) from error
-
-
-def _checked(path: Path, spec: TensorSpec, array: Any) -> NDArray[Any]:
-    if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
-        raise CalibrationInvalid(
-            f"array {spec.name!r} of {path} is {getattr(array, 'dtype', 'no array')}, the model takes {spec.dtype}; "
-            "convert the samples exactly as your application does (scaled and normalised, not raw bytes)"
-        )
-    if array.shape[1:] != spec.item_shape or array.ndim != len(spec.shape):
-        want = ", ".join(["samples", *(str(n) for n in spec.item_shape)])
-        raise CalibrationInvalid(
-            f"array {spec.name!r} of {path} has shape {list(array.shape)}; the model takes [{want}]"
-        )
+def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
+    check_form(str(path), spec, array.shape, array.dtype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         bad = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
         raise CalibrationInvalid(

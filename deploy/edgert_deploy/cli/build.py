@@ -49,7 +49,7 @@ FILE = click.Path(path_type=Path)
     "--calibration",
     type=FILE,
     required=True,
-    help="Samples to quantise with: .npz, arrays named as inputs, or a folder of images.",
+    help="Samples to quantise with: .npz, a folder of .npy or of images, or module:function.",
 )
 @click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on.")
 @click.option("--target", "targets", multiple=True, required=True, help="A device profile; may be given again.")

@@ -1,0 +1,221 @@
+"""Samples as files: an .npz, a folder of .npy, and a table of labels. Nothing is unpickled, nothing unpacked unseen.
+
+Names and forms are checked on the headers, before any data is read: a file of kilobytes may say that it unpacks to
+gigabytes. Stacked .npy files are mapped, not read.
+
+A folder of .npy is one of three:
+
+    NAME.npy for each input        all samples along axis 0
+    NAME/*.npy for each input      one sample a file, the same file names under each input
+    *.npy, for a model of 1 input  one sample a file
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import CalibrationInvalid
+from edgert.tensors import TensorSpec
+
+SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
+LABELS_TABLE = "labels.csv"
+TABLE_BYTES_MAX = 64 * 1024**2
+FILES_MAX = 1_000_000
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise CalibrationInvalid unless an array of `shape` and `dtype` holds samples of `spec`."""
+    if dtype != spec.dtype:
+        raise CalibrationInvalid(
+            f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; "
+            "convert the samples exactly as your application does (scaled and normalised, not raw bytes)"
+        )
+    if shape[1:] != spec.item_shape or len(shape) != len(spec.shape):
+        want = ", ".join(["samples", *(str(n) for n in spec.item_shape)])
+        raise CalibrationInvalid(f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]")
+
+
+def check_size(where: Path, size_bytes: int) -> None:
+    if size_bytes > SAMPLES_BYTES_MAX:
+        raise CalibrationInvalid(
+            f"{where} unpacks to {size_bytes} bytes; at most {SAMPLES_BYTES_MAX}: give fewer samples"
+        )
+
+
+def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
+    """The arrays of an archive that are named as `specs`, all there, and as `more`, where they are there.
+
+    Raises CalibrationInvalid.
+    """
+    with _as_samples(path, ".npz file of plain arrays", _NPZ_ADVICE), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        _check_names(path, members, specs, more)
+        check_size(path, sum(info.file_size for info in members.values()))
+        for spec in specs:
+            with archive.open(members[spec.name]) as file:
+                check_form(str(path), spec, *_header(file))
+        with np.load(path, allow_pickle=False) as arrays:
+            # A name with and without its suffix are the same array to NumPy, and to `members`.
+            return {name: np.asarray(arrays[info.filename.removesuffix(".npy")]) for name, info in members.items()}
+
+
+def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
+    """Whether `folder` holds .npy files, by any of the three ways to lay them."""
+    return any(folder.glob("*.npy")) or any(any((folder / stem(spec.name)).glob("*.npy")) for spec in specs)
+
+
+def read_npy_folder(folder: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
+    """The samples of a folder of .npy, and beside them those of `more` that are there. Raises CalibrationInvalid."""
+    beside = {name: folder / f"{name}.npy" for name in more}
+    stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
+    if all(path.is_file() for path in stacked.values()):
+        arrays = {spec.name: _mapped(stacked[spec.name], spec) for spec in specs}
+    else:
+        arrays = {spec.name: _one_by_one(spec, files) for spec, files in _files_of(folder, specs, beside)}
+    return arrays | {name: _mapped(path) for name, path in beside.items() if name not in arrays and path.is_file()}
+
+
+def stem(name: str) -> str:
+    """What an input's file or folder is called: its name, with `_` for what file names had better not hold."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
+    """File name -> class of a CSV with the columns file and label: a class's name, or its number. Raises CalibrationInvalid."""
+    numbers = {name: i for i, name in enumerate(class_names)}
+    found: dict[str, int] = {}
+    with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
+        if path.stat().st_size > TABLE_BYTES_MAX:
+            raise CalibrationInvalid(f"{path} has {path.stat().st_size} bytes; at most {TABLE_BYTES_MAX}")
+        with path.open(newline="", encoding="utf-8") as file:
+            for i, row in enumerate(csv.reader(file), start=1):
+                if not row or (i == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
+                    continue
+                if len(row) != 2:
+                    raise CalibrationInvalid(f"line {i} of {path} has {len(row)} columns; give two: file,label")
+                name, label = (cell.strip() for cell in row)
+                if label not in numbers and not re.fullmatch(r"[0-9]{1,9}", label):
+                    known = f"none of the {len(numbers)} labels, and " if numbers else ""
+                    raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}no class number")
+                found[name] = numbers[label] if label in numbers else int(label)
+    return found
+
+
+_NPZ_ADVICE = "write it with numpy.savez_compressed(path, input_name=samples, labels=labels)"
+_NPY_ADVICE = "write it with numpy.save(path, samples)"
+
+
+def _check_names(path: Path, found: Collection[str], specs: Sequence[TensorSpec], more: Collection[str]) -> None:
+    for spec in specs:
+        if spec.name not in found:
+            listed = ", ".join(repr(name) for name in found) or "none"
+            raise CalibrationInvalid(
+                f"{path} has no array {spec.name!r}; name one array after each input (found: {listed})"
+            )
+    known = {*(spec.name for spec in specs), *more}
+    if unknown := sorted(set(found) - known):
+        raise CalibrationInvalid(
+            f"{path} has arrays that are no input of the model: {', '.join(map(repr, unknown))}; "
+            f"leave them out (known: {', '.join(sorted(known))})"
+        )
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an .npy file. Raises ValueError for anything that is not one of plain values."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"format {version} is not one of plain values")
+    read: Callable[[Any], Any] = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never opened")
+    return tuple(int(n) for n in shape), dtype
+
+
+def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
+    """A stacked file as an array over the file itself."""
+    with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
+        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        if spec is not None:
+            check_form(str(path), spec, array.shape, array.dtype)
+        return array
+
+
+def _files_of(
+    folder: Path, specs: Sequence[TensorSpec], beside: dict[str, Path]
+) -> Iterator[tuple[TensorSpec, list[Path]]]:
+    folders = [folder / stem(spec.name) for spec in specs]
+    if not all(path.is_dir() for path in folders):
+        if len(specs) > 1:
+            wanted = ", ".join(f"{stem(spec.name)}.npy" for spec in specs)
+            raise CalibrationInvalid(
+                f"{folder} needs a file or a folder for each input of the model: {wanted} with all samples along axis 0, "
+                "or folders of these names with one sample a file"
+            )
+        folders = [folder]
+    listed = [sorted(set(path.glob("*.npy")) - set(beside.values())) for path in folders]
+    names = [[file.name for file in files] for files in listed]
+    if any(other != names[0] for other in names):
+        raise CalibrationInvalid(f"{folder} has other files for one input than for another; give each sample one name")
+    if len(names[0]) > FILES_MAX:
+        raise CalibrationInvalid(f"{folder} has {len(names[0])} samples; at most {FILES_MAX}")
+    yield from zip(specs, listed, strict=True)
+
+
+def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
+    """Files of one sample each, with or without an axis of length 1 for the batch, as one array."""
+    item = int(np.prod(spec.item_shape, dtype=object)) * spec.dtype.itemsize
+    if files:
+        check_size(files[0].parent, item * len(files))
+    array = np.empty((len(files), *spec.item_shape), spec.dtype)
+    for row, path in zip(array, files, strict=True):
+        with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
+            one = np.load(path, mmap_mode="r", allow_pickle=False)
+            shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
+            if shape[:1] != (1,):
+                raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one a file, or all in {spec.name}.npy")
+            check_form(str(path), spec, shape, one.dtype)
+            row[...] = one.reshape(spec.item_shape)
+    return array
+
+
+@contextmanager
+def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
+    """Errors of reading as ours."""
+    try:
+        yield
+    except OSError as error:
+        raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
+    except (
+        csv.Error,
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        SyntaxError,
+    ) as error:
+        raise CalibrationInvalid(
+            f"{path} is no {what} ({type(error).__name__}: {str(error)[:200]}); {advice}"
+        ) from error
+    except MemoryError as error:
+        raise CalibrationInvalid(
+            f"{path} holds an array larger than this machine's memory; give fewer samples"
+        ) from error
