@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test hil check format servers clean
+.PHONY: setup demo test hil hil-arm64 check format servers clean
 
 setup: $(VENV)/installed
 
@@ -48,6 +48,10 @@ format: setup
 
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
 CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts-dejavu-core)
+
+# An emulated Raspberry-Pi-class machine, as root; about half an hour, most of it in the emulator.
+hil-arm64: setup servers
+	@EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
 
 # The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
 # these need only be installed.

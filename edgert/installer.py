@@ -85,6 +85,7 @@ def install(
                 bundle.verify_files()  # a damaged copy is refused, also where nothing needs to be done
                 return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
             _check_release(manifest, bundle.digest, before)
+            store.collect()  # before the free space is counted
             names = dict.fromkeys((*target.artifacts, target.reference or target.artifacts[0]))
             artifacts = tuple(manifest.artifact(name) for name in names)
             _unpack(bundle, artifacts, store.folder / STAGE_NAME, progress)
@@ -151,7 +152,6 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
         for paths in (manifest.golden_inputs, *((*a.files, *a.golden_outputs) for a in artifacts))
         for path in paths
     )
-    shutil.rmtree(stage, ignore_errors=True)
     need = sum(manifest.file(path).size_bytes for path in wanted) + SPARE_BYTES
     free = shutil.disk_usage(stage.parent).free
     if free < need:
@@ -161,8 +161,8 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
         )
     progress(f"unpacking release {manifest.release} of {manifest.model}")
     try:
-        stage.mkdir()
         try:
+            stage.mkdir()
             with (stage / ENVELOPE_NAME).open("xb") as file:
                 file.write(bundle.envelope.raw)
                 file.flush()

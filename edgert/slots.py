@@ -260,6 +260,16 @@ class SlotStore:
             self.commit(step(before, Event.ROLLBACK))
             return True
 
+    def collect(self, *, wait: bool = True) -> None:
+        """Remove what no state names: what a killed install left, and versions that were given up.
+
+        The caller holds the stage (`installing`). What cannot be removed stays for the next time.
+        """
+        with self.locked(wait=wait):
+            state = self.read()
+            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
     def put_staged(self, version: Version) -> SlotState:
         """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
         before = self.read()

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from hil import containers
+from hil import containers, machines
 from hil.containers import running_container
+from hil.machines import running_machine
 from hil.power import CommandSwitch, PowerSwitch
 from hil.sshd import running_sshd
 
@@ -28,7 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-VIRTUAL = ("sshd", "container")
+VIRTUAL = ("sshd", "container", "machine-arm64", "machine-amd64")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ def read_dut(path: Path) -> Dut:
 
 def why_not(dut: Dut) -> str:
     """Why this device cannot be made here; "" where it can, and for one that is there already."""
-    return containers.why_not() if dut.virtual == "container" else ""
+    if dut.virtual == "container":
+        return containers.why_not()
+    return machines.why_not(_arch(dut)) if dut.virtual.startswith("machine-") else ""
 
 
 @contextlib.contextmanager
@@ -86,9 +89,16 @@ def opened(dut: Dut, folder: Path) -> Iterator[Bench]:
     elif dut.virtual == "container":
         with running_container(folder) as container:
             yield Bench(_reached(dut, container.address, container.fingerprint, container.client_key), container)
+    elif dut.virtual:
+        with running_machine(folder, _arch(dut)) as machine:
+            yield Bench(_reached(dut, machine.address, machine.fingerprint, machine.client_key), machine)
     else:
         yield Bench(dut, CommandSwitch(dut.power) if dut.power else None)
 
 
 def _reached(dut: Dut, address: str, fingerprint: str, identity: Path) -> Dut:
     return replace(dut, address=address, fingerprint=fingerprint, identity=str(identity))
+
+
+def _arch(dut: Dut) -> str:
+    return dut.virtual.removeprefix("machine-")

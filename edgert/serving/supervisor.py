@@ -116,6 +116,7 @@ class Supervisor:
             self._start_beside()
             for model in self._state.model_names():
                 self._service(model).sync()
+                self._collect(model)
             while not self._done():
                 self._turn()
             self._reporter.close()
@@ -154,6 +155,15 @@ class Supervisor:
         if self._stop_by_s is not None:  # workers end within milliseconds: look often
             return 0.01
         return None if due is None else max(0.0, due - self._clock()) + 0.001
+
+    def _collect(self, model: str) -> None:
+        """Free what a power cut or a failed trial left, unless an install is under way there."""
+        store = self._services[model].store
+        try:
+            with store.installing():
+                store.collect(wait=False)
+        except EdgeRTError as error:  # it only takes room: the next install tries again
+            self._say(f"{model}: nothing was cleared away: {error.message}")
 
     def _look_after_home(self, now_s: float) -> None:
         """End where the state folder was removed: no command could reach this daemon any more."""

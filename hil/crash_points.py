@@ -1,0 +1,303 @@
+"""Every instant at which an operation on a model's slots can be cut short, and what is left then.
+
+    python -m hil.crash_points              # try them all, and print the table of docs/reliability.md
+    python -m hil.crash_points --list       # every single one
+
+Each call that changes files (as the C library sees it: open for writing, write, fsync, rename, mkdir, unlink ...) is a point.
+At each of them, one after the other, a fresh device's operation is killed, or the call fails with ENOSPC, or with EIO. Then
+the device must serve the old version or the new one, every byte of it there; an error must be one of ours; and the same
+release, deployed again, must come up. `faults.c` is preloaded and does the counting and the striking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from edgert.config import read_config
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.installer import check_files, install, load_version
+from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
+from tests.devices import Device
+
+MODEL = "echo"
+OLD, NEW = 1, 2
+FAULTS = {"killed": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
+NEVER = 1 << 30
+RUN_S_MAX = 600.0
+Act = Callable[[Device, Path], object]
+SOURCE = Path(__file__).with_name("faults.c")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What became of one operation, struck at one call. `serves` is the release that was live afterwards.
+
+    `problem` is "" where the promise held.
+    """
+
+    operation: str
+    index: int
+    call: str
+    fault: str
+    serves: int | None
+    problem: str = ""
+
+
+def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
+    """Every point of every operation with every fault, in a process of its own. Raises ConfigInvalid without a compiler."""
+    with tempfile.TemporaryDirectory(prefix="edgert-crash-") as folder:
+        library = Path(folder) / "faults.so"
+        compiler = shutil.which("cc")
+        if compiler is None:
+            raise ConfigInvalid("no C compiler is installed: apt-get install gcc libc6-dev")
+        words = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
+        made = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        if made.returncode != 0:
+            raise ConfigInvalid(f"{SOURCE.name} does not compile: {made.stderr.strip()[-600:]}")
+        command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
+        environment = {**os.environ, "LD_PRELOAD": str(library)}
+        root = Path(__file__).resolve().parents[1]
+        process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
+        points = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            points.append(Point(**json.loads(line)))
+            say(points[-1])
+        assert process.wait(RUN_S_MAX) == 0, "the process that tries the points ended early"
+        return points
+
+
+def _inside(library: str, folder: Path) -> None:
+    faults = _Faults(library)
+    for name, (prepare, act) in OPERATIONS.items():
+        template = Device(folder / name)
+        template.prepare()
+        bundle = template.bundle(release=NEW)
+        prepare(template)
+        for point in _points(faults, template, bundle, folder / f"{name}-now", name, act):
+            print(json.dumps(asdict(point)), flush=True)
+
+
+def _points(faults: _Faults, template: Device, bundle: Path, at: Path, name: str, act: Act) -> Iterator[Point]:
+    for index, call in enumerate(_calls(faults, template, bundle, at, act)):
+        for fault, number in FAULTS.items():
+            device = _copy(template, at)
+            run, arm = partial(act, device, bundle), partial(faults.arm, device.folder, index, number)
+            code, said = _in_child(run, arm, faults)
+            yield _judged(Point(name, index, call, fault, None), device, bundle, code, said)
+
+
+def _calls(faults: _Faults, template: Device, bundle: Path, at: Path, act: Act) -> list[str]:
+    """What the operation does where nobody disturbs it."""
+    device, log = _copy(template, at), at.with_name("calls")
+    run, arm = partial(act, device, bundle), partial(faults.arm, device.folder, NEVER, 0, log)
+    code, said = _in_child(run, arm, faults)
+    assert code == 0, said
+    return log.read_text().splitlines()
+
+
+def _judged(point: Point, device: Device, bundle: Path, code: int, said: str) -> Point:
+    """Whether the promise holds on `device`, whose operation ended with `code` and `said`."""
+    seen: dict[str, object] = asdict(point)
+    try:
+        if point.fault == "killed":
+            assert code == -signal.SIGKILL, f"it was not killed: {code} {said}"
+        else:
+            # A clean-up that fails may be left for the next time; whatever is told must be one of our errors.
+            assert code in (0, 1), said
+        seen["serves"] = active_release(device)
+        assert seen["serves"] in (OLD, NEW), f"release {seen['serves']} is live"
+        recover(device, bundle)
+    except (AssertionError, EdgeRTError, OSError) as error:
+        seen["problem"] = f"{type(error).__name__}: {error}"
+    return Point(**seen)  # type: ignore[arg-type]
+
+
+def active_release(device: Device) -> int | None:
+    """The release that serves, after checking that every byte of it is there."""
+    store = _store(device)
+    slots = store.read()
+    active = slots.version(slots.active)
+    if active is None or slots.active is None:
+        return None
+    version = load_version(store.slot_folder(slots.active), active.digest, read_config(device.state))
+    for artifact in version.artifacts:
+        check_files(version, artifact)
+    return active.release
+
+
+def recover(device: Device, bundle: Path) -> None:
+    """From whatever was left, the same release can be brought up without an operator, and no garbage stays."""
+    store = _store(device)
+    if store.read().state in ON_TRIAL:
+        store.mark_good()
+    if not install(bundle, device.state, read_config(device.state)).already_active:
+        store.activate(60)
+        store.mark_good()
+    assert active_release(device) == NEW, "the release cannot be deployed again"
+    with store.installing():
+        store.collect()
+    named = {slot for slot in SLOT_NAMES if store.read().version(slot) is not None}
+    folders = {path.name for path in store.folder.iterdir() if path.is_dir()}
+    assert folders == named, f"garbage stays: {folders - named}"
+
+
+# --- the operations, and what was there before ----------------------------------------------------------
+
+
+def _keep(device: Device, release: int) -> None:
+    _install(device, device.bundle(release=release))
+    _store(device).activate(60)
+    _store(device).mark_good()
+
+
+def _install(device: Device, bundle: Path) -> None:
+    install(bundle, device.state, read_config(device.state))
+
+
+def _serving_old(device: Device) -> None:
+    _keep(device, OLD)
+
+
+def _staged(device: Device) -> None:
+    _serving_old(device)
+    _install(device, device.bundle(release=NEW))
+
+
+def _on_trial(device: Device) -> None:
+    _staged(device)
+    _store(device).activate(60)
+
+
+def _littered(device: Device) -> None:
+    """A version that failed its trial, and half an install: nothing names either."""
+    _on_trial(device)
+    _store(device).rollback()
+    stage = _store(device).folder / STAGE_NAME
+    shutil.copytree(_store(device).slot_folder("b"), stage)
+    next(stage.glob("null/*")).unlink()
+
+
+def _collect(device: Device, _: Path) -> None:
+    store = _store(device)
+    with store.installing():
+        store.collect()
+
+
+OPERATIONS: dict[str, tuple[Callable[[Device], None], Act]] = {
+    "install": (_serving_old, lambda device, bundle: _install(device, bundle)),
+    "install over a staged one": (_staged, lambda device, bundle: _install(device, bundle)),
+    "install over leftovers": (_littered, lambda device, bundle: _install(device, bundle)),
+    "activate": (_staged, lambda device, _: _store(device).activate(60)),
+    "mark-good": (_on_trial, lambda device, _: _store(device).mark_good()),
+    "rollback": (_on_trial, lambda device, _: _store(device).rollback()),
+    "collect": (_littered, _collect),
+}
+
+
+def _store(device: Device) -> SlotStore:
+    return SlotStore(device.state.models / MODEL)
+
+
+# --- one struck run -------------------------------------------------------------------------------------
+
+
+class _Faults:
+    """The preloaded library."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        self._library.faults_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+        self._library.faults_disarm.restype = ctypes.c_char_p
+
+    def arm(self, below: Path, index: int, number: int, log: Path | None = None) -> None:
+        descriptor = -1 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._library.faults_arm(os.fsencode(below), index, number, descriptor)
+
+    def disarm(self) -> None:
+        self._library.faults_disarm()
+
+
+def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
+    """Run `act` in a fork: 0, or 1 with one of our errors, or 2 with another, or -SIGKILL; and what was said."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code, said = 0, ""
+        try:
+            arm()
+            act()
+        except EdgeRTError as error:
+            code, said = 1, error.message
+        except BaseException as error:  # noqa: BLE001  # it is what must not happen, and is told
+            code, said = 2, f"{type(error).__name__}: {error}"
+        faults.disarm()
+        os.write(writer, said.encode()[:4000])
+        os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read().decode()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def _copy(template: Device, at: Path) -> Device:
+    shutil.rmtree(at, ignore_errors=True)
+    shutil.copytree(template.folder, at)
+    return Device(at, template.key)
+
+
+def table(points: list[Point]) -> str:
+    """Markdown: a row for each call, and what was live after each fault."""
+    lines = ["| operation | | call | killed | ENOSPC | EIO |", "|---|---|---|---|---|---|"]
+    rows: dict[tuple[str, int, str], dict[str, str]] = {}
+    for point in points:
+        word = "FAILED" if point.problem else {OLD: "old", NEW: "new"}[point.serves or 0]
+        rows.setdefault((point.operation, point.index, point.call), {})[point.fault] = word
+    for (operation, index, call), words in rows.items():
+        name, _, path = call.partition(" ")
+        cells = " | ".join(words[fault] for fault in FAULTS)
+        lines.append(f"| {operation} | {index + 1} | {name} `{path.removeprefix('state/models/echo/')}` | {cells} |")
+    return "\n".join(lines)
+
+
+def summary(points: list[Point]) -> str:
+    """Markdown: a row for each operation, and what was live after how many of its runs."""
+    lines = [
+        "| operation | points | runs | old version live | new version live | failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for operation in OPERATIONS:
+        runs = [point for point in points if point.operation == operation]
+        live = [sum(point.serves == release and not point.problem for point in runs) for release in (OLD, NEW)]
+        calls, failed = len({point.index for point in runs}), sum(bool(point.problem) for point in runs)
+        lines.append(f"| {operation} | {calls} | {len(runs)} | {live[0]} | {live[1]} | {failed} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--inside"]:
+        _inside(sys.argv[2], Path(sys.argv[3]))
+        return
+    points = try_all()
+    print(table(points) if "--list" in sys.argv else summary(points))
+    failed = [point for point in points if point.problem]
+    for point in failed:
+        print(point, file=sys.stderr)
+    print(f"{len(points)} runs, {len(failed)} failed", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

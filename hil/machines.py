@@ -1,0 +1,176 @@
+"""Emulated machines: a kernel of their own, so that cutting the power really loses what was not written to the disk.
+
+qemu-system with full emulation of the processor (a Cortex-A72 as in a Raspberry Pi 4, or x86-64), Debian with systemd and
+sshd. Emulation is slow: these machines show what is right, never what is fast. The link is qemu's own; the machine sees
+this host and nothing beyond it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.inventory import fingerprint
+from hil import images
+from hil.sshd import free_port
+
+START_S_MAX = 400.0  # an emulated processor, beside others' work
+MEMORY_MB = 2048
+PROCESSORS = 2
+ARGUMENTS = "quiet loglevel=3 net.ifnames=0 systemd.show_status=0 audit=0 mitigations=off random.trust_cpu=on panic=5"
+# arch: (program, Debian's package, machine and processor, console)
+EMULATORS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
+    "arm64": ("qemu-system-aarch64", "qemu-system-arm", ("-M", "virt", "-cpu", "cortex-a72"), "ttyAMA0"),
+    "amd64": ("qemu-system-x86_64", "qemu-system-x86", ("-M", "q35", "-cpu", "Nehalem"), "ttyS0"),
+}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def why_not(arch: str) -> str:
+    """Why no such machine can run here; "" where it can."""
+    program, package, _, _ = EMULATORS[arch]
+    for name, where in ((program, package), ("qemu-img", "qemu-utils")):
+        if shutil.which(name) is None:
+            return f"{name} is not installed: apt-get install {where}"
+    return images.why_not(arch)
+
+
+class Machine:
+    """One machine; also its own power switch. What it writes lies in `folder`.
+
+    `more` are further words for qemu. The disk's writes go to this host's page cache, which outlives qemu: a power cut
+    loses what lies in the machine's own memory, as it would beside a disk that keeps no cache.
+    """
+
+    def __init__(self, folder: Path, arch: str, more: Sequence[str] = ()) -> None:
+        self.folder, self.arch, self._more = folder, arch, tuple(more)
+        self.image = images.image(arch)
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"root@127.0.0.1:{self.port}"
+
+    @property
+    def client_key(self) -> Path:
+        return self.image.keys / "client_key"
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint((self.image.keys / "host_key.pub").read_text())
+
+    @property
+    def disk(self) -> Path:
+        return self.folder / "root.qcow2"
+
+    @property
+    def monitor(self) -> Path:
+        return self.folder / "monitor"
+
+    @property
+    def console(self) -> str:
+        log = self.folder / "console.log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def on(self, words: Sequence[str] = ()) -> None:
+        """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
+        if not self.disk.exists():
+            _run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(self.image.disk), "-F", "raw", str(self.disk))
+        with (self.folder / "qemu.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command(), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+        self.wait_for_ssh()
+
+    def off(self) -> None:
+        """SIGKILL for qemu: its processor stops between two instructions."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def cycle(self) -> None:
+        self.off()
+        self.on()
+
+    def wait_for_ssh(self) -> None:
+        until = time.monotonic() + START_S_MAX
+        while time.monotonic() < until:
+            if self._process is None or self._process.poll() is not None:
+                break
+            # qemu takes the connection before the machine does: only its greeting says that somebody is there.
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 2) as probe:
+                probe.settimeout(20)
+                if probe.recv(4) == b"SSH-":
+                    return
+            time.sleep(0.1)
+        log = (self.folder / "qemu.log").read_text(errors="replace")
+        raise ConfigInvalid(f"the {self.arch} machine does not answer over SSH: {log[-1000:]} {self.console[-1000:]}")
+
+    def tell(self, *commands: str) -> str:
+        """Give commands to qemu's monitor; what it said to the last."""
+        said = ""
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.connect(os.fspath(self.monitor))
+            monitor.settimeout(START_S_MAX)
+            _until_prompt(monitor)
+            for command in commands:
+                monitor.sendall(command.encode() + b"\n")
+                said = _until_prompt(monitor)
+        return said
+
+    def _command(self) -> list[str]:
+        program, _, machine, console = EMULATORS[self.arch]
+        return [
+            program, *machine, "-accel", "tcg,thread=multi,tb-size=256", "-smp", str(PROCESSORS), "-m", str(MEMORY_MB),
+            "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.folder}/console.log",
+            "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
+            "-append", f"console={console} {ARGUMENTS}",
+            "-drive", f"if=none,id=root,file={self.disk},format=qcow2,cache=writeback", "-device", "virtio-blk-pci,drive=root",
+            "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22",
+            "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
+            "-monitor", f"unix:{self.monitor},server=on,wait=off", *self._more,
+        ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def running_machine(folder: Path, arch: str) -> Iterator[Machine]:
+    """Make a machine whose files lie in `folder`, start it, and end it. Raises ConfigInvalid."""
+    machine = Machine(folder, arch)
+    try:
+        machine.on()
+        yield machine
+    finally:
+        machine.off()
+
+
+def _until_prompt(monitor: socket.socket) -> str:
+    said = b""
+    while not said.rstrip().endswith(b"(qemu)"):
+        data = monitor.recv(65536)
+        if not data:
+            break
+        said += data
+    return said.decode(errors="replace")
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ConfigInvalid(f"`{words[0]}` failed: {done.stderr.strip()}")
