@@ -31,10 +31,11 @@ PROMISED_GROUPS = {
     "Comparison and logic": "And Equal Greater GreaterOrEqual Less LessOrEqual Not Or Where Xor",
     "Activation": "Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu LogSoftmax Mish PRelu Relu Sigmoid Softmax "
     "Softplus Softsign Tanh",
-    "Normalisation": "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization",
+    "Normalisation": "BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization "
+    "MeanVarianceNormalization RMSNormalization",
     "Reduction": "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
     "ReduceSum ReduceSumSquare TopK",
-    "Movement": "Cast Concat DepthToSpace Dropout Expand Flatten Gather GatherND Identity Pad Reshape Resize Slice "
+    "Movement": "Cast CenterCropPad Concat DepthToSpace Dropout Expand Flatten Gather GatherND Identity Pad Reshape Resize Slice "
     "SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Upsample",
     "Recurrence": "GRU LSTM",
 }

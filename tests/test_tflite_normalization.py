@@ -10,7 +10,7 @@ pytest.importorskip("ai_edge_litert")
 
 import numpy as np
 
-from tests.tflite_cases import IMAGE, SIGNAL, TOKENS, Case, assert_agrees_with_onnx_runtime, random
+from tests.tflite_cases import IMAGE, SIGNAL, TOKENS, VOLUME, Case, assert_agrees_with_onnx_runtime, random
 
 CASES = [
     Case(
@@ -67,6 +67,38 @@ CASES = [
         {"s": random(2), "b": random(2)},
         opset=18,
     ),
+    Case("layer normalization of volumes", "y = LayerNormalization<axis=-2>(x, s)", IMAGE, {"s": random(7, 9)}),
+    Case(
+        "layer normalization mean",
+        "n, m, i = LayerNormalization(x, s, b) a = Add(n, m) y = Mul(a, i)",
+        TOKENS,
+        {"s": random(8), "b": random(8)},
+    ),
+    *(
+        Case(
+            f"rms normalization {axis}", f"y = RMSNormalization<axis={axis}>(x, s)", TOKENS, {"s": random(*s)}, opset=23
+        )
+        for axis, s in [(-1, (8,)), (1, (5, 8))]
+    ),
+    *(
+        Case(f"lp normalization {p} {axis}", f"y = LpNormalization<p={p}, axis={axis}>(x)", TOKENS)
+        for p, axis in [(1, -1), (1, 1), (2, -1), (2, 1)]
+    ),
+    Case("mean variance normalization", "y = MeanVarianceNormalization<axes=[2,3]>(x)", IMAGE),
+    Case(
+        "batch normalization 3-D",
+        "r = Relu(x) p = MaxPool<kernel_shape=[2,2,2]>(r) y = BatchNormalization(p, s, b, m, v)",
+        VOLUME,
+        {"s": random(4), "b": random(4), "m": random(4), "v": np.abs(random(4)) + 1},
+    ),
+    Case(
+        "batch normalization of features",
+        "r = Relu(x) y = BatchNormalization(r, s, b, m, v)",
+        {"x": (4,)},
+        {"s": random(4), "b": random(4), "m": random(4), "v": np.abs(random(4)) + 1},
+    ),
+    Case("local response normalization", "y = LRN<size=3, alpha=0.3, beta=0.6, bias=1.5>(x)", IMAGE),
+    Case("instance normalization 3-D", "y = InstanceNormalization(x, s, b)", VOLUME, {"s": random(4), "b": random(4)}),
 ]
 
 

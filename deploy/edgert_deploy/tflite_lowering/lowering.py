@@ -32,7 +32,23 @@ NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus
 KEEPS_SIGN = frozenset({"MaxPool", "AveragePool", "Concat", "Identity", "Dropout", "Reshape", "Transpose", "Resize"})
 # Operators that the quantiser leaves in float32, wholly or in part.
 STAYS_FLOAT = frozenset(
-    {"ArgMin", "Cast", "Ceil", "Cos", "Div", "Elu", "Floor", "Pow", "Reciprocal", "Round", "Sin", "Softsign", "Where"}
+    {
+        "ArgMin",
+        "Cast",
+        "Ceil",
+        "Cos",
+        "Div",
+        "Elu",
+        "Floor",
+        "LRN",
+        "LpNormalization",
+        "Pow",
+        "Reciprocal",
+        "Round",
+        "Sin",
+        "Softsign",
+        "Where",
+    }
 )
 
 

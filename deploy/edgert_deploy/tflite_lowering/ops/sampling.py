@@ -1,0 +1,115 @@
+"""Where Resize samples an axis and what it weighs each element by: ONNX's rules, and those of TFLite's own operators.
+
+Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) where that is
+silent; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Half the width of each kernel.
+REACH = {"linear": 1, "cubic": 2}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one axis of `length` elements becomes one of `outputs`; `first` and `last` are the crop's, from 0 to 1."""
+
+    length: int
+    outputs: int
+    scale: float
+    rule: str
+    first: float = 0.0
+    last: float = 1.0
+
+    def positions(self) -> NDArray[np.float64]:
+        """Where each output lies on the axis, in elements."""
+        x = np.arange(self.outputs, dtype=np.float64)
+        resized = self.scale * self.length  # not a whole number where the scale does not make it one
+        match self.rule:
+            case "asymmetric":
+                return x / self.scale
+            case "align_corners":
+                return x * 0 if resized == 1 else x * (self.length - 1) / (resized - 1)
+            case "tf_crop_and_resize":
+                first, last = self.first * (self.length - 1), self.last * (self.length - 1)
+                return x * 0 + (first + last) / 2 if resized == 1 else first + x * (last - first) / (resized - 1)
+            case "half_pixel_symmetric":
+                offset = self.length / 2 * (1 - self.outputs / resized)
+                return offset + (x + 0.5) / self.scale - 0.5
+            case "pytorch_half_pixel" if self.outputs == 1:
+                return x
+        return (x + 0.5) / self.scale - 0.5
+
+    def is_outside(self) -> NDArray[np.bool_]:
+        """Which outputs lie off the axis and are given a value of their own; only a crop has such."""
+        x = self.positions()
+        outside: NDArray[np.bool_] = (x < 0) | (x > self.length - 1)
+        return outside & (self.rule == "tf_crop_and_resize")
+
+    def nearest(self, rounding: str) -> NDArray[np.intp]:
+        """Which element each output takes."""
+        x = self.positions()
+        rounded = {
+            "floor": np.floor(x),
+            "ceil": np.ceil(x),
+            "round_prefer_floor": np.ceil(x - 0.5),
+            "round_prefer_ceil": np.floor(x + 0.5),
+        }[rounding]
+        picked: NDArray[np.intp] = np.clip(rounded, 0, self.length - 1).astype(np.intp)
+        return picked
+
+    def weights(
+        self, mode: str, coefficient: float = -0.75, antialias: bool = False, exclude_outside: bool = False
+    ) -> NDArray[np.float32]:
+        """What each output weighs each element by, [outputs, length]: elements off the axis are those at its end."""
+        shrink = min(self.scale, 1.0) if antialias else 1.0
+        reach = int(np.ceil(REACH[mode] / shrink)) + 1
+        x = self.positions()[:, None]
+        elements = np.floor(x).astype(np.intp) + np.arange(-reach, reach + 1)
+        weights = _kernel(np.abs(elements - x) * shrink, mode, coefficient)
+        if exclude_outside:
+            weights = np.where((elements >= 0) & (elements < self.length), weights, 0)
+        if antialias or exclude_outside:
+            weights = weights / weights.sum(axis=1, keepdims=True)
+        matrix = np.zeros((self.outputs, self.length))
+        np.add.at(matrix, (np.arange(self.outputs)[:, None], np.clip(elements, 0, self.length - 1)), weights)
+        matrix[self.is_outside()] = 0
+        return matrix.astype(np.float32)
+
+
+def _kernel(distance: NDArray[np.float64], mode: str, a: float) -> NDArray[np.float64]:
+    if mode == "linear":
+        return np.maximum(1 - distance, 0)
+    square, cube = distance**2, distance**3
+    near = (a + 2) * cube - (a + 3) * square + 1
+    far = a * (cube - 5 * square + 8 * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+# --- TFLite's own
+
+
+def nearest_of_tflite(length: int, outputs: int, half_pixel: bool) -> NDArray[np.intp]:
+    """Which element RESIZE_NEAREST_NEIGHBOR takes for each output."""
+    x = (np.arange(outputs, dtype=np.float32) + np.float32(0.5 if half_pixel else 0)) * np.float32(length / outputs)
+    picked: NDArray[np.intp] = np.clip(np.floor(x), 0, length - 1).astype(np.intp)
+    return picked
+
+
+def weights_of_tflite(length: int, outputs: int, align_corners: bool, half_pixel: bool) -> NDArray[np.float32]:
+    """What RESIZE_BILINEAR weighs each element by, [outputs, length]."""
+    aligned = align_corners and outputs > 1
+    scale = np.float32((length - 1) / (outputs - 1) if aligned else length / outputs)
+    x = np.arange(outputs, dtype=np.float32)
+    x = (x + np.float32(0.5)) * scale - np.float32(0.5) if half_pixel else x * scale
+    low = np.maximum(np.floor(x), 0).astype(np.intp)
+    high = np.minimum(np.ceil(x), length - 1).astype(np.intp).clip(0)
+    matrix, rows = np.zeros((outputs, length), np.float32), np.arange(outputs)
+    np.add.at(matrix, (rows, low.clip(max=length - 1)), 1 - (x - low))
+    np.add.at(matrix, (rows, high), x - low)
+    return matrix
