@@ -13,6 +13,7 @@ from typing import Literal
 from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert_deploy.builders import Precision
 from edgert_deploy.candidates import Candidate, Order, Workshop
+from edgert_deploy.fallback import Budget, Fallback, fall_back
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import check_engine
 
@@ -46,15 +47,19 @@ class Choice:
     tried: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
     remarks: tuple[str, ...] = ()
+    fallbacks: tuple[tuple[str, Fallback], ...] = ()
 
 
-def choose(shop: Workshop, profile: DeviceProfile, asked: Asked, engines: Sequence[str]) -> Choice:
-    """Build and judge for `engines`, the first of which must do: raises OperatorUnsupported, BuildFailed and their kin."""
+def choose(shop: Workshop, profile: DeviceProfile, asked: Asked, engines: Sequence[str], budget: Budget) -> Choice:
+    """Build and judge for `engines`, the first of which must do: raises OperatorUnsupported, BuildFailed and their kin.
+
+    What looking for layers to put into float may cost, all in all, says `budget`.
+    """
     choice = Choice(profile, (), ())
     for rung, engine in enumerate(engines):
         try:
             check_engine(shop.brief.source, engine, profile.name)
-            tried = _tried(shop, profile, asked, engine)
+            tried, fallback = _tried(shop, profile, asked, engine, budget)
         except (ConfigInvalid, OperatorUnsupported, BuildFailed, EngineMissing) as error:
             if rung == 0:
                 raise
@@ -62,24 +67,38 @@ def choose(shop: Workshop, profile: DeviceProfile, asked: Asked, engines: Sequen
             continue
         best = _best(tried)
         choice = replace(choice, tried=(*choice.tried, *tried))
+        if fallback is not None:
+            choice = replace(choice, fallbacks=(*choice.fallbacks, (engine, fallback)))
+            choice = _remarked(shop, choice, f"{profile.name}: {_said(engine, tried[0], fallback)}")
         if rung and not best.verdict.passed:
             choice = _without(shop, choice, engine, AccuracyTooLow(best.verdict.complaint()))
             continue
         choice = replace(choice, ladder=(*choice.ladder, best))
-        if asked == "auto" and best.artifact.kind != "int8" and best.verdict.passed:
+        if asked == "auto" and best.artifact.precision != "int8" and best.verdict.passed:
             choice = _remarked(
                 shop, choice, f"{profile.name}: {engine} gets {best.artifact.kind.upper()}, not INT8: {_why(tried)}"
             )
     return choice
 
 
-def _tried(shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str) -> tuple[Candidate, ...]:
-    """The candidates of one engine, up to the first that passes. Raises what the first said where none can be built."""
+def _tried(
+    shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str, budget: Budget
+) -> tuple[tuple[Candidate, ...], Fallback | None]:
+    """The candidates of one engine, up to the first that passes, and what the search for layers in float brought.
+
+    Raises what the first said where none can be built.
+    """
     tried: list[Candidate] = []
     failures: list[EdgeRTError] = []
+    fallback = None
     for precision in PRECISIONS_OF[asked]:
         try:
             tried.append(shop.make(Order(engine, precision, profile)))
+            if precision == "int8" and not tried[-1].verdict.passed and budget.seconds:
+                shop.progress(f"{profile.name}: {engine} INT8 does not pass: {tried[-1].verdict.complaint()}")
+                fallback = fall_back(shop, tried[-1], budget)
+                if fallback is not None and fallback.found is not None:
+                    tried.append(fallback.found)
         except (BuildFailed, OperatorUnsupported) as error:
             shop.progress(f"{profile.name}: no {engine} {precision}: {error.message}")
             failures.append(error)
@@ -88,7 +107,26 @@ def _tried(shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str) ->
             break
     if not tried:
         raise failures[0]
-    return tuple(tried)
+    return tuple(tried), fallback
+
+
+def _said(engine: str, plain: Candidate, fallback: Fallback) -> str:
+    """What came of the search, in one line."""
+    if fallback.found is not None:
+        names = fallback.found.artifact.float_layers
+        more = "; the budget ended the search for fewer" if fallback.spent else ""
+        return (
+            f"{engine} INT8 passes with {len(names)} of {len(fallback.harms)} layers in float, the most harmful first: "
+            f"{', '.join(names)} (without: {plain.verdict.complaint()}){more}"
+        )
+    tries = len(fallback.trials)
+    if fallback.spent:
+        return (
+            f"the budget was spent after {len(fallback.harms)} layers and {tries} tries, none of which passed in {engine}; "
+            "the same build goes on from there, --budget gives it longer"
+        )
+    most = max((trial.count for trial in fallback.trials), default=0)
+    return f"{engine} INT8 does not pass with up to {most} of {len(fallback.harms)} layers in float either"
 
 
 def _best(tried: Sequence[Candidate]) -> Candidate:

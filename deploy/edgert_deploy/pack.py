@@ -52,11 +52,13 @@ from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.candidates import Brief, Candidate, Order, Progress, Workshop
 from edgert_deploy.choice import PRECISIONS_OF, Asked, Choice, choose
+from edgert_deploy.fallback import Budget
 from edgert_deploy.metrics import Outputs, Question, metric_for
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel, computes_in_fp16
 
 GOLDEN_SAMPLES = 8
+BUDGET_S = 600.0
 CALIBRATION_SAMPLES_MIN = 10
 HOLDOUT_SAMPLES_MIN = GOLDEN_SAMPLES
 QUANTISATION_STEPS = 3
@@ -72,7 +74,7 @@ class BuildRequest:
     `engines` "all" packs an artifact for every engine of a profile's ladder that takes the model, "first" one for
     the first. `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is:
     devices can compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
-    `metric` is one of metrics.py's names. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
+    `metric` is one of metrics.py's names. `budget_s` is how long all fallbacks may look for layers to put into float. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
     once, 0: as many as fit.
     """
 
@@ -92,6 +94,7 @@ class BuildRequest:
     detect: Detect | None = None
     downgrade: bool = False
     metric: str = "auto"
+    budget_s: float = BUDGET_S
     cache: BuildCache | None = None
     jobs: int = 0
 
@@ -178,13 +181,14 @@ def build_bundle(
             progress(f"warning: {warning}")
         build_ahead(request.source, request.calibration, _surely_needed(request), cache, progress, request.jobs)
         shop = Workshop(brief, cache, work, progress)
+        budget = Budget(request.budget_s)
         choices, rows = [], list[BuildRow]()
         for profile in request.targets:
-            choices.append(_choice(request, shop, profile))
+            choices.append(_choice(request, shop, profile, budget))
             for rung, candidate in enumerate(choices[-1].ladder):
                 rows.append(BuildRow(profile.name, rung, candidate, request.source.size_bytes))
                 report(rows[-1])
-        _gate(rows)
+        _gate(rows, choices)
         manifest, files = _manifest(request, shop, choices, work)
         progress(f"writing {out}")
         write_bundle(out, manifest, files, key)
@@ -212,9 +216,9 @@ def make_brief(request: BuildRequest) -> Brief:
     return Brief(source, request.calibration, question, metric, request.limits, np.arange(GOLDEN_SAMPLES))
 
 
-def _choice(request: BuildRequest, shop: Workshop, profile: DeviceProfile) -> Choice:
+def _choice(request: BuildRequest, shop: Workshop, profile: DeviceProfile, budget: Budget) -> Choice:
     try:
-        choice = choose(shop, profile, request.asked(profile), _engines(request, profile))
+        choice = choose(shop, profile, request.asked(profile), _engines(request, profile), budget)
         if reference := _reference(request, choice):
             shop.make(reference)
     except (OperatorUnsupported, BuildFailed, EngineMissing) as error:
@@ -300,11 +304,12 @@ def _with_advice(request: BuildRequest, profile: DeviceProfile, error: EdgeRTErr
     return error.message
 
 
-def _gate(rows: Sequence[BuildRow]) -> None:
+def _gate(rows: Sequence[BuildRow], choices: Sequence[Choice]) -> None:
     failed = [row for row in rows if not row.passed]
     if not failed:
         return
     parts = [f"target {row.target}: {row.candidate.artifact.engine} {row.verdict.complaint()}" for row in failed]
+    parts += [remark for choice in choices if not choice.ladder[0].verdict.passed for remark in choice.remarks]
     limits = failed[0].verdict.limits
     allowed = f"{limits.max_drop:.4f}"
     if limits.max_class_drop is not None:

@@ -6,7 +6,9 @@ out. It holds no time of day, no path and no duration of the build: the same inp
 
     {"format": 1,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
-     "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text]}],
+     "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text],
+                  "fallbacks": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
+                                 "trials": [{"count", "passed", "drop"}], "spent"}]}],
      "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "size_bytes", "judged_by", "tools",
                      "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
                      "also": {name: {"fp32", "artifact"}},
@@ -24,6 +26,7 @@ from edgert.errors import BundleError
 from edgert_deploy.accuracy import Group, Limits, Verdict
 from edgert_deploy.candidates import Candidate
 from edgert_deploy.choice import Choice
+from edgert_deploy.fallback import Fallback
 
 PATH = "receipt.json"
 FORMAT = 1
@@ -33,6 +36,8 @@ BYTES_MAX = 16 * 1024**2
 def receipt(limits: Limits, choices: Sequence[Choice], candidates: Sequence[Candidate]) -> bytes:
     """The file's bytes: JSON with sorted keys, readable lines, ASCII."""
     packed = {id(candidate) for choice in choices for candidate in choice.ladder}
+    # Of the sets of layers that a search tried, the one that won; `trials` tells of the others, also after a resumption.
+    candidates = [c for c in candidates if id(c) in packed or not c.artifact.float_layers]
     accuracy = candidates[0].verdict.accuracy
     value = {
         "format": FORMAT,
@@ -67,6 +72,16 @@ def _target(choice: Choice) -> dict[str, Any]:
         "ladder": [candidate.id for candidate in choice.ladder],
         "left_out": [vars(one) for one in choice.left_out],
         "remarks": list(choice.remarks),
+        "fallbacks": [{"engine": engine, **_fallback(fallback)} for engine, fallback in choice.fallbacks],
+    }
+
+
+def _fallback(fallback: Fallback) -> dict[str, Any]:
+    """The harm of each layer, in the order of the graph, and how many of the worst were tried in float."""
+    return {
+        "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in fallback.harms],
+        "trials": [vars(trial) for trial in fallback.trials],
+        "spent": fallback.spent,
     }
 
 

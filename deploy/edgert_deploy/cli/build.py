@@ -107,6 +107,13 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
+@click.option(
+    "--budget",
+    default="10m",
+    show_default=True,
+    callback=lambda context, option, value: seconds_of(value),
+    help="How long to look for the fewest layers in float where INT8 does not pass: 90s, 10m, 1h; 0 does not look.",
+)
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
     "--jobs",
@@ -137,6 +144,7 @@ def build(
     inputs: tuple[str, ...],
     convert_with: str | None,
     devices: Path | None,
+    budget: float,
     no_cache: bool,
     jobs: int,
     as_json: bool,
@@ -196,6 +204,7 @@ def build(
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
+        budget_s=budget,
         cache=None if no_cache else default_cache(),
         jobs=jobs,
     )
@@ -213,6 +222,14 @@ def build(
 def name_from(path: Path) -> str:
     """A model name made of the file's: lower case, everything else that is not allowed as `-`."""
     return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+
+
+def seconds_of(text: str) -> float:
+    """90s, 10m, 1.5h, or plain seconds."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh]?)", text)
+    if not found:
+        raise click.BadParameter(f"{text[:40]!r} is no length of time; give such as 90s, 10m or 1h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _progress(line: str) -> None:
