@@ -46,6 +46,7 @@ from edgert.manifest import (
 from edgert.signing import SigningKey
 from edgert_deploy import receipt
 from edgert_deploy.accuracy import Limits, Verdict, doubts, reference_outputs
+from edgert_deploy.activations import activations
 from edgert_deploy.build_ahead import Job, build_ahead
 from edgert_deploy.build_cache import BuildCache
 from edgert_deploy.builders import Artifact
@@ -338,7 +339,9 @@ def _manifest(
     packed |= {order.id: shop.make(order) for order in references if order is not None}
     artifacts = tuple(_entry(shop, packed[name], files, work) for name in sorted(packed))
     files[receipt.PATH] = work / receipt.PATH
-    files[receipt.PATH].write_bytes(receipt.receipt(request.limits, choices, shop.made))
+    files[receipt.PATH].write_bytes(
+        receipt.receipt(request.limits, choices, shop.made, activations(request.source, request.calibration))
+    )
     manifest = Manifest(
         model=request.model,
         release=request.release,

@@ -12,18 +12,21 @@ out. It holds no time of day, no path and no duration of the build: the same inp
      "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "size_bytes", "judged_by", "tools",
                      "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
                      "also": {name: {"fp32", "artifact"}},
-                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}]}
+                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
+     "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from edgert.bundle import Bundle
 from edgert.errors import BundleError
 from edgert_deploy.accuracy import Group, Limits, Verdict
+from edgert_deploy.activations import Activation
 from edgert_deploy.candidates import Candidate
 from edgert_deploy.choice import Choice
 from edgert_deploy.fallback import Fallback
@@ -33,7 +36,9 @@ FORMAT = 1
 BYTES_MAX = 16 * 1024**2
 
 
-def receipt(limits: Limits, choices: Sequence[Choice], candidates: Sequence[Candidate]) -> bytes:
+def receipt(
+    limits: Limits, choices: Sequence[Choice], candidates: Sequence[Candidate], activations: Sequence[Activation] = ()
+) -> bytes:
     """The file's bytes: JSON with sorted keys, readable lines, ASCII."""
     packed = {id(candidate) for choice in choices for candidate in choice.ladder}
     # Of the sets of layers that a search tried, the one that won; `trials` tells of the others, also after a resumption.
@@ -49,6 +54,7 @@ def receipt(limits: Limits, choices: Sequence[Choice], candidates: Sequence[Cand
         },
         "targets": [_target(choice) for choice in choices],
         "candidates": [_candidate(candidate, id(candidate) in packed) for candidate in candidates],
+        "activations": [asdict(activation) for activation in activations],
     }
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
