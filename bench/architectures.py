@@ -6,7 +6,7 @@ the convolutions, as exporters do it. The same name gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def _gelu(graph: Graph, x: str) -> str:
     return graph.add("Mul", [graph.add("Mul", [x, half]), graph.add("Add", [error, one])])
 
 
-ARCHITECTURES = {"mobilenet_v2": mobilenet_v2, "resnet_50": resnet_50, "encoder": encoder}
+ARCHITECTURES: dict[str, Callable[[], Any]] = {"mobilenet_v2": mobilenet_v2, "resnet_50": resnet_50, "encoder": encoder}
 
 
 def write_model(name: str, folder: Path, calibration: int = 32, holdout: int = 64) -> tuple[Path, Path, Path]:
