@@ -15,7 +15,6 @@ other work changes from round to round. `of_best` is the median over the best fi
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import shutil
 import statistics
@@ -29,12 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import Ask, Clients, Load, edgertd, emit, median_load
+from bench.bundles import make_bundle
+from bench.common import Ask, Clients, Load, deploy, edgertd, emit, median_load, start
 from edgert import Client
-from edgert.bundle import write_bundle
-from edgert.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.signing import SigningKey, new_key
-from edgert.tensors import TensorSpec
 
 SETTINGS = {"cap 1": 1, "cap 8": 8, "cap 32": 32, "learned": 0}
 MODELS = ("dense", "conv")
@@ -143,18 +140,10 @@ def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
     key = new_key()
     states = {name: folder / f"s{number}" for number, name in enumerate(SETTINGS)}
     try:
-        bundle = make_bundle(folder, model, key)
+        bundle = make_model(folder, model, key)
         for name, state in states.items():
-            (state / "keys").mkdir(parents=True)
-            (state / "keys" / "bench.pem").write_bytes(key.public.pem())
-            (state / "config.toml").write_text(
-                f'device = "d-bench"\nprofile = "this-machine"\n'
-                f"[serving]\nthreads = {threads}\nbatch_max = {SETTINGS[name]}\n"
-            )
-            edgertd(state, "start")
-            edgertd(state, "install", str(bundle))
-            edgertd(state, "activate", model)
-            edgertd(state, "mark-good", model)
+            start(state, key.public.pem(), f"[serving]\nthreads = {threads}\nbatch_max = {SETTINGS[name]}\n")
+            deploy(state, model, bundle)
         yield states
     finally:
         for state in states.values():
@@ -170,52 +159,16 @@ def sample(model: str) -> NDArray[Any]:
     return rng.integers(0, 256, (1, 3, CONV_SIZE, CONV_SIZE), dtype=np.uint8)
 
 
-def make_bundle(folder: Path, model: str, key: SigningKey) -> Path:
+def make_model(folder: Path, model: str, key: SigningKey) -> Path:
     """A signed bundle of the model, its golden answers computed here."""
     import onnxruntime
 
-    path = folder / "files" / "model.onnx"
-    path.parent.mkdir()
-    path.write_bytes(dense_model() if model == "dense" else conv_model())
+    program = dense_model() if model == "dense" else conv_model()
     item = sample(model)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
     answer = session.run(None, {"x": item})[0]
-    np.save(path.with_name("input.npy"), item)
-    np.save(path.with_name("output.npy"), answer)
-    names = ("model.onnx", "input.npy", "output.npy")
-    files = {name: path.with_name(name) for name in names}
-    datatype = "FP32" if item.dtype == np.float32 else "UINT8"
-    entries = []
-    for name, file in files.items():
-        data = file.read_bytes()
-        entries.append(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()))
-    manifest = Manifest(
-        model=model,
-        release=1,
-        inputs=(TensorSpec("x", datatype, (-1, *item.shape[1:])),),
-        outputs=(TensorSpec("y", "FP32", (-1, *answer.shape[1:])),),
-        files=tuple(entries),
-        artifacts=(
-            ArtifactEntry(
-                id="onnxruntime",
-                engine="onnxruntime",
-                precision="fp32" if model == "dense" else "int8",
-                entry="model.onnx",
-                files=("model.onnx",),
-                golden_outputs=("output.npy",),
-                golden_atol=(float(np.ptp(answer)) * 0.01,),
-                accuracy=Accuracy("top1", samples=1, fp32=1.0, artifact=1.0, max_drop=0.01),
-                tools={"onnxruntime": onnxruntime.__version__},
-            ),
-        ),
-        targets=(TargetEntry("this-machine", (), ("onnxruntime",)),),
-        golden_inputs=("input.npy",),
-        source_sha256=entries[0].sha256,
-        source_size_bytes=entries[0].size_bytes,
-    )
-    bundle = folder / f"{model}.edgert"
-    write_bundle(bundle, manifest, files, key)
-    return bundle
+    precision = "fp32" if model == "dense" else "int8"
+    return make_bundle(folder, key, model, "onnxruntime", program, item, answer, precision=precision)
 
 
 def dense_model() -> bytes:

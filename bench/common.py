@@ -14,12 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
+
+from bench.bundles import make_null_bundle
+from edgert.signing import new_key
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ROOT / "examples/digits"
@@ -48,18 +53,65 @@ def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
             "--holdout", str(DIGITS / "holdout.npz"), "--target", "this-machine",
             "--key", str(folder / "keys/default.key.pem"), "--out", str(folder / "digits.edgert"),
         )  # fmt: skip
-        (state / "keys").mkdir(parents=True)
-        shutil.copy(folder / "keys/default.pem", state / "keys")
-        (state / "config.toml").write_text(f'device = "d-bench"\nprofile = "this-machine"\n{config}')
-        edgertd(state, "start")
-        edgertd(state, "install", str(folder / "digits.edgert"))
-        edgertd(state, "activate", "digits")
-        edgertd(state, "mark-good", "digits")
+        start(state, (folder / "keys/default.pem").read_bytes(), config)
+        deploy(state, "digits", folder / "digits.edgert")
         yield state, state / "edgert.sock"
     finally:
         if state.exists():
             edgertd(state, "stop")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def null_device(items: Mapping[str, NDArray[Any]], config: str = "", *, delay_s: float = 0.0) -> Iterator[Path]:
+    """A daemon of its own with a model on the null engine per entry, of that input: the state folder."""
+    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
+    state, key = folder / "state", new_key()
+    try:
+        start(state, key.public.pem(), config)
+        for model, item in items.items():
+            deploy(state, model, make_null_bundle(folder, key, model, item, delay_s=delay_s))
+        yield state
+    finally:
+        if state.exists():
+            edgertd(state, "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(state: Path, public_pem: bytes, config: str = "") -> None:
+    """Start a daemon on a new state folder. `config` is appended to its config.toml."""
+    (state / "keys").mkdir(parents=True)
+    (state / "keys" / "bench.pem").write_bytes(public_pem)
+    (state / "config.toml").write_text(f'device = "d-bench"\nprofile = "this-machine"\n{config}')
+    edgertd(state, "start")
+
+
+def deploy(state: Path, model: str, bundle: Path) -> None:
+    """Make the bundle's model live and keep it."""
+    edgertd(state, "install", str(bundle))
+    edgertd(state, "activate", model)
+    edgertd(state, "mark-good", model)
+
+
+def serving(state: Path, model: str) -> dict[str, Any]:
+    """What the daemon says of a model."""
+    return dict(next(m for m in edgertd(state, "status")["models"] if m["model"] == model)["serving"])
+
+
+def pin(pids: Sequence[int], cores: set[int] | None) -> None:
+    """Put every thread of the processes on `cores`; None: on all there are."""
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), cores or set(range(os.cpu_count() or 1)))
+
+
+def processes(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split()]
+    return found
 
 
 def edgert(*words: str) -> None:

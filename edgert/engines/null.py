@@ -1,7 +1,8 @@
 """The null engine: the specification of the seam, with no vendor in it.
 
 Its artifact is a JSON file. `{"op": "copy"}` gives output i the values of input i; `{"op": "sum"}`
-gives each output, per item, the sum of input 0 in every element. `delay_s` is how long one run takes.
+gives each output, per item, the sum of input 0 in every element; `{"op": "zeros"}` looks at no input. `delay_s` is
+how long one run takes.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class NullEngine:
             raise EngineFailed(
                 f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}"
             ) from error
-        if op not in ("copy", "sum"):
-            raise EngineFailed(f"null engine knows 'copy' and 'sum', not {op!r}")
+        if op not in ("copy", "sum", "zeros"):
+            raise EngineFailed(f"null engine knows 'copy', 'sum' and 'zeros', not {op!r}")
         return NullSession(artifact.inputs, artifact.outputs, op, delay_s)
 
 
@@ -52,6 +53,8 @@ class NullSession:
             time.sleep(self._delay_s)
         if self._op == "copy":
             return [array.astype(spec.dtype) for array, spec in zip(tensors, self.outputs, strict=False)]
+        if self._op == "zeros":
+            return [np.zeros((len(tensors[0]), *spec.item_shape), spec.dtype) for spec in self.outputs]
         first = tensors[0]
         sums = first.reshape(len(first), -1).sum(axis=1)
         return [_spread(sums, spec) for spec in self.outputs]

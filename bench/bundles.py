@@ -1,0 +1,86 @@
+"""Bundles for benchmarks: a model of one input and one output, without the packager."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle import write_bundle
+from edgert.engines import engine_by_name
+from edgert.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.signing import SigningKey
+from edgert.tensors import DATATYPES, TensorSpec
+
+
+def make_bundle(
+    folder: Path,
+    key: SigningKey,
+    model: str,
+    engine: str,
+    program: bytes,
+    item: NDArray[Any],
+    answer: NDArray[Any],
+    *,
+    precision: str = "fp32",
+    release: int = 1,
+) -> Path:
+    """A signed bundle for this machine, of `program` as the engine takes it: input `x`, output `y`, any batch.
+
+    `item` and `answer` (both of batch 1) give shapes and datatypes, and are the golden sample.
+    """
+    files = folder / f"{model}-{release}-files"
+    files.mkdir(parents=True)
+    entry = "model.onnx" if engine == "onnxruntime" else "model.json"
+    (files / entry).write_bytes(program)
+    np.save(files / "input.npy", item)
+    np.save(files / "output.npy", answer)
+    paths = {path.name: path for path in sorted(files.iterdir())}
+    entries = {
+        name: FileEntry(name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for name, path in paths.items()
+    }
+    manifest = Manifest(
+        model=model,
+        release=release,
+        inputs=(_spec("x", item),),
+        outputs=(_spec("y", answer),),
+        files=tuple(entries.values()),
+        artifacts=(
+            ArtifactEntry(
+                id=engine,
+                engine=engine,
+                precision=precision,
+                entry=entry,
+                files=(entry,),
+                golden_outputs=("output.npy",),
+                golden_atol=(float(np.ptp(answer)) * 0.01 + 1e-6,),
+                accuracy=Accuracy("top1", samples=1, fp32=1.0, artifact=1.0, max_drop=0.01),
+                tools={engine: engine_by_name(engine).version()},
+            ),
+        ),
+        targets=(TargetEntry("this-machine", (), (engine,)),),
+        golden_inputs=("input.npy",),
+        source_sha256=entries[entry].sha256,
+        source_size_bytes=entries[entry].size_bytes,
+    )
+    bundle = folder / f"{model}-{release}.edgert"
+    write_bundle(bundle, manifest, paths, key)
+    return bundle
+
+
+def make_null_bundle(
+    folder: Path, key: SigningKey, model: str, item: NDArray[Any], *, delay_s: float = 0.0, release: int = 1
+) -> Path:
+    """A model that looks at nothing and gives ten zeros: what is left of a request's time is the daemon's."""
+    program = json.dumps({"op": "zeros", "delay_s": delay_s}).encode()
+    answer = np.zeros((1, 10), np.float32)
+    return make_bundle(folder, key, model, "null", program, item, answer, release=release)
+
+
+def _spec(name: str, array: NDArray[Any]) -> TensorSpec:
+    return TensorSpec(name, DATATYPES[array.dtype.name], (-1, *array.shape[1:]))

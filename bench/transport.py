@@ -1,0 +1,127 @@
+"""What a round trip costs by payload, over the socket and over shared memory: one client.
+
+The model looks at nothing (the null engine, ten numbers out), so what is left is the way there and back: payloads of
+4 KB, 150 KB (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us`
+is p50 less the p50 of `Session.run` on the same array in a process of its own: the median over the rounds, in
+which all cases of a placement take turns. Frames under 16 KB go over the socket whatever is asked.
+
+Both placements are shown, client and daemon pinned to one core and free: where an idle core must be woken, that
+costs more than the way itself.
+
+    python -m bench.transport            # a table
+    python -m bench.transport --json     # JSON lines
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import Ask, Clients, Load, emit, null_device, pin, serving
+from bench.raw import open_session
+from edgert import Client
+
+PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
+HIT = "150 KB"
+HIT_DELAY_S = 0.002  # an engine slow enough for the cache to stay on
+TRANSPORTS = {"socket": "socket", "shared": "auto"}
+TARGETS_US = {
+    ("4 KB", "socket"): 20,
+    ("150 KB", "socket"): 40,
+    ("150 KB", "shared"): 12,
+    ("1.2 MB", "shared"): 60,
+    ("150 KB hit", "socket"): 40,
+    ("150 KB hit", "shared"): 20,
+}
+COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "over_us", "target_us")
+
+Make = Callable[[int], Ask]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one round of one case")
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    items = {name: rng.integers(0, 256, (1, *shape), np.uint8) for name, shape in PAYLOADS.items()}
+    models = {_model(name): item for name, item in items.items()}
+    rows: list[dict[str, Any]] = []
+    with null_device(models) as state, null_device({"hit": items[HIT]}, delay_s=HIT_DELAY_S) as slow:
+        workers = [serving(state, model)["pid"] for model in models] + [serving(slow, "hit")["pid"]]
+        makes: dict[tuple[str, str], Make] = {}
+        for name, item in items.items():
+            makes[name, "raw"] = raw(state, _model(name), item)
+            for transport in TRANSPORTS:
+                makes[name, transport] = ours(state, _model(name), item, transport, cache=False)
+        for transport in TRANSPORTS:
+            makes[f"{HIT} hit", transport] = ours(slow, "hit", items[HIT], transport, cache=True)
+        for placement, cores in (("one core", {0}), ("free", None)):
+            print(placement, file=sys.stderr)
+            pin(workers, cores)
+            rows += measure(makes, placement, cores, options.rounds, options.seconds)
+        cache = serving(slow, "hit")["cache"]
+    assert cache["hits"] > 0.9 * (cache["hits"] + cache["misses"]), cache
+    emit(rows, COLUMNS, options.json)
+
+
+def measure(
+    makes: dict[tuple[str, str], Make], placement: str, cores: set[int] | None, rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    groups = {case: Clients(1, make, cores) for case, make in makes.items()}
+    loads: dict[tuple[str, str], list[Load]] = {case: [] for case in groups}
+    for _ in range(rounds):
+        for case, group in groups.items():
+            loads[case].append(group.round(seconds))
+    for group in groups.values():
+        group.close()
+    rows = []
+    for (payload, transport), seen in loads.items():
+        if transport == "raw":
+            continue
+        hit = payload.endswith(" hit")
+        base = [0.0] * rounds if hit else [load.p50_us for load in loads[payload, "raw"]]
+        rows.append(
+            {
+                "placement": placement,
+                "payload": payload,
+                "transport": transport,
+                "p50_us": round(statistics.median(load.p50_us for load in seen), 1),
+                "p99_us": round(statistics.median(load.p99_us for load in seen), 1),
+                "raw_p50_us": round(statistics.median(base), 1),
+                "over_us": round(statistics.median(s.p50_us - b for s, b in zip(seen, base, strict=True)), 1),
+                "target_us": TARGETS_US.get((payload, transport)) if placement == "one core" else None,
+            }
+        )
+    return rows
+
+
+def raw(state: Path, model: str, item: Any) -> Make:
+    def make(_: int) -> Ask:
+        session = open_session(state, 1, model)
+        return lambda: session.run([item])
+
+    return make
+
+
+def ours(state: Path, model: str, item: Any, transport: str, *, cache: bool) -> Make:
+    def make(_: int) -> Ask:
+        client = Client(state / "edgert.sock", transport=TRANSPORTS[transport])
+        return lambda: client.infer(model, item, cache=cache)
+
+    return make
+
+
+def _model(payload: str) -> str:
+    return "m" + payload.replace(" ", "").replace(".", "-").lower()
+
+
+if __name__ == "__main__":
+    main()
