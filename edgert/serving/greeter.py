@@ -2,7 +2,8 @@
 
 Whoever sends a hello slowly waits alone, under a deadline. A client's hello is mostly there when its connection is
 accepted; then it never takes a place here. Where the places are full, the oldest gives way: so a flood of
-connections that say nothing keeps nobody out.
+connections that say nothing keeps nobody out. How many are taken a second is bounded, so that a flood does not take
+the processors from those who are connected: the rest waits in the kernel's queue, for 2 s where that is full.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from edgert.serving.service import reject
 HELLO_S_MAX = 5.0
 GREETINGS_MAX = 256
 ACCEPTS_MAX = 64  # a turn: the loop has other work too
+ACCEPTS_PER_S_MAX = 2000.0
+BURST_MAX = 512  # as many as a model's clients may come back at once when it moves
+FLOOD_PAUSE_S = 0.01
 ACCEPT_PAUSE_S = 0.1  # when descriptors or memory have run out
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256  # what Python takes in one option; who is in more is judged by user and first group
@@ -42,10 +46,11 @@ class Greeter:
         self._places: dict[socket.socket, _Greeting] = {}  # oldest first
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
+        self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
 
     def accept(self, listener: socket.socket) -> None:
         """Take what connections there are."""
-        for _ in range(ACCEPTS_MAX):
+        for _ in range(self._allowance()):
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -53,12 +58,15 @@ class Greeter:
             except ConnectionError:
                 continue
             except OSError:  # out of descriptors or memory: the backlog waits a moment
-                self._pause(listener)
+                self._pause(listener, ACCEPT_PAUSE_S)
                 return
+            self._allowed -= 1
             sock.setblocking(False)
             greeting = _Greeting(sock, self._clock() + HELLO_S_MAX)
             if not self._heard(greeting):
                 self._give_place(greeting)
+        if self._allowed < 1:
+            self._pause(listener, FLOOD_PAUSE_S)
 
     def tick(self) -> None:
         """Drop whose time is up."""
@@ -74,9 +82,16 @@ class Greeter:
         times += [self._resume_at_s] if self._paused is not None else []
         return min(times, default=None)
 
-    def _pause(self, listener: socket.socket) -> None:
+    def _allowance(self) -> int:
+        """How many connections may be taken in this turn."""
+        now_s = self._clock()
+        self._allowed = min(BURST_MAX, self._allowed + (now_s - self._allowed_at_s) * ACCEPTS_PER_S_MAX)
+        self._allowed_at_s = now_s
+        return min(ACCEPTS_MAX, int(self._allowed))
+
+    def _pause(self, listener: socket.socket, pause_s: float) -> None:
         self._selector.unregister(listener)
-        self._paused, self._resume_at_s = listener, self._clock() + ACCEPT_PAUSE_S
+        self._paused, self._resume_at_s = listener, self._clock() + pause_s
 
     def _give_place(self, greeting: _Greeting) -> None:
         if len(self._places) >= GREETINGS_MAX:

@@ -1,0 +1,111 @@
+"""What hostile clients cost a good one: its p99 under each attack over its p99 in the quiet rounds between.
+
+The good client asks digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs in a process of
+its own at the lowest priority, on the same model. Quiet rounds and rounds under attack alternate; figures are
+medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is by how much the daemon's
+memory (PSS) was larger a moment after the last round than before the first, `descriptors_left` how many more
+descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
+
+    python -m bench.hostile            # a table
+    python -m bench.hostile --json     # JSON lines
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.attacks import ATTACKS, Attacker
+from bench.common import DIGITS, Ask, Clients, Load, digits_device, edgertd, emit
+from edgert import Client
+from edgert.serving.memory import process_mb
+
+SETTLE_S = 0.3
+COLUMNS = (
+    "attack",
+    "strikes_per_s",
+    "quiet_p50_us",
+    "p50_us",
+    "quiet_p99_us",
+    "p99_us",
+    "times_p99",
+    "grew_mb",
+    "descriptors_left",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one round")
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
+    options = parser.parse_args()
+    rows = []
+    with digits_device() as (state, path):
+        good = Clients(1, lambda _: asking(path))
+        for attack in options.attacks:
+            print(attack, file=sys.stderr)
+            try:
+                rows.append(measure(attack, state, path, good, options.rounds, options.seconds))
+            except EOFError:
+                sys.exit(f"{attack}: a request of the good client failed")
+        good.close()
+    emit(rows, COLUMNS, options.json)
+
+
+def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, seconds: float) -> dict[str, Any]:
+    attacker = Attacker(attack, path, "digits")
+    before = held(state)
+    quiet: list[Load] = []
+    under: list[Load] = []
+    strikes = 0
+    for _ in range(rounds):
+        quiet.append(good.round(seconds))
+        attacker.begin()
+        time.sleep(SETTLE_S)
+        under.append(good.round(seconds))
+        strikes += attacker.end()
+        time.sleep(SETTLE_S)
+    attacker.close()
+    time.sleep(1.0)
+    after = held(state)
+    return {
+        "attack": attack,
+        "strikes_per_s": round(strikes / rounds / (seconds + SETTLE_S)),
+        "quiet_p50_us": round(statistics.median(load.p50_us for load in quiet)),
+        "p50_us": round(statistics.median(load.p50_us for load in under)),
+        "quiet_p99_us": round(statistics.median(load.p99_us for load in quiet)),
+        "p99_us": round(statistics.median(load.p99_us for load in under)),
+        "times_p99": f"{statistics.median(u.p99_us / q.p99_us for u, q in zip(under, quiet, strict=True)):.2f}",
+        "grew_mb": round(after[0] - before[0], 1),
+        "descriptors_left": after[1] - before[1],
+    }
+
+
+def asking(path: Path) -> Ask:
+    """One request of the good client; one that fails ends the benchmark."""
+    image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
+    client = Client(path)
+    return lambda: client.infer("digits", image, cache=False)
+
+
+def held(state: Path) -> tuple[float, int]:
+    """What the daemon's supervisor and workers hold: memory in MB (PSS), descriptors."""
+    status = edgertd(state, "status")
+    pids = [status["daemon"]["pid"], *(model["serving"]["pid"] for model in status["models"])]
+    with contextlib.suppress(OSError):
+        return sum(process_mb(pid) or 0.0 for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+    sys.exit("a process of the daemon ended during the benchmark")
+
+
+if __name__ == "__main__":
+    main()
