@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import time
 from pathlib import Path
@@ -16,8 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.http_client import HttpAsker
 from edgert import Client
 from edgert.serving.control import ask
+from edgert.serving.memory import process_mb
 from tests.devices import Device, a_device, wait_until
 
 SIZES_BYTES = (4096, 150_528, 1_228_800)
@@ -25,35 +26,20 @@ ROUNDS, REQUESTS = 30, 20
 CONFIG = '[serving]\ncache_mb = 0\n[http]\nlisten = "127.0.0.1:0"\n'
 
 
-class HttpAsker:
-    """The least that a client does: one connection, a request made beforehand."""
-
-    def __init__(self, port: int, values: NDArray[np.float32]) -> None:
-        size = {"binary_data_size": values.nbytes}
-        tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
-        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        fields = f"Host: localhost\r\nInference-Header-Content-Length: {len(head)}\r\n"
-        start = f"POST /v2/models/echo/infer HTTP/1.1\r\n{fields}Content-Length: {len(head) + values.nbytes}\r\n\r\n"
-        self._request = start.encode() + head + values.tobytes()
-        self._end = values.tobytes()[-64:]
-        self._sock = socket.create_connection(("127.0.0.1", port))
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._room = memoryview(bytearray(2 * values.nbytes + 4096))
-
-    def ask(self) -> None:
-        self._sock.sendall(self._request)
-        at = size = 0
-        while not size or at < size:
-            at += self._sock.recv_into(self._room[at:])
-            if not size and (end := bytes(self._room[: min(at, 4096)]).find(b"\r\n\r\n")) > 0:
-                fields = bytes(self._room[:end]).lower()
-                size = end + 4 + int(fields.split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0])
-        assert bytes(self._room[at - 64 : at]) == self._end
+def http_asker(port: int, values: NDArray[np.float32]) -> HttpAsker:
+    size = {"binary_data_size": values.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    fields = {"Inference-Header-Content-Length": str(len(head))}
+    return HttpAsker(
+        ("127.0.0.1", port), "/v2/models/echo/infer", fields, head + values.tobytes(), 2 * values.nbytes + 4096
+    )
 
 
 def measure(device: Device, values: NDArray[np.float32], port: int) -> dict[str, list[float]]:
     client = Client(device.socket)
-    http = HttpAsker(port, values)
+    http = http_asker(port, values)
+    assert bytes(http.ask()[-64:]) == values.tobytes()[-64:]
     ways = {"local": lambda: client.infer("echo", values), "http": http.ask}
     took_us: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
@@ -70,11 +56,6 @@ def http_pid(device: Device) -> int:
     daemon = ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"]
     children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
     return next(int(c) for c in children if b"edgert.http" in Path(f"/proc/{c}/cmdline").read_bytes())
-
-
-def pss_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def main() -> None:
@@ -94,7 +75,7 @@ def main() -> None:
                 print(
                     f"{placement:9} {size:8} bytes   local {local:6.0f} us (p99 {p99['local']:6.0f})   "
                     f"http {http:6.0f} us (p99 {p99['http']:6.0f})   +{http - local:5.0f} us   x{http / local:4.1f}   "
-                    f"server {pss_mb(http_pid(device)):4.0f} MB PSS",
+                    f"server {process_mb(http_pid(device)) or 0:4.0f} MB PSS",
                     flush=True,
                 )
 

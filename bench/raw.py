@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgert.config import StateDir, read_config
-from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.installer import load_version
 from edgert.slots import SlotStore
 
 
 def open_session(state_folder: Path, threads: int, model: str = "digits") -> Session:
     """The session of `model`'s live version on as many threads as the worker was found to use (`edgertd status`)."""
+    artifact = live_artifact(state_folder, model)
+    return engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=threads))
+
+
+def live_artifact(state_folder: Path, model: str = "digits") -> LocalArtifact:
+    """The first artifact of `model`'s live version."""
     state = StateDir(state_folder)
     config = read_config(state)
     store = SlotStore(state.models / model)
@@ -20,5 +26,4 @@ def open_session(state_folder: Path, threads: int, model: str = "digits") -> Ses
     assert active is not None, f"{model} is not live in {state_folder}"
     assert slots.active is not None
     version = load_version(store.slot_folder(slots.active), active.digest, config)
-    artifact = version.artifacts[0]
-    return engine_by_name(artifact.engine).load(version.local(artifact), EngineOptions(threads=threads))
+    return version.local(version.artifacts[0])

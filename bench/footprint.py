@@ -1,0 +1,222 @@
+"""What the daemon takes while it serves one small model (digits, INT8 on ONNX Runtime) and while it does nothing.
+
+- **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: less what loading
+  the engine and the model adds to a Python that has NumPy, measured in processes of their own.
+- **Idle**: the processor time and the wake-ups of all of the daemon's processes over `--idle-seconds`, after requests,
+  one client still connected; with the forwarder of telemetry, connected to a mosquitto where one is installed.
+- **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
+  engine: with what was learned at an earlier start, and without.
+
+    python -m bench.footprint            # a table
+    python -m bench.footprint --json     # JSON lines
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import DIGITS, ROOT, digits_device, edgertd, emit, processes, serving
+from bench.peer_servers.session import write_spec
+from bench.raw import live_artifact
+from edgert import Client
+from edgert.errors import Unavailable
+from edgert.serving.memory import process_mb
+from tests.brokers import Broker
+
+COLUMNS = ("what", "seen", "unit", "target", "met")
+START_S_MAX = 60.0
+SETTLE_S = 5.0
+
+# They stay until told to end, so that all are measured while all are there.
+WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
+WITH_ENGINE = """
+import sys
+from pathlib import Path
+import numpy
+from bench.peer_servers.session import open_spec
+session = open_spec(Path(sys.argv[1]))
+session.run([numpy.zeros((1, *session.inputs[0].item_shape), session.inputs[0].dtype)])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--idle-seconds", type=float, default=60.0)
+    parser.add_argument("--starts", type=int, default=5)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        config = stack.enter_context(broker_config())
+        state, path = stack.enter_context(digits_device(config))
+        rows = [
+            *memory(state, path),
+            *idle(state, path, options.idle_seconds),
+            *cold_start(state, path, options.starts),
+        ]
+    emit(rows, COLUMNS, options.json)
+
+
+def memory(state: Path, path: Path) -> list[dict[str, Any]]:
+    print("memory", file=sys.stderr)
+    ask(path, 200)
+    supervisor, worker = edgertd(state, "status")["daemon"]["pid"], serving(state, "digits")["pid"]
+    spec = state.parent / "spec.json"
+    write_spec(spec, live_artifact(state), serving(state, "digits")["threads"])
+    with bare(WITH_NUMPY) as plain, bare(WITH_ENGINE, str(spec)) as loaded:
+        engine_mb = mb(loaded) - mb(plain)
+        supervisor_mb, worker_mb = mb(supervisor), mb(worker)
+    return [
+        row("supervisor", supervisor_mb, "MB PSS", 25.0),
+        row("worker", worker_mb, "MB PSS"),
+        row("engine and weights", engine_mb, "MB PSS"),
+        row("worker above engine and weights", worker_mb - engine_mb, "MB PSS", 30.0),
+    ]
+
+
+def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
+    print(f"idle for {seconds:.0f} s", file=sys.stderr)
+    supervisor = edgertd(state, "status")["daemon"]["pid"]
+    with Client(path) as client:
+        image = sample()
+        for _ in range(200):
+            client.infer("digits", image)
+        time.sleep(SETTLE_S)
+        pids = processes(supervisor)
+        before = {pid: spent(pid) for pid in pids}
+        time.sleep(seconds)
+        used = {pid: tuple(b - a for a, b in zip(before[pid], spent(pid), strict=True)) for pid in pids}
+    rows = []
+    for pid, (cpu_s, wakes) in used.items():
+        name = name_of(pid, supervisor)
+        rows.append(row(f"idle, {name}: processor", 100 * cpu_s / seconds, "% of a core"))
+        rows.append(row(f"idle, {name}: wake-ups", 60 * wakes / seconds, "a minute"))
+    total = sum(cpu_s for cpu_s, _ in used.values())
+    return [*rows, row("idle, all: processor", 100 * total / seconds, "% of a core", 0.1)]
+
+
+def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
+    print("cold starts", file=sys.stderr)
+    edgertd(state, "stop")
+    engine, kept, anew = [], [], []
+    for _ in range(starts):
+        engine.append(import_s())
+        kept.append(start_s(state, path))
+        shutil.rmtree(state / "learned")
+        anew.append(start_s(state, path))
+    after = [a - b for a, b in zip(kept, engine, strict=True)]
+    return [
+        row("a Python that imports the engine", statistics.median(engine), "s"),
+        row("start to first answer", statistics.median(kept), "s"),
+        row("start to first answer, nothing learned yet", statistics.median(anew), "s"),
+        row("start to first answer, less the engine's import", statistics.median(after), "s", 1.0),
+    ]
+
+
+def start_s(state: Path, path: Path) -> float:
+    """The daemon's process begins; a client asks until it is answered; the daemon ends."""
+    began = time.monotonic()
+    code = "import sys; from edgert.cli import main; sys.exit(main())"
+    log = (state / "bench.log").open("ab")
+    daemon = subprocess.Popen([sys.executable, "-c", code, "--state", str(state), "serve"], stderr=log)
+    image = sample()
+    try:
+        while True:
+            try:
+                with Client(path) as client:
+                    client.infer("digits", image)
+                return time.monotonic() - began
+            except Unavailable as error:
+                if daemon.poll() is not None or time.monotonic() - began > START_S_MAX:
+                    sys.exit(f"the daemon does not answer: {error.message}")
+                time.sleep(0.002)
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        log.close()
+
+
+def import_s() -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import onnxruntime"], check=True)
+    return time.monotonic() - began
+
+
+def ask(path: Path, times: int) -> None:
+    image = sample()
+    with Client(path) as client:
+        for _ in range(times):
+            client.infer("digits", image, cache=False)
+
+
+def sample() -> Any:
+    return np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
+
+
+def mb(pid: int) -> float:
+    return process_mb(pid) or 0.0
+
+
+def spent(pid: int) -> tuple[float, int]:
+    """The processor time in seconds and the wake-ups of a process so far, over all its threads."""
+    cpu_ns = wakes = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        cpu_ns += int((task / "schedstat").read_text().split()[0])
+        wakes += int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return cpu_ns / 1e9, wakes
+
+
+def name_of(pid: int, supervisor: int) -> str:
+    if pid == supervisor:
+        return "supervisor"
+    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return "forwarder" if b"edgert.telemetry.forwarder" in words else "worker"
+
+
+@contextmanager
+def bare(code: str, *words: str) -> Iterator[int]:
+    """A Python that runs `code` until it has said that it is ready, and stays: its process id."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+    finally:
+        process.communicate()
+
+
+@contextmanager
+def broker_config() -> Iterator[str]:
+    """A mosquitto of our own and the configuration that uses it; nothing where none is installed."""
+    if not shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
+        print("no mosquitto is installed: idle is measured without telemetry", file=sys.stderr)
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, Broker.in_folder(Path(folder)) as broker:
+        yield f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
+
+
+def row(what: str, seen: float, unit: str, target: float | None = None) -> dict[str, Any]:
+    met = None if target is None else seen < target
+    return {"what": what, "seen": round(seen, 3), "unit": unit, "target": target, "met": met}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""An HTTP client that does the least a client can: one connection kept alive, a request made beforehand."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+HEAD_BYTES_MAX = 4096
+
+
+class HttpAsker:
+    """Sends the same POST again and again to a (host, port) or a Unix socket. The answer must state its length."""
+
+    def __init__(
+        self,
+        address: tuple[str, int] | Path,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        answer_bytes_max: int = 65536,
+    ) -> None:
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+        self._request = head.encode() + body
+        if isinstance(address, Path):
+            self._sock = socket.socket(socket.AF_UNIX)
+            self._sock.connect(os.fspath(address))
+        else:
+            self._sock = socket.create_connection(address)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._room = memoryview(bytearray(HEAD_BYTES_MAX + answer_bytes_max))
+
+    def ask(self) -> memoryview:
+        """One round trip; the answer's body, until the next. Ends with an assertion where the status is not 200."""
+        self._sock.sendall(self._request)
+        room, at, end, size = self._room, 0, -1, 0
+        while end < 0 or at < size:
+            count = self._sock.recv_into(room[at:])
+            assert count, "the server closed the connection"
+            at += count
+            if end < 0 and (end := bytes(room[: min(at, HEAD_BYTES_MAX)]).find(b"\r\n\r\n")) > 0:
+                fields = bytes(room[:end]).lower()
+                assert fields[9:12] == b"200", bytes(room[:at])
+                size = end + 4 + int(fields.split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0])
+        return room[end + 4 : size]

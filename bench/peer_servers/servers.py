@@ -1,0 +1,138 @@
+"""The peers as running servers: started on a free port, asked once, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common import ROOT, Ask, free_port
+from bench.http_client import HttpAsker
+from bench.peer_servers.environments import environment
+
+START_S_MAX = 60.0
+BINARY = {"Content-Type": "application/octet-stream"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A peer that answers: its first process, and what makes a client that asks for one array."""
+
+    name: str
+    pid: int
+    asking: Callable[[NDArray[Any]], Ask]
+
+
+def fastapi_tcp(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+    port = free_port()
+    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(port)], _binary(("127.0.0.1", port), "/infer")
+
+
+def fastapi_unix(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+    path = folder / "fastapi.sock"
+    return ["-m", "bench.peer_servers.fastapi_server", str(spec), str(path)], _binary(path, "/infer")
+
+
+def litserve(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+    port = free_port()
+    return ["-m", "bench.peer_servers.litserve_server", str(spec), str(port)], _binary(("127.0.0.1", port), "/predict")
+
+
+def mlserver(folder: Path, spec: Path) -> tuple[list[str], Callable[[NDArray[Any]], Ask]]:
+    place = folder / "mlserver"
+    place.mkdir()
+    ports = {f"{kind}_port": free_port() for kind in ("http", "grpc", "metrics")}
+    settings = {"host": "127.0.0.1", "parallel_workers": 0, "debug": False, "use_structured_logging": False, **ports}
+    (place / "settings.json").write_text(json.dumps(settings))
+    model = {
+        "name": "digits",
+        "implementation": "bench.peer_servers.mlserver_model.Digits",
+        "parameters": {"uri": str(spec)},
+    }
+    (place / "model-settings.json").write_text(json.dumps(model))
+
+    def asking(array: NDArray[Any]) -> Ask:
+        tensor = {"name": "image", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
+        body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+        asker = HttpAsker(
+            ("127.0.0.1", ports["http_port"]), "/v2/models/digits/infer", {"Content-Type": "application/json"}, body
+        )
+        return lambda: np.array(json.loads(bytes(asker.ask()))["outputs"][0]["data"], np.float32)
+
+    return ["-c", "from mlserver.cli import main; main()", "start", str(place)], asking
+
+
+def _binary(address: tuple[str, int] | Path, target: str) -> Callable[[NDArray[Any]], Ask]:
+    def asking(array: NDArray[Any]) -> Ask:
+        asker = HttpAsker(address, target, BINARY, array.tobytes())
+        return lambda: np.frombuffer(asker.ask(), np.float32).copy()
+
+    return asking
+
+
+# name -> the environment it runs in, and how it is started and asked
+PEERS = {
+    "fastapi": ("fastapi", fastapi_tcp),
+    "fastapi-unix": ("fastapi", fastapi_unix),
+    "litserve": ("litserve", litserve),
+    "mlserver": ("mlserver", mlserver),
+}
+
+
+@contextmanager
+def running(name: str, environments: Path, folder: Path, spec: Path, item: NDArray[Any]) -> Iterator[Server]:
+    """The peer `name`, answering. `folder` is for its own files. Raises OSError where it does not come up."""
+    home, make = PEERS[name]
+    python = environment(environments, home)
+    words, asking = make(folder, spec)
+    log = (folder / f"{name}.log").open("wb")
+    # Only what the peers import is on their path: ours are the engine's wrapper and the model.
+    server = subprocess.Popen(
+        [str(python), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        _first_answer(server, lambda: asking(item), folder / f"{name}.log")
+        yield Server(name, server.pid, asking)
+    finally:
+        log.close()
+        _stop(server)
+
+
+def _first_answer(server: subprocess.Popen[bytes], make: Callable[[], Ask], log: Path) -> None:
+    until = time.monotonic() + START_S_MAX
+    while True:
+        try:
+            make()()
+            return
+        except (OSError, AssertionError) as error:  # not up yet, or its model is not
+            if server.poll() is not None or time.monotonic() > until:
+                said = "; ".join(log.read_text(errors="replace").strip().splitlines()[-2:])
+                raise OSError(f"does not answer: {error}; {said}") from error
+        time.sleep(0.1)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End it and what it has started: some leave workers behind."""
+    try:
+        os.killpg(server.pid, 15)
+        server.wait(10)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, 9)
+    server.wait(10)
