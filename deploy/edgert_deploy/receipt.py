@@ -9,8 +9,8 @@ out. It holds no time of day, no path and no duration of the build: the same inp
      "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text],
                   "fallbacks": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
                                  "trials": [{"count", "passed", "drop"}], "spent"}]}],
-     "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "size_bytes", "judged_by", "tools",
-                     "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
+     "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "qat", "size_bytes", "judged_by",
+                     "tools", "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
                      "also": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
@@ -99,6 +99,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "precision": artifact.precision,
         "kind": artifact.kind,
         "float_layers": list(artifact.float_layers),
+        "qat": artifact.qat,
         "size_bytes": candidate.size_bytes,
         "judged_by": artifact.judged_by,
         "tools": artifact.tools,

@@ -6,21 +6,22 @@ so that a hostile one ends there, and shapes which no inference finds are known 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from edgert.engines import LocalArtifact
-from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.convert import Conversion, converted, digest_and_size, framework_of
+from edgert_deploy.qat import float_of, is_quantised
 from edgert_deploy.source_onnx import tensors
 from edgert_deploy.source_probe import probe
 from edgert_deploy.source_tflite import is_tflite
 
 SOURCE_BYTES_MAX = 2**31 - 1  # what one protobuf message holds, and what a flatbuffer's offsets reach
-QUANTISED_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 Kind = Literal["onnx", "tflite"]
 
@@ -70,7 +71,9 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
 
     proto = ModelProto()
     proto.ParseFromString(probed.data)
-    return SourceModel(path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=_is_quantised(proto))
+    quantised = is_quantised(proto)
+    proto = proto if quantised else _with_float_weights(proto)
+    return SourceModel(path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised)
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
@@ -98,8 +101,17 @@ def computes_in_fp16(source: SourceModel) -> bool:
     return source.proto is not None and any(t.data_type == TensorProto.FLOAT16 for t in tensors(source.proto))
 
 
-def _is_quantised(proto: Any) -> bool:
-    return any(node.op_type in QUANTISED_OPS for node in proto.graph.node)
+def float_proto(source: SourceModel) -> Any:
+    """The ONNX model in float: itself, or what `qat.float_of` makes of a quantised one. Raises BuildFailed."""
+    return float_of(source.proto) if source.quantised else source.proto
+
+
+def _with_float_weights(proto: Any) -> Any:
+    """The model itself, or one that keeps its weights in INT8 and computes in float, with its weights in float."""
+    if any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
+        with contextlib.suppress(BuildFailed):
+            return float_of(proto)
+    return proto
 
 
 def _read(path: Path) -> bytes:

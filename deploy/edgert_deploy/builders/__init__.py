@@ -35,7 +35,7 @@ class Artifact:
     `judged_by` names the engine that measures the artifact's accuracy on this host: the target's own
     where it runs here, else the nearest that reads the same file (TensorRT's Q/DQ graph: onnxruntime).
     `tools` are the versions that had a hand in it, for the receipt. `float_layers` names the layers that an INT8
-    artifact computes in float, where accuracy needs it.
+    artifact computes in float, where accuracy needs it. `qat`: its scales are those that the source came with.
     """
 
     engine: str
@@ -45,6 +45,7 @@ class Artifact:
     judged_by: str
     tools: dict[str, str]
     float_layers: tuple[str, ...] = ()
+    qat: bool = False
 
     @property
     def kind(self) -> str:

@@ -1,7 +1,7 @@
 """ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
 
 x86's INT8 instructions multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x.
-ARM's multiply signed by signed. FP16 halves the file; processors without FP16 arithmetic compute it in FP32.
+ARM's multiply signed by signed. A model that is quantised already stays as it is. FP16 halves the file; processors without FP16 arithmetic compute it in FP32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, to_fp16
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})
 
@@ -33,16 +33,20 @@ class ONNXRuntimeBuilder:
         float_layers: Sequence[Layer] = (),
     ) -> Artifact:
         path = out_dir / "model.onnx"
-        if precision == "fp32":
+        keeps = source.quantised and precision == "int8"
+        if keeps:
+            progress("onnxruntime: keeping the model's own quantisation")
             write_proto(source.proto, path)
+        elif precision == "fp32":
+            write_proto(float_proto(source), path)
         elif precision == "fp16":
-            write_proto(to_fp16(source.proto, source), path)
+            write_proto(to_fp16(float_proto(source), source), path)
         else:
             recipe = recipe_for(source, profile)
             progress(f"onnxruntime: quantising ({recipe.activations} activations)")
             write_proto(quantize(source, calibration, recipe, float_layers), path)
         names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (), self.engine, tool_versions(), names)
+        return Artifact(self.engine, precision, path, (), self.engine, tool_versions(), names, keeps)
 
 
 def recipe_for(source: SourceModel, profile: DeviceProfile) -> Recipe:

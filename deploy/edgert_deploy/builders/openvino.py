@@ -20,7 +20,7 @@ from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.quiet import quiet
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
 
@@ -38,7 +38,8 @@ class OpenVINOBuilder:
         progress: Callable[[str], None],
         float_layers: Sequence[Layer] = (),
     ) -> Artifact:
-        progress("openvino: quantising with NNCF" if precision == "int8" else "openvino: converting")
+        keeps = source.quantised and precision == "int8"
+        progress("openvino: quantising with NNCF" if precision == "int8" and not keeps else "openvino: converting")
         path = out_dir / "model.xml"
         try:
             with quiet():
@@ -50,7 +51,7 @@ class OpenVINOBuilder:
             ) from error
         _strip_notes(path)
         names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (path.with_suffix(".bin"),), self.engine, versions, names)
+        return Artifact(self.engine, precision, path, (path.with_suffix(".bin"),), self.engine, versions, names, keeps)
 
 
 def _write(
@@ -61,9 +62,10 @@ def _write(
     path: Path,
 ) -> dict[str, str]:
     openvino = sdk()
+    proto = source.proto if precision == "int8" else float_proto(source)
     versions = {"openvino": openvino.__version__.split("-")[0]}
-    model = openvino.Core().read_model(source.proto.SerializeToString(deterministic=True))
-    if precision == "int8":
+    model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+    if precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
         model = _quantized(nncf, model, source, calibration, _ignored(nncf, model, source, float_layers))

@@ -19,7 +19,7 @@ from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, to_fp16
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import SourceModel, float_proto
 
 TRANSFORMER_OPS = ("MatMul", "Gemm")
 OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalAveragePool", "MaxPool", "Clip", "Relu")
@@ -52,8 +52,11 @@ class TensorRTBuilder:
         progress: Callable[[str], None],
         float_layers: Sequence[Layer] = (),
     ) -> Artifact:
-        proto = source.proto
-        if precision == "int8":
+        keeps = source.quantised and precision == "int8"
+        proto = source.proto if keeps else float_proto(source)
+        if keeps:
+            progress("tensorrt: auditing the model's own quantisation")
+        elif precision == "int8":
             progress("tensorrt: quantising (int8 activations, zero point 0)")
             proto = quantize(source, calibration, recipe_for(source), float_layers)
         elif precision == "fp16":
@@ -62,7 +65,7 @@ class TensorRTBuilder:
         path = out_dir / "model.onnx"
         write_proto(proto, path)
         names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (), "onnxruntime", tool_versions(), names)
+        return Artifact(self.engine, precision, path, (), "onnxruntime", tool_versions(), names, keeps)
 
 
 def recipe_for(source: SourceModel) -> Recipe:

@@ -16,7 +16,8 @@ from edgert_deploy.builders import Artifact, Precision
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
-from edgert_deploy.source import SourceModel
+from edgert_deploy.qat import ranges_of
+from edgert_deploy.source import SourceModel, float_proto
 
 FILE_NAME = "model.tflite"
 SMOKE_SCRIPT = Path(__file__).parents[1] / "tflite_lowering" / "smoke.py"
@@ -49,10 +50,11 @@ class TFLiteBuilder:
 
         if source.kind == "onnx":
             progress("tflite: lowering the ONNX graph")
-        content = source.tflite or lower(source.proto)
+        content = source.tflite or lower(float_proto(source))
         if precision == "int8" and not (source.tflite and source.quantised):
             progress(f"tflite: calibrating with {min(len(calibration), SAMPLES_MAX)} samples")
-            content = quantize_int8(content, _runs(source, calibration), _is_float(source, float_layers))
+            own = ranges_of(source.proto) if source.quantised else {}
+            content = quantize_int8(content, _runs(source, calibration), _is_float(source, float_layers), own)
         elif precision == "fp16" and not source.quantised:
             content = with_half_weights(content)
         path = out_dir / FILE_NAME
@@ -60,7 +62,8 @@ class TFLiteBuilder:
         progress("tflite: opening the artifact")
         _smoke_load(path)
         names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (), self.engine, tools, names)
+        keeps = source.quantised and precision == "int8"
+        return Artifact(self.engine, precision, path, (), self.engine, tools, names, keeps)
 
 
 def _is_float(source: SourceModel, float_layers: Sequence[Layer]) -> Callable[[str], bool]:

@@ -8,7 +8,9 @@ an INT8 kernel stays float32 between a DEQUANTIZE and a QUANTIZE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,15 +44,16 @@ def quantize_int8(
     float_model: bytes,
     samples: Iterable[Sequence[NDArray[Any]]],
     is_float: Callable[[str], bool] = lambda name: False,
+    own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> bytes:
     """`float_model` in INT8, calibrated with `samples`: per run, one array an input, in the model's order.
 
-    An operator stays in float where `is_float` says so of the name of its first output. Deterministic.
+    `own_ranges` are those of tensors whose scale is known already (a model trained with quantisation). An operator stays in float where `is_float` says so of the name of its first output. Deterministic.
     Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
-        calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples)))
+        calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples), own_ranges))
         calibrated, hidden = _hidden(calibrated, is_float)
         # The wrapper does not keep what it is given alive: `calibrated` must stay a name of this frame.
         quantized = bytes(
@@ -142,8 +145,10 @@ def _drop_unused_codes(model: Any) -> None:
         operator.opcodeIndex = used.index(operator.opcodeIndex)
 
 
-def _usable(calibrated: bytearray) -> bytearray:
+def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
     """The same with ranges that INT8 can work with, edited in place. Raises BuildFailed for an activation that overflows.
+
+    `own_ranges` go before those that the samples showed: the quantiser makes of them the very scale that they came from.
 
     What is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at
     MASKED_SCORE, so that the 255 steps are left to the scores that count.
@@ -158,6 +163,9 @@ def _usable(calibrated: bytearray) -> bytearray:
         if quantization is None or quantization.MaxLength() != 1:
             continue
         low, high = quantization.MinAsNumpy(), quantization.MaxAsNumpy()
+        # A value in another layout has its name with a number behind it.
+        if (known := own_ranges.get(re.sub(r"__\d+$", "", tensor.Name().decode()))) is not None:
+            low[0], high[0] = known
         if not np.isfinite([low[0], high[0]]).all():
             name = tensor.Name().decode()
             raise BuildFailed(f"{name!r} is not finite on a calibration sample: check the samples, or build in fp32")

@@ -1,0 +1,168 @@
+"""Models that were trained with quantisation, or quantised by who exported them: graphs that hold Q/DQ already.
+
+Their scales are the training's own, so they are kept: such a graph goes to ONNX Runtime, OpenVINO and TensorRT as it is,
+and TFLite's quantiser is given its ranges. Where FP32 is asked for, `float_of` takes the quantisation of activations out;
+weights keep the values that they were rounded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import BuildFailed
+
+QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
+# Quantised arithmetic as operators of their own: kept as it is, but nothing is known of how to undo it.
+QUANTISED_ARITHMETIC = frozenset(
+    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+)
+INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
+
+Array = NDArray[Any]
+
+
+def is_quantised(proto: Any) -> bool:
+    """Whether activations are quantised. A graph that only keeps its weights in INT8 is a float model."""
+    constants = _Constants(proto)
+    return any(
+        node.op_type in QUANTISED_ARITHMETIC or (node.op_type == QUANTISE and node.input[0] not in constants)
+        for node in proto.graph.node
+    )
+
+
+def float_of(proto: Any) -> Any:
+    """The graph without Q/DQ: activations in float, weights as the floats that their quantisation stands for.
+
+    Raises BuildFailed for quantised arithmetic, and for scales that are computed or given by blocks.
+    """
+    if foreign := sorted({node.op_type for node in proto.graph.node} & QUANTISED_ARITHMETIC):
+        raise BuildFailed(
+            f"the model holds {', '.join(foreign)}; a float model cannot be made of it. Export it in the Q/DQ format, or float"
+        )
+    constants = _Constants(proto)
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    del copy.graph.node[:]
+    made: dict[str, Array] = {}  # constants that Q/DQ of constants come to
+    passed: dict[str, str] = {}  # a value behind Q/DQ -> the value before it
+    outputs = {value.name for value in proto.graph.output}
+    for node in proto.graph.node:
+        name = node.output[0] if node.output else ""
+        if node.op_type not in (QUANTISE, DEQUANTISE):
+            kept = copy.graph.node.add()
+            kept.CopyFrom(node)
+            for i, read in enumerate(kept.input):
+                kept.input[i] = passed.get(read, read)
+            continue
+        source = made.get(node.input[0], constants.get(node.input[0]))
+        if source is not None:
+            made[name] = (
+                _quantised(node, source, constants) if node.op_type == QUANTISE else _float(node, source, constants)
+            )
+        else:
+            passed[name] = passed.get(node.input[0], node.input[0])
+            if name in outputs:
+                copy.graph.node.add(op_type="Identity", input=[passed[name]], output=[name])
+    _put_constants(copy.graph, made)
+    del copy.graph.value_info[:]
+    return copy
+
+
+def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
+    """The lowest and highest value that each quantised activation can take, by the name of the value before its Q."""
+    constants = _Constants(proto)
+    found = {}
+    for node in proto.graph.node:
+        if node.op_type != QUANTISE or node.input[0] in constants:
+            continue
+        scale, zero_point = _scale(node, constants), _zero_point(node, constants)
+        if scale.size == 1 and zero_point.size == 1:
+            low, high = INTEGERS[zero_point.dtype.name]
+            zero = int(zero_point.flat[0])
+            found[node.input[0]] = (float(scale.flat[0]) * (low - zero), float(scale.flat[0]) * (high - zero))
+    return found
+
+
+class _Constants:
+    """The constants of a graph by name, whether initializers or Constant nodes."""
+
+    def __init__(self, proto: Any) -> None:
+        self._tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+        for node in proto.graph.node:
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.name == "value":
+                    self._tensors[node.output[0]] = attribute.t
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str) -> Array | None:
+        from onnx import numpy_helper
+
+        return np.asarray(numpy_helper.to_array(self._tensors[name])) if name in self._tensors else None
+
+
+def _scale(node: Any, constants: _Constants) -> Array:
+    scale = constants.get(node.input[1])
+    if scale is None or any(a.name == "block_size" and a.i for a in node.attribute):
+        what = "computed while the model runs" if scale is None else "given by blocks"
+        raise BuildFailed(
+            f"the scale of {node.op_type} node {(node.name or node.output[0])!r} is {what}; export the model with constant "
+            "scales, one a tensor or one a channel"
+        )
+    return scale.astype(np.float64)
+
+
+def _zero_point(node: Any, constants: _Constants) -> Array:
+    zero_point = constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
+    if zero_point is None or (zero_point.dtype.name not in INTEGERS and zero_point.dtype != np.int32):
+        raise BuildFailed(
+            f"the zero point of {node.op_type} node {(node.name or node.output[0])!r} is computed, or not of 8 or 16 bits; "
+            "export the model in INT8"
+        )
+    return zero_point
+
+
+def _along(node: Any, values: Array, rank: int) -> Array:
+    """`values`, one a tensor or one a channel, shaped to broadcast over a tensor of `rank` axes."""
+    if values.size == 1:
+        return values.reshape(())
+    axis = next((int(a.i) for a in node.attribute if a.name == "axis"), 1) % rank
+    return values.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def _quantised(node: Any, array: Array, constants: _Constants) -> Array:
+    scale, zero_point = _scale(node, constants), _zero_point(node, constants)
+    low, high = INTEGERS[zero_point.dtype.name]
+    steps = np.rint(array / _along(node, scale, array.ndim)) + _along(node, zero_point, array.ndim)
+    return steps.clip(low, high).astype(zero_point.dtype)
+
+
+def _float(node: Any, array: Array, constants: _Constants) -> Array:
+    scale = _scale(node, constants)
+    zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), array.dtype)
+    exact = (array.astype(np.float64) - _along(node, zero_point, array.ndim)) * _along(node, scale, array.ndim)
+    return np.asarray(exact, np.float32)
+
+
+def _put_constants(graph: Any, made: dict[str, Array]) -> None:
+    """Add `made` to the initializers, and drop those that nothing reads any more."""
+    from onnx import numpy_helper
+
+    used = {name for node in _nodes(graph) for name in node.input} | {value.name for value in graph.output}
+    left = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(left)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in made.items() if name in used)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                yield from _nodes(inner)
