@@ -224,8 +224,8 @@ def print_and_raise(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any
     ],
 )
 def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
+    limits = limited.Limits(2 * limited.GIB, 2 if function is take_time else 60)
     with pytest.raises(SourceInvalid, match=says):
-        limits = limited.Limits(2 * limited.GIB, 2 if function is take_time else 60)
         limited.ask(f"{__name__}:{function.__name__}", {}, b"", limits)
 
 
