@@ -5,7 +5,8 @@
 - **Idle**: the processor time and the wake-ups of all of the daemon's processes over `--idle-seconds`, after requests,
   one client still connected; with the forwarder of telemetry, connected to a mosquitto where one is installed.
 - **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
-  engine: with what was learned at an earlier start, and without.
+  engine: with what was learned at an earlier start, and without. Where other work takes the processors, the times
+  grow with it; the processor time does not.
 
     python -m bench.footprint            # a table
     python -m bench.footprint --json     # JSON lines
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -113,19 +115,31 @@ def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
 def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
     print("cold starts", file=sys.stderr)
     edgertd(state, "stop")
-    engine, kept, anew = [], [], []
+    engine, kept, anew, engine_cpu, kept_cpu = [], [], [], [], []
     for _ in range(starts):
+        at = children_cpu_s()
         engine.append(import_s())
+        engine_cpu.append(children_cpu_s() - at)
+        at = children_cpu_s()
         kept.append(start_s(state, path))
+        kept_cpu.append(children_cpu_s() - at)
         shutil.rmtree(state / "learned")
         anew.append(start_s(state, path))
     after = [a - b for a, b in zip(kept, engine, strict=True)]
     return [
         row("a Python that imports the engine", statistics.median(engine), "s"),
+        row("a Python that imports the engine: processor", statistics.median(engine_cpu), "s"),
         row("start to first answer", statistics.median(kept), "s"),
+        row("start to first answer and stop: processor, all processes", statistics.median(kept_cpu), "s"),
         row("start to first answer, nothing learned yet", statistics.median(anew), "s"),
         row("start to first answer, less the engine's import", statistics.median(after), "s", 1.0),
     ]
+
+
+def children_cpu_s() -> float:
+    """The processor time of all processes that we started, they started, and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def start_s(state: Path, path: Path) -> float:
@@ -176,8 +190,9 @@ def spent(pid: int) -> tuple[float, int]:
     """The processor time in seconds and the wake-ups of a process so far, over all its threads."""
     cpu_ns = wakes = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        cpu_ns += int((task / "schedstat").read_text().split()[0])
-        wakes += int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            cpu_ns += int((task / "schedstat").read_text().split()[0])
+            wakes += int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
     return cpu_ns / 1e9, wakes
 
 

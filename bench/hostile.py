@@ -3,7 +3,7 @@
 The good client asks digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs in a process of
 its own at the lowest priority, on the same model. Quiet rounds and rounds under attack alternate; figures are
 medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is by how much the daemon's
-memory (PSS) was larger a moment after the last round than before the first, `descriptors_left` how many more
+memory (RssAnon) was larger a moment after the last round than before the first, `descriptors_left` how many more
 descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
 
     python -m bench.hostile            # a table
@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from bench.attacks import ATTACKS, Attacker
-from bench.common import DIGITS, Ask, Clients, Load, digits_device, edgertd, emit
+from bench.common import DIGITS, Ask, Clients, Load, digits_device, edgertd, emit, own_mb
 from edgert import Client
-from edgert.serving.memory import process_mb
 
 SETTLE_S = 0.3
+TIMES_P99_MAX = 2.0  # the target
 COLUMNS = (
     "attack",
     "strikes_per_s",
@@ -37,6 +37,7 @@ COLUMNS = (
     "quiet_p99_us",
     "p99_us",
     "times_p99",
+    "met",
     "grew_mb",
     "descriptors_left",
 )
@@ -78,6 +79,7 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
     attacker.close()
     time.sleep(1.0)
     after = held(state)
+    times_p99 = statistics.median(u.p99_us / q.p99_us for u, q in zip(under, quiet, strict=True))
     return {
         "attack": attack,
         "strikes_per_s": round(strikes / rounds / (seconds + SETTLE_S)),
@@ -85,7 +87,8 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
         "p50_us": round(statistics.median(load.p50_us for load in under)),
         "quiet_p99_us": round(statistics.median(load.p99_us for load in quiet)),
         "p99_us": round(statistics.median(load.p99_us for load in under)),
-        "times_p99": f"{statistics.median(u.p99_us / q.p99_us for u, q in zip(under, quiet, strict=True)):.2f}",
+        "times_p99": f"{times_p99:.2f}",
+        "met": times_p99 <= TIMES_P99_MAX,
         "grew_mb": round(after[0] - before[0], 1),
         "descriptors_left": after[1] - before[1],
     }
@@ -103,7 +106,7 @@ def held(state: Path) -> tuple[float, int]:
     status = edgertd(state, "status")
     pids = [status["daemon"]["pid"], *(model["serving"]["pid"] for model in status["models"])]
     with contextlib.suppress(OSError):
-        return sum(process_mb(pid) or 0.0 for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+        return sum(own_mb(pid) for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     sys.exit("a process of the daemon ended during the benchmark")
 
 

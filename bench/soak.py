@@ -7,8 +7,8 @@ three in closed loops, while the attacks of `bench/attacks.py` take turns on all
     requests      none failed, but by an error that says that it may be sent again
     answers       each has the shape, and digits the values, of the answer in the quiet before
     digits        the same worker serves from beginning to end
-    memory        of the supervisor and of digits' worker: no more growth than `--growth-mb-max` from the second to
-                  the last quarter of the time
+    memory        of the supervisor and of digits' worker (RssAnon): no more growth than `--growth-mb-max` from the
+                  second to the last quarter of the time
     descriptors, threads   with all clients gone, no more of them than before the first came
 
 Exit status 1 where one of them does not hold.
@@ -39,10 +39,9 @@ from numpy.typing import NDArray
 
 from bench.attacks import ATTACKS, Attacker
 from bench.bundles import make_null_bundle
-from bench.common import DIGITS, deploy, digits_device, edgertd, emit, serving
+from bench.common import DIGITS, deploy, digits_device, edgertd, emit, own_mb, serving
 from edgert import Client
 from edgert.errors import EdgeRTError
-from edgert.serving.memory import process_mb
 from edgert.signing import new_key
 
 SWAP_EVERY_S = 7.0
@@ -88,7 +87,7 @@ class Sample:
     def of(cls, pid: int) -> Sample:
         process = Path(f"/proc/{pid}")
         held, threads = len(os.listdir(process / "fd")), len(os.listdir(process / "task"))
-        return cls(time.monotonic(), process_mb(pid) or 0.0, held, threads)
+        return cls(time.monotonic(), own_mb(pid), held, threads)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import os
 import pwd
 import random
 import resource
+import selectors
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgert import wire
 from edgert.config import ServingConfig
-from edgert.serving.greeter import GREETINGS_MAX, is_allowed
+from edgert.serving.greeter import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Greeter, is_allowed
 from edgert.serving.memory import process_mb
 from tests.devices import Device, a_device, wait_until
 from tests.test_daemon import HELLO, ITEM, raw, read_frame
@@ -152,6 +153,44 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(device: Device) -> None:
     finally:
         for sock in crowd:
             sock.close()
+
+
+def test_a_flood_is_taken_in_at_a_bounded_rate_and_none_of_it_is_lost(tmp_path: Path) -> None:
+    now_s, routed = [0.0], 0
+
+    def route(sock: socket.socket, hello: dict[str, object]) -> None:
+        nonlocal routed
+        routed += 1
+        sock.close()
+
+    with contextlib.ExitStack() as held:
+        selector = held.enter_context(selectors.DefaultSelector())
+        greeter = Greeter(ServingConfig(), selector, route, lambda: now_s[0])
+        listener = held.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(tmp_path / "s"))
+        listener.listen(BURST_MAX + 100)
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, lambda: greeter.accept(listener))
+        for _ in range(BURST_MAX + 100):
+            sock = held.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(os.fspath(tmp_path / "s"))
+            sock.sendall(HELLO)
+
+        def turns() -> None:
+            for _ in range(BURST_MAX // ACCEPTS_MAX + 5):
+                for key, _ in selector.select(0):
+                    key.data()
+                greeter.tick()
+
+        turns()
+        assert routed == BURST_MAX
+        assert greeter.due_s() is not None
+        now_s[0] += 50 / ACCEPTS_PER_S_MAX
+        turns()
+        assert routed == BURST_MAX + 50
+        now_s[0] += 1.0
+        turns()
+        assert routed == BURST_MAX + 100
 
 
 def test_more_clients_than_allowed_are_refused_with_a_word_and_the_others_served(device: Device) -> None:
