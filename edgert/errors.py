@@ -272,6 +272,7 @@ class OperatorUnsupported(InputError):
     """A target cannot take an operator of the model; the message names operator and node."""
 
     code = "input.operator_unsupported"
+    exit_code = 10
 
 
 class ConfigInvalid(InputError):
@@ -291,7 +292,7 @@ class BuildFailed(EdgeRTError):
     """A builder's own tool failed on a model that looked sound."""
 
     code = "build.failed"
-    exit_code = 4
+    exit_code = 11
 
 
 def by_wire_code(wire_code: int) -> type[EdgeRTError]:

@@ -7,13 +7,14 @@ offers the others. "auto" takes what passes, INT8 first, and says so loudly wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert_deploy.builders import Precision
 from edgert_deploy.candidates import Candidate, Order, Workshop
 from edgert_deploy.fallback import Budget, Fallback, fall_back
+from edgert_deploy.measure import Measurer, Timings, fastest
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import check_engine
 
@@ -37,7 +38,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `profile` gets: `ladder`, best first; `tried`, every candidate that was looked at for it.
+    """What `profile` gets: `ladder`, best first; `tried`, every candidate that was looked at for it; their times.
 
     Where the first engine has none that passes, `ladder` holds the one that came nearest, and the gate fails.
     """
@@ -48,43 +49,76 @@ class Choice:
     left_out: tuple[LeftOut, ...] = ()
     remarks: tuple[str, ...] = ()
     fallbacks: tuple[tuple[str, Fallback], ...] = ()
+    timings: Timings = field(default_factory=dict)
 
 
-def choose(shop: Workshop, profile: DeviceProfile, asked: Asked, engines: Sequence[str], budget: Budget) -> Choice:
+def choose(
+    shop: Workshop,
+    profile: DeviceProfile,
+    asked: Asked,
+    engines: Sequence[str],
+    budget: Budget,
+    measure: Measurer | None = None,
+) -> Choice:
     """Build and judge for `engines`, the first of which must do: raises OperatorUnsupported, BuildFailed and their kin.
 
-    What looking for layers to put into float may cost, all in all, says `budget`.
+    What looking for layers to put into float may cost, all in all, says `budget`. With `measure`, each precision that
+    `asked` allows is built, and the fastest that passes is taken: of each engine, and first of the ladder.
     """
     choice = Choice(profile, (), ())
+    if measure is not None and not measure.covers(profile):
+        choice = _remarked(
+            shop, choice, f"{profile.name} is not measured: that takes a device of its kind (--measure-on)"
+        )
+        measure = None
+    passed: list[tuple[Candidate, ...]] = []  # of each engine
     for rung, engine in enumerate(engines):
         try:
             check_engine(shop.brief.source, engine, profile.name)
-            tried, fallback = _tried(shop, profile, asked, engine, budget)
+            tried, fallback = _tried(shop, profile, asked, engine, budget, until_passed=measure is None)
         except (ConfigInvalid, OperatorUnsupported, BuildFailed, EngineMissing) as error:
             if rung == 0:
                 raise
             choice = _without(shop, choice, engine, error)
             continue
-        best = _best(tried)
         choice = replace(choice, tried=(*choice.tried, *tried))
         if fallback is not None:
             choice = replace(choice, fallbacks=(*choice.fallbacks, (engine, fallback)))
             choice = _remarked(shop, choice, f"{profile.name}: {_said(engine, tried[0], fallback)}")
-        if rung and not best.verdict.passed:
-            choice = _without(shop, choice, engine, AccuracyTooLow(best.verdict.complaint()))
-            continue
-        choice = replace(choice, ladder=(*choice.ladder, best))
-        if asked == "auto" and best.artifact.precision != "int8" and best.verdict.passed:
-            choice = _remarked(
-                shop, choice, f"{profile.name}: {engine} gets {best.artifact.kind.upper()}, not INT8: {_why(tried)}"
-            )
+        good = tuple(candidate for candidate in tried if candidate.verdict.passed)
+        nearest = min(tried, key=lambda candidate: candidate.verdict.accuracy.drop)
+        if good:
+            passed.append(good)
+        elif rung == 0:  # the gate fails: nothing else is worth its time
+            return replace(choice, ladder=(nearest,))
+        else:
+            choice = _without(shop, choice, engine, AccuracyTooLow(nearest.verdict.complaint()))
+    if measure is not None:
+        everything = [candidate for good in passed for candidate in good]
+        choice = replace(choice, timings=measure(profile, shop.brief, everything, shop.progress))
+    ladder = _sorted([fastest(good, choice.timings) if choice.timings else good[0] for good in passed], choice.timings)
+    choice = replace(choice, ladder=ladder)
+    for candidate in ladder:
+        if asked == "auto" and candidate.artifact.precision != "int8":
+            choice = _remarked(shop, choice, f"{profile.name}: {_not_int8(candidate, choice)}")
     return choice
 
 
+def _sorted(ladder: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
+    """The fastest first, where there are times; else in the profile's order."""
+    left, found = list(ladder), list[Candidate]()
+    while left and timings:
+        found.append(fastest(left, timings))
+        left = [candidate for candidate in left if candidate is not found[-1]]
+    return tuple(found or left)
+
+
 def _tried(
-    shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str, budget: Budget
+    shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str, budget: Budget, *, until_passed: bool
 ) -> tuple[tuple[Candidate, ...], Fallback | None]:
-    """The candidates of one engine, up to the first that passes, and what the search for layers in float brought.
+    """The candidates of one engine, simplest first, and what the search for layers in float brought.
+
+    `until_passed`: none after the first that passes.
 
     Raises what the first said where none can be built.
     """
@@ -103,7 +137,7 @@ def _tried(
             shop.progress(f"{profile.name}: no {engine} {precision}: {error.message}")
             failures.append(error)
             continue
-        if tried[-1].verdict.passed:
+        if until_passed and tried[-1].verdict.passed:
             break
     if not tried:
         raise failures[0]
@@ -129,14 +163,18 @@ def _said(engine: str, plain: Candidate, fallback: Fallback) -> str:
     return f"{engine} INT8 does not pass with up to {most} of {len(fallback.harms)} layers in float either"
 
 
-def _best(tried: Sequence[Candidate]) -> Candidate:
-    """The first that passes, else the one that lost least."""
-    passed = [candidate for candidate in tried if candidate.verdict.passed]
-    return passed[0] if passed else min(tried, key=lambda candidate: candidate.verdict.accuracy.drop)
-
-
-def _why(tried: Sequence[Candidate]) -> str:
-    return "; ".join(f"{c.artifact.kind.upper()}: {c.verdict.complaint()}" for c in tried if not c.verdict.passed)
+def _not_int8(candidate: Candidate, choice: Choice) -> str:
+    """Why an engine gets something else than INT8."""
+    kind, engine = candidate.artifact.kind.upper(), candidate.artifact.engine
+    same = [c for c in choice.tried if c.artifact.engine == engine and c.artifact.precision == "int8"]
+    failed = [f"{c.artifact.kind.upper()}: {c.verdict.complaint()}" for c in same if not c.verdict.passed]
+    own = choice.timings.get(candidate.id)
+    slower = [
+        f"{c.artifact.kind.upper()} took {choice.timings[c.id].p50_ms:.4f} ms, it {own.p50_ms:.4f} ms"
+        for c in same
+        if c.verdict.passed and own is not None and c.id in choice.timings and not choice.timings[c.id].error
+    ]
+    return f"{engine} gets {kind}, not INT8: {'; '.join(failed + slower) or 'INT8 could not be built'}"
 
 
 def _without(shop: Workshop, choice: Choice, engine: str, error: EdgeRTError) -> Choice:

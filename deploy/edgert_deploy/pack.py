@@ -54,6 +54,7 @@ from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.candidates import Brief, Candidate, Order, Progress, Workshop
 from edgert_deploy.choice import PRECISIONS_OF, Asked, Choice, choose
 from edgert_deploy.fallback import Budget
+from edgert_deploy.measure import Measurer
 from edgert_deploy.metrics import Outputs, Question, metric_for
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel, computes_in_fp16
@@ -75,7 +76,8 @@ class BuildRequest:
     `engines` "all" packs an artifact for every engine of a profile's ladder that takes the model, "first" one for
     the first. `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is:
     devices can compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
-    `metric` is one of metrics.py's names. `budget_s` is how long all fallbacks may look for layers to put into float. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
+    `metric` is one of metrics.py's names. `budget_s` is how long all fallbacks may look for layers to put into float;
+    `measure` times the candidates, so that the fastest that passes is taken. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
     once, 0: as many as fit.
     """
 
@@ -96,6 +98,7 @@ class BuildRequest:
     downgrade: bool = False
     metric: str = "auto"
     budget_s: float = BUDGET_S
+    measure: Measurer | None = None
     cache: BuildCache | None = None
     jobs: int = 0
 
@@ -219,7 +222,7 @@ def make_brief(request: BuildRequest) -> Brief:
 
 def _choice(request: BuildRequest, shop: Workshop, profile: DeviceProfile, budget: Budget) -> Choice:
     try:
-        choice = choose(shop, profile, request.asked(profile), _engines(request, profile), budget)
+        choice = choose(shop, profile, request.asked(profile), _engines(request, profile), budget, request.measure)
         if reference := _reference(request, choice):
             shop.make(reference)
     except (OperatorUnsupported, BuildFailed, EngineMissing) as error:

@@ -2,13 +2,15 @@
 
 Devices do not unpack it. The manifest says what a device must know; the receipt says why it is so: every candidate
 with its accuracy for each class and slice, its layers in float, its times where it was measured, and what was left
-out. It holds no time of day, no path and no duration of the build: the same inputs give the same bytes.
+out. It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, but where
+candidates were measured.
 
     {"format": 1,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
      "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text],
                   "fallbacks": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
-                                 "trials": [{"count", "passed", "drop"}], "spent"}]}],
+                                 "trials": [{"count", "passed", "drop"}], "spent"}],
+                  "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
      "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "qat", "size_bytes", "judged_by",
                      "tools", "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
                      "also": {name: {"fp32", "artifact"}},
@@ -79,6 +81,7 @@ def _target(choice: Choice) -> dict[str, Any]:
         "left_out": [vars(one) for one in choice.left_out],
         "remarks": list(choice.remarks),
         "fallbacks": [{"engine": engine, **_fallback(fallback)} for engine, fallback in choice.fallbacks],
+        "times": [{"id": name, **vars(choice.timings[name])} for name in sorted(choice.timings)],
     }
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "rollback": ("edgert.cli.rollback:rollback", "Go back to the good version before."),
     "claim": ("edgert.cli.claim:claim", "Keep other deployments of a model away while one is under way."),
     "release": ("edgert.cli.claim:release", "Release a claim."),
+    "bench": ("edgert.cli.bench:bench", "Measure artifacts that lie in a folder, engine alone."),
     "infer": ("edgert.cli.infer:infer", "Ask the daemon for an answer."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and what its models do."),
     "top": ("edgert.cli.top:top", "Watch the models live: rates, percentiles, batches, stages, caches."),

@@ -15,8 +15,11 @@ from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.choice import Choice
+from edgert_deploy.cli.fleet_options import columns, inventory_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.convert import Conversion, read_inputs
+from edgert_deploy.inventory import find_inventory
+from edgert_deploy.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.pack import (
     CALIBRATION_SAMPLES_MIN,
     HOLDOUT_SAMPLES_MIN,
@@ -26,7 +29,7 @@ from edgert_deploy.pack import (
     build_bundle,
 )
 from edgert_deploy.processing import read_classify, read_postprocess, read_preprocess
-from edgert_deploy.profiles import load_profile
+from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.source import load_source
 
 COLUMNS = (
@@ -114,6 +117,9 @@ FILE = click.Path(path_type=Path)
     callback=lambda context, option, value: seconds_of(value),
     help="How long to look for the fewest layers in float where INT8 does not pass: 90s, 10m, 1h; 0 does not look.",
 )
+@click.option("--measure", is_flag=True, help="Time the candidates on this machine, and take the fastest that passes.")
+@click.option("--measure-on", metavar="DEVICE", help="The same on a device of the inventory, over its link.")
+@inventory_option
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
     "--jobs",
@@ -145,6 +151,9 @@ def build(
     convert_with: str | None,
     devices: Path | None,
     budget: float,
+    measure: bool,
+    measure_on: str | None,
+    inventory_file: Path | None,
     no_cache: bool,
     jobs: int,
     as_json: bool,
@@ -155,7 +164,7 @@ def build(
     torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
     Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then. 4: the model,
-    the samples or an option cannot be used.
+    the samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed.
 
     \b
     Examples:
@@ -163,6 +172,8 @@ def build(
       edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc \\
           --target jetson-orin-nano --release 2 --labels labels.txt --preprocess preprocess.toml --out digits-2.edgert
       edgert build old.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc --release 1 --downgrade --out back.edgert
+      edgert build yolo.onnx --calibration cal.npz --holdout hold.npz --target raspberry-pi-5 --postprocess yolo \\
+          --metric map --precision auto --measure-on kitchen --out yolo.edgert
 
     \b
     What the gate compares (--metric):
@@ -205,12 +216,15 @@ def build(
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
         budget_s=budget,
+        measure=_measurer(measure, measure_on, inventory_file, profiles),
         cache=None if no_cache else default_cache(),
         jobs=jobs,
     )
     if not as_json:
         _print_cells(heading for heading, _ in COLUMNS)
     result = build_bundle(request, signing_key, out, _progress, lambda row: None if as_json else _print_row(row))
+    if not as_json and any(choice.timings for choice in result.choices):
+        _print_times(result)
     if as_json:
         click.echo(json.dumps(_as_json(result, request)))
     else:
@@ -222,6 +236,16 @@ def build(
 def name_from(path: Path) -> str:
     """A model name made of the file's: lower case, everything else that is not allowed as `-`."""
     return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+
+
+def _measurer(
+    here: bool, device: str | None, inventory_file: Path | None, profiles: tuple[DeviceProfile, ...]
+) -> Measurer | None:
+    if here and device is not None:
+        raise click.UsageError("give either --measure or --measure-on")
+    if device is not None:
+        return MeasureOn(find_inventory(inventory_file).device(device), profiles)
+    return MeasureHere() if here else None
 
 
 def seconds_of(text: str) -> float:
@@ -251,6 +275,29 @@ def _print_row(row: BuildRow) -> None:
             "pass" if row.passed else "FAIL",
         )
     )
+
+
+def _print_times(result: BuildResult) -> None:
+    """Every candidate of each target that was measured: does it pass, how fast is it, what became of it."""
+    rows = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
+    for choice in result.choices:
+        packed = {candidate.id: rung for rung, candidate in enumerate(choice.ladder)}
+        for candidate in choice.tried:
+            timing = choice.timings.get(candidate.id)
+            if not choice.timings or (candidate.id in packed and timing is None):
+                continue
+            time = f"{timing.p50_ms:.4f}" if timing and not timing.error else "-"
+            note = (
+                timing.error
+                if timing and timing.error
+                else ("first", "packed")[packed[candidate.id] > 0]
+                if candidate.id in packed
+                else ""
+            )
+            where, threads = (timing.where, str(timing.threads or "-")) if timing else ("-", "-")
+            gate = "pass" if candidate.verdict.passed else "FAIL"
+            rows.append((choice.profile.name, candidate.id, where, time, threads, gate, note))
+    click.echo(columns(rows))
 
 
 def _print_cells(cells: Any) -> None:
@@ -284,7 +331,23 @@ def _target_as_json(choice: Choice, result: BuildResult) -> dict[str, Any]:
     """The target with what it serves first, and the whole ladder beside it."""
     ladder = [_row_as_json(row) for row in result.rows if row.target == choice.profile.name]
     left_out = [vars(one) for one in choice.left_out]
-    return {"target": choice.profile.name, **ladder[0], "ladder": ladder, "left_out": left_out}
+    candidates = [
+        {
+            "artifact": c.id,
+            "passed": c.verdict.passed,
+            "drop": c.verdict.accuracy.drop,
+            "size_bytes": c.size_bytes,
+            **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
+        }
+        for c in choice.tried
+    ]
+    return {
+        "target": choice.profile.name,
+        **ladder[0],
+        "ladder": ladder,
+        "left_out": left_out,
+        "candidates": candidates,
+    }
 
 
 def _row_as_json(row: BuildRow) -> dict[str, Any]:
