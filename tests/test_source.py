@@ -20,6 +20,7 @@ from edgert.errors import SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy import limited
 from edgert_deploy.source import load_source
+from edgert_deploy.source_probe import probe
 from tests import models
 
 
@@ -227,6 +228,67 @@ def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], s
     limits = limited.Limits(2 * limited.GIB, 2 if function is take_time else 60)
     with pytest.raises(SourceInvalid, match=says):
         limited.ask(f"{__name__}:{function.__name__}", {}, b"", limits)
+
+
+def fills_memory() -> Any:
+    body = "c = ConstantOfShape (s) r = ReduceSum <keepdims = 0> (c) y = Add (x, r)"
+    return models.model("float[N,4] x) => (float[N,4] y", body, {"s": np.array([2**20, 2**20])})
+
+
+def never_ends() -> Any:
+    from onnx import parser
+
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,4] y)
+        <int64 times = {4611686018427387904}, bool go = {1}>
+        { y = Loop (times, go, x) <body = b (int64 i, bool c, float[N,4] a) => (bool d, float[N,4] s)
+          { d = Identity (c) s = Neg (a) }> }"""
+    return parser.parse_model(text)
+
+
+def functions(*calls: tuple[str, str]) -> Any:
+    """Model-local functions, each of which calls another twice."""
+    from onnx import helper
+
+    proto = models.model("float[N,4] x) => (float[N,4] y", "y = Relu (x)")
+    proto.graph.node[0].op_type, proto.graph.node[0].domain = calls[-1][0], "own"
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    for name, called in calls:
+        domain = "" if called == "Relu" else "own"
+        nodes = [helper.make_node(called, [a], [b], domain=domain) for a, b in (("a", "c"), ("c", "b"))]
+        proto.functions.append(helper.make_function("own", name, ["a"], ["b"], nodes, opsets))
+    proto.opset_import.add(domain="own", version=1)
+    return proto
+
+
+def calls_itself() -> Any:
+    return functions(("F", "G"), ("G", "F"))
+
+
+def doubles_forty_times() -> Any:
+    return functions(("F0", "Relu"), *((f"F{i}", f"F{i - 1}") for i in range(1, 40)))
+
+
+def many_nothings() -> Any:
+    proto = models.mlp()
+    proto.graph.node.extend([proto.graph.node.add()] * 300_000)
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (fills_memory, r"more than 4\.0 GiB of memory"),
+        (never_ends, "more than 5 s"),
+        (calls_itself, "recursive|cycle|Cycle"),
+        (doubles_forty_times, "more than 5 s|GiB of memory"),
+        (many_nothings, "operators; at most 200000"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
+    limits = limited.Limits(limited.MEMORY_BYTES_MIN, 5 if "5 s" in says else 60)
+    with pytest.raises(SourceInvalid, match=says):
+        probe("onnx", "bomb.onnx", make().SerializeToString(), limits)
 
 
 def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:

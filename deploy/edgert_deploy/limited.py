@@ -54,7 +54,7 @@ def ask(function: str, request: dict[str, Any], payload: bytes, limits: Limits) 
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", program],
-            input=_framed(request, payload),
+            input=framed(request, payload),
             capture_output=True,
             timeout=limits.time_s,
             check=False,
@@ -62,7 +62,7 @@ def ask(function: str, request: dict[str, Any], payload: bytes, limits: Limits) 
         )
     except subprocess.TimeoutExpired as error:
         raise SourceInvalid(_too_slow(limits)) from error
-    return _answer(done, limits)
+    return answer_of(done, limits)
 
 
 def serve(module: str, name: str, memory_bytes: int, time_s: int) -> None:
@@ -80,16 +80,16 @@ def serve(module: str, name: str, memory_bytes: int, time_s: int) -> None:
 
 def answered(function: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]], data: bytes) -> bytes:
     """The answer of `function` to a framed request, framed; errors of ours and lack of memory are answers, too."""
-    request, payload = _unframed(data)
+    request, payload = unframed(data)
     del data
     try:
-        return _framed(*function(request, payload))
+        return framed(*function(request, payload))
     except EdgeRTError as error:
-        return _framed({"error": error.message}, b"")
+        return framed({"error": error.message}, b"")
     except MemoryError:
-        return _framed({"memory": True}, b"")
+        return framed({"memory": True}, b"")
     except Exception as error:  # noqa: BLE001 - what nobody foresaw in a hostile file is still one clear error
-        return _framed({"error": f"the model could not be checked: {type(error).__name__}: {str(error)[:300]}"}, b"")
+        return framed({"error": f"the model could not be checked: {type(error).__name__}: {str(error)[:300]}"}, b"")
 
 
 def restrict(limits: Limits) -> None:
@@ -101,7 +101,7 @@ def restrict(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answer(done: subprocess.CompletedProcess[bytes], limits: Limits) -> tuple[dict[str, Any], bytes]:
+def answer_of(done: subprocess.CompletedProcess[bytes], limits: Limits) -> tuple[dict[str, Any], bytes]:
     said = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in said):
         raise SourceInvalid(_too_large(limits))  # killed from outside: the machine itself ran out of memory
@@ -112,7 +112,7 @@ def _answer(done: subprocess.CompletedProcess[bytes], limits: Limits) -> tuple[d
             f"the model crashes the tools that read it (signal {-done.returncode}); the file is damaged: export it again"
         )
     try:
-        answer, payload = _unframed(done.stdout)
+        answer, payload = unframed(done.stdout)
     except ValueError as error:
         raise SourceInvalid(f"the model could not be checked: {(said or ['no message'])[-1][:300]}") from error
     if "memory" in answer:
@@ -136,12 +136,12 @@ def _too_large(limits: Limits) -> str:
     )
 
 
-def _framed(value: dict[str, Any], payload: bytes) -> bytes:
+def framed(value: dict[str, Any], payload: bytes) -> bytes:
     head = json.dumps(value).encode()
     return len(head).to_bytes(HEADER_BYTES, "big") + head + payload
 
 
-def _unframed(data: bytes) -> tuple[dict[str, Any], bytes]:
+def unframed(data: bytes) -> tuple[dict[str, Any], bytes]:
     end = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
     value: dict[str, Any] = json.loads(data[HEADER_BYTES:end])
     return value, data[end:]
