@@ -15,6 +15,7 @@ COMMANDS = {
     "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
     "targets": ("edgert_deploy.cli.targets:targets", "List what a bundle can be built for."),
     "inspect": ("edgert_deploy.cli.inspect:inspect", "Show what a bundle holds."),
+    "report": ("edgert_deploy.cli.report:report", "Report on a bundle: a page with plots, or a few lines."),
     "diff": ("edgert_deploy.cli.diff:diff", "Say what changed between two bundles."),
     "verify": ("edgert_deploy.cli.verify:verify", "Check a bundle's signature and every byte."),
     "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),
