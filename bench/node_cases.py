@@ -37,7 +37,7 @@ PROMISED_GROUPS = {
     "ReduceSum ReduceSumSquare TopK",
     "Movement": "Cast CenterCropPad Concat DepthToSpace Dropout Expand Flatten Gather GatherND Identity Pad Reshape Resize Slice "
     "SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Upsample",
-    "Recurrence": "GRU LSTM",
+    "Recurrence": "GRU LSTM RNN",
 }
 PROMISED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
 
@@ -51,6 +51,7 @@ CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "GRU": (1, 2, 3, 4),
     "InstanceNormalization": (1, 2),
     "LSTM": (1, 2, 3, 4, 7),
+    "RNN": (1, 2, 3, 4),
     "PRelu": (1,),
     "Pad": (1, 2, 3),
     "Reshape": (1,),

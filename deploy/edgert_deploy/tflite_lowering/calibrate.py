@@ -16,6 +16,8 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.typing import NDArray
 
+from edgert_deploy.tflite_lowering.writer import STEP_MARK
+
 
 class Ranges:
     """The lowest and highest value of each float tensor of `float_model` so far."""
@@ -49,17 +51,33 @@ class Ranges:
             self._highs[index] = np.maximum(self._highs[index], values.max())
 
     def write(self, calibrated: bytearray) -> None:
-        """Put the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them."""
+        """Put the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
+
+        What every step of a sequence has gets the range of all steps: one step sees too few values for its own, and
+        one that is cut off goes into all that follow.
+        """
         graph = schema.Model.GetRootAs(calibrated, 0).Subgraphs(0)
-        for index, low in self._lows.items():
+        kinds = {index: _kind(graph.Tensors(index).Name().decode()) for index in self._lows}
+        lows: dict[str, np.float32] = {}
+        highs: dict[str, np.float32] = {}
+        for index, kind in kinds.items():
+            lows[kind] = np.minimum(lows.get(kind, np.float32(np.inf)), self._lows[index])
+            highs[kind] = np.maximum(highs.get(kind, np.float32(-np.inf)), self._highs[index])
+        for index, kind in kinds.items():
             quantization = graph.Tensors(index).Quantization()
             if quantization is not None and quantization.MaxLength() == 1:
-                quantization.MinAsNumpy()[0], quantization.MaxAsNumpy()[0] = low, self._highs[index]
+                quantization.MinAsNumpy()[0], quantization.MaxAsNumpy()[0] = lows[kind], highs[kind]
 
     def _prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.resize_tensor_input(detail["index"], array.shape)
         self._interpreter.allocate_tensors()
+
+
+def _kind(name: str) -> str:
+    """What a tensor shares its range with: the same tensor of other steps, or nothing."""
+    before, mark, step = name.partition(STEP_MARK)
+    return before if mark and step.isdigit() else name
 
 
 def _float_activations(model: Any) -> list[int]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert_deploy.tflite_lowering.batchwise import put_steps_first
 
 ONNX_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime refuses a file of a newer format than it knows, and it knows this one. What newer formats brought (types
@@ -83,7 +84,8 @@ class Graph:
     """A folded model.
 
     `batch_constants` are constants at batch 1 that are others at batch 2; `expanded_constants` are
-    those of them that were only repeated along axis 0, so that the one at batch 1 broadcasts.
+    those of them that were only repeated along axis 0, so that the one at batch 1 broadcasts, and
+    `repeated_constants` those repeated along any one axis.
     """
 
     opset: int
@@ -91,6 +93,7 @@ class Graph:
     constants: dict[str, NDArray[Any]]
     batch_constants: frozenset[str]
     expanded_constants: frozenset[str]
+    repeated_constants: frozenset[str]
     shapes: dict[str, BatchShape]
     dtypes: dict[str, np.dtype[Any]]
     inputs: tuple[str, ...]
@@ -112,6 +115,7 @@ def read_graph(model: onnx.ModelProto) -> Graph:
         constants=constants,
         batch_constants=frozenset(n for n, array in constants.items() if n in other and _differs(array, other[n])),
         expanded_constants=frozenset(n for n, array in constants.items() if n in other and _expands(array, other[n])),
+        repeated_constants=frozenset(n for n, array in constants.items() if n in other and _repeats(array, other[n])),
         shapes=shapes,
         dtypes=_dtypes(one) | {name: array.dtype for name, array in constants.items()},
         inputs=tuple(v.name for v in one.graph.input if v.name not in constants),
@@ -161,6 +165,7 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     for value in copy.graph.output:
         value.type.tensor_type.ClearField("shape")
     del copy.graph.value_info[:]
+    put_steps_first(copy)
     return copy
 
 
@@ -216,3 +221,9 @@ def _differs(one: NDArray[Any], two: NDArray[Any]) -> bool:
 def _expands(one: NDArray[Any], two: NDArray[Any]) -> bool:
     """Whether `two` is `one` twice along axis 0, where `one` has length 1."""
     return one.ndim > 0 and one.shape[0] == 1 and two.shape == (2, *one.shape[1:]) and bool((one == two).all())
+
+
+def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    """Whether `two` is `one` twice along one axis, where `one` has length 1."""
+    pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
+    return pairs == [(1, 2)] and bool((one == two).all())

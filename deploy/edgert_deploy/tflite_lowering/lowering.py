@@ -104,6 +104,12 @@ class Lowering:
             raise Uncovered(f"{role} depends on the batch")
         return self.graph.constants[name]
 
+    def one_item(self, name: str, role: str) -> NDArray[Any]:
+        """The constant `name` as it is at batch 1, where a larger batch only repeats it: it then broadcasts."""
+        if name in self.graph.repeated_constants:
+            return self.graph.constants[name]
+        return self.value(name, role)
+
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
         """What was an attribute in earlier opsets and is input `index` in later ones; None where absent."""
         if attribute in node.attributes:

@@ -31,6 +31,9 @@ TENSOR_TYPES = {
     np.dtype("bool"): schema.TensorType.BOOL,
 }
 
+# In the name of a tensor that every step of a sequence has: what is before it names the tensor, what follows the step.
+STEP_MARK = "@step"
+
 # Operators that carry options; the others have none that a kernel reads.
 OPTIONS = {
     "ADD": "AddOptions",
@@ -55,6 +58,7 @@ OPTIONS = {
     "MEAN": "ReducerOptions",
     "MIRROR_PAD": "MirrorPadOptions",
     "MUL": "MulOptions",
+    "PACK": "PackOptions",
     "REDUCE_MAX": "ReducerOptions",
     "REDUCE_MIN": "ReducerOptions",
     "REDUCE_PROD": "ReducerOptions",
@@ -69,6 +73,7 @@ OPTIONS = {
     "SUB": "SubOptions",
     "SUM": "ReducerOptions",
     "TRANSPOSE": "TransposeOptions",
+    "UNPACK": "UnpackOptions",
 }
 
 
