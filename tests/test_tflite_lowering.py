@@ -19,7 +19,13 @@ from edgert_deploy.tflite_lowering import LOWERINGS, lower
 from edgert_deploy.tflite_lowering.fusion import RSQRT, fuse
 from edgert_deploy.tflite_lowering.graph import read_graph
 from edgert_deploy.tflite_lowering.quantize import quantize_int8
-from tests import test_tflite_convolution, test_tflite_normalization, test_tflite_recurrent, test_tflite_resize
+from tests import (
+    test_tflite_convolution,
+    test_tflite_einsum,
+    test_tflite_normalization,
+    test_tflite_recurrent,
+    test_tflite_resize,
+)
 from tests.tflite_cases import (
     ABSOLUTE_TOLERANCE,
     FEATURES,
@@ -260,6 +266,7 @@ CASES = [
 ALL_CASES = [
     *CASES,
     *test_tflite_convolution.CASES,
+    *test_tflite_einsum.CASES,
     *test_tflite_normalization.CASES,
     *test_tflite_recurrent.CASES,
     *test_tflite_resize.CASES,

@@ -8,6 +8,7 @@ from edgert_deploy.tflite_lowering.graph import Node
 from edgert_deploy.tflite_lowering.lowering import Lowering
 from edgert_deploy.tflite_lowering.ops import (
     convolution,
+    einsum,
     elementwise,
     matrix,
     movement,
@@ -22,6 +23,7 @@ from edgert_deploy.tflite_lowering.ops import (
 
 LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     **convolution.LOWERINGS,
+    **einsum.LOWERINGS,
     **elementwise.LOWERINGS,
     **matrix.LOWERINGS,
     **movement.LOWERINGS,
