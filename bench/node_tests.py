@@ -195,6 +195,7 @@ def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
 def page(results: Sequence[Result]) -> str:
     """The documentation's page of tables."""
     total = summary(results)
+    wrong = [result for result in results if result.status in (WRONG, CRASHED)]
     lines = [
         "# What the TFLite lowering covers",
         "",
@@ -202,8 +203,8 @@ def page(results: Sequence[Result]) -> str:
         "",
         f"Of {total['total']} node tests, {total['promised']} are promised and {total['passed']} of those pass, in float32,",
         "at the tests' own tolerances. A test is promised when every operator of its model is in the first table and",
-        "no line of the last one applies. What is not promised is refused by name when a model is built; no test gives",
-        "a wrong answer.",
+        "no line of the last one applies. What is not promised is refused by name when a model is built;",
+        f"{len(wrong) or 'no'} test{'s' if len(wrong) > 1 else ''} gave a wrong answer.",
         "",
         "| operator | tests that hold it | passed | constant inputs |",
         "|---|---|---|---|",

@@ -1,6 +1,7 @@
 """ONNX to a float32 .tflite file, without TensorFlow.
 
     read_graph   fold the model, find every value's shape at two batch sizes
+    widen        put casts around arithmetic of small integers
     fuse         replace groups of nodes by ones that TFLite has an operator for
     LOWERINGS    ONNX operator -> the function that writes it (ops/)
     Lowering     layouts and tensors while that goes on
@@ -14,10 +15,12 @@ from __future__ import annotations
 import onnx
 
 from edgert.errors import OperatorUnsupported
+from edgert_deploy.tflite_lowering.folding import ONNX_DOMAINS
 from edgert_deploy.tflite_lowering.fusion import fuse
-from edgert_deploy.tflite_lowering.graph import ONNX_DOMAINS, Graph, Node, read_graph
+from edgert_deploy.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.tflite_lowering.lowering import Lowering, Uncovered
 from edgert_deploy.tflite_lowering.ops import LOWERINGS
+from edgert_deploy.tflite_lowering.widening import widen
 
 __all__ = ["LOWERINGS", "lower"]
 
@@ -28,7 +31,7 @@ def lower(model: onnx.ModelProto) -> bytes:
     Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where
     ONNX Runtime cannot fold the model.
     """
-    graph = fuse(read_graph(model))
+    graph = fuse(widen(read_graph(model, LOWERINGS)))
     lowering = Lowering(graph)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:

@@ -1,29 +1,22 @@
 """The ONNX graph as the lowering reads it: nodes and constants already folded, every value's shape known.
 
-The model is folded by ONNX Runtime at batch 1 and again at batch 2. An axis whose length differs
+The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs
 between the two grows with the batch; it is -1 in `BatchShape.signature`, and that is what keeps the
 batch of the lowered model open.
 """
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
-from edgert.errors import BuildFailed, OperatorUnsupported
-from edgert_deploy.tflite_lowering.batchwise import put_steps_first
-
-ONNX_DOMAINS = ("", "ai.onnx")
-# ONNX Runtime refuses a file of a newer format than it knows, and it knows this one. What newer formats brought (types
-# of 4 and 2 bits, annotations for several devices) cannot be lowered anyway.
-IR_VERSION_MAX = 10
+from edgert_deploy.tflite_lowering.folding import ONNX_DOMAINS, folded, has_open_batch
 
 
 @dataclass(frozen=True)
@@ -100,10 +93,13 @@ class Graph:
     outputs: tuple[str, ...]
 
 
-def read_graph(model: onnx.ModelProto) -> Graph:
-    """Fold `model` and find every value's shape. Raises OperatorUnsupported or BuildFailed."""
-    one = _folded(model, 1)
-    two = _folded(model, 2) if _has_open_batch(model) else one
+def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
+    """Fold `model`, down to the operators that are `lowered`, and find every value's shape.
+
+    Raises OperatorUnsupported or BuildFailed.
+    """
+    one = folded(model, 1, lowered)
+    two = folded(model, 2, lowered) if has_open_batch(model) else one
     constants, other = _constants(one), _constants(two)
     shapes_one, shapes_two = _shapes(one), _shapes(two)
     pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}
@@ -121,61 +117,6 @@ def read_graph(model: onnx.ModelProto) -> Graph:
         inputs=tuple(v.name for v in one.graph.input if v.name not in constants),
         outputs=tuple(v.name for v in one.graph.output),
     )
-
-
-def _folded(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """`model` at a fixed `batch`, as ONNX Runtime folds it: BatchNormalization, shape arithmetic, constants."""
-    try:
-        folded = _optimized(_at_batch(model, batch))
-        if any(node.op_type == "Shape" for node in folded.graph.node):
-            # They came out of an ONNX function (GroupNormalization, say), which is spelled out after the folding.
-            folded = _optimized(folded)
-    except Exception as error:  # ONNX Runtime's errors share no class of their own
-        raise _refusal(model, error) from error
-    return shape_inference.infer_shapes(folded, data_prop=True)
-
-
-def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="edgert-tflite-") as folder:
-        path = Path(folder) / "folded.onnx"
-        options.optimized_model_filepath = str(path)
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return onnx.load(path)
-
-
-def _has_open_batch(model: onnx.ModelProto) -> bool:
-    first = [value.type.tensor_type.shape.dim[:1] for value in model.graph.input]
-    return any(dims and not dims[0].HasField("dim_value") for dims in first)
-
-
-def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy with `batch` on axis 0 of each input that leaves it open, and no shape claimed for the rest."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
-    for value in copy.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].HasField("dim_value"):
-            dims[0].dim_value = batch
-    for value in copy.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    del copy.graph.value_info[:]
-    put_steps_first(copy)
-    return copy
-
-
-def _refusal(model: onnx.ModelProto, error: Exception) -> OperatorUnsupported | BuildFailed:
-    own = {function.domain for function in model.functions}
-    foreign = [n for n in model.graph.node if n.domain not in ONNX_DOMAINS and n.domain not in own]
-    if foreign:
-        listed = ", ".join(f"{n.domain}:{n.op_type} (node {n.name!r})" for n in foreign)
-        return OperatorUnsupported(f"the model uses operators outside of ONNX: {listed}; export it without them")
-    return BuildFailed(f"ONNX Runtime could not fold the model for TFLite: {error}; check that it runs there")
 
 
 def _node(proto: onnx.NodeProto) -> Node:

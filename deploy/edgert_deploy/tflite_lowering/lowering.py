@@ -149,6 +149,8 @@ class Lowering:
         if self.is_constant(name):
             return self._constant_operand(name, layout)
         if (name, layout) not in self._tensors:
+            if name not in self._home:
+                raise Uncovered(f"{name!r} is not computed by what is covered of its node")
             convert = self._to_native if layout is Layout.NATIVE else self._to_channels_last
             self._tensors[name, layout] = convert(name)
         return self._tensors[name, layout]
@@ -229,22 +231,6 @@ class Lowering:
         self.emit(code, inputs, [output], fusedActivationFunction=activation_code(activation))
         return output
 
-    def total(
-        self, tensor: int, shape: BatchShape, axes: list[int], output: int, result: BatchShape, *, keep: bool
-    ) -> int:
-        """The sum over `axes` of a float tensor of `shape`, into `output` of shape `result`: the mean times their number.
-
-        The quantiser gives the result of SUM the scale of its input, which cuts it off.
-        """
-        places = self.index_constant(axes, "axes")
-        if any(shape.signature[axis] == -1 for axis in axes):
-            self.emit("SUM", [tensor, places], [output], keepDims=keep)
-            return output
-        mean = self.scratch("mean", result)
-        self.emit("MEAN", [tensor, places], [mean], keepDims=keep)
-        count = self.constant(np.float32(np.prod([shape.dims[axis] for axis in axes])), "count")
-        return self.arithmetic("MUL", [mean, count], output)
-
     def reshape(self, tensor: int, shape: BatchShape, output: int) -> int:
         if shape.signature.count(-1) > 1:
             raise Uncovered(f"the batch is part of more than one axis of {list(shape.signature)}")
@@ -261,6 +247,8 @@ class Lowering:
         """The file; its inputs and outputs have ONNX's names, order and layout."""
         outputs: dict[str, int] = {}
         for name in self.graph.outputs:
+            if 0 in self.shape(name).dims:
+                raise Uncovered(f"output {name!r} has no elements, which TFLite does not hold")
             tensor = self.native(name)
             taken = self.is_constant(name) or tensor in self._inputs.values() or tensor in outputs.values()
             outputs[name] = self._copied(name, tensor) if taken else tensor

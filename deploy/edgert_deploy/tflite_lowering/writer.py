@@ -24,6 +24,9 @@ LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
     np.dtype("float32"): schema.TensorType.FLOAT32,
+    np.dtype("int16"): schema.TensorType.INT16,
+    np.dtype("uint16"): schema.TensorType.UINT16,
+    np.dtype("uint32"): schema.TensorType.UINT32,
     np.dtype("int32"): schema.TensorType.INT32,
     np.dtype("int64"): schema.TensorType.INT64,
     np.dtype("uint8"): schema.TensorType.UINT8,
@@ -45,6 +48,7 @@ OPTIONS = {
     "CONCATENATION": "ConcatenationOptions",
     "CONV_2D": "Conv2DOptions",
     "CONV_3D": "Conv3DOptions",
+    "CUMSUM": "CumsumOptions",
     "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
     "DEPTH_TO_SPACE": "DepthToSpaceOptions",
     "DIV": "DivOptions",
@@ -59,6 +63,9 @@ OPTIONS = {
     "MIRROR_PAD": "MirrorPadOptions",
     "MUL": "MulOptions",
     "PACK": "PackOptions",
+    "ONE_HOT": "OneHotOptions",
+    "REDUCE_ALL": "ReducerOptions",
+    "REDUCE_ANY": "ReducerOptions",
     "REDUCE_MAX": "ReducerOptions",
     "REDUCE_MIN": "ReducerOptions",
     "REDUCE_PROD": "ReducerOptions",

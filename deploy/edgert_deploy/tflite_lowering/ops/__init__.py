@@ -7,12 +7,15 @@ from collections.abc import Callable
 from edgert_deploy.tflite_lowering.graph import Node
 from edgert_deploy.tflite_lowering.lowering import Lowering
 from edgert_deploy.tflite_lowering.ops import (
+    activation,
+    arithmetic,
     convolution,
-    einsum,
     elementwise,
+    indexing,
     matrix,
     movement,
     normalization,
+    ordering,
     padding,
     pooling,
     recurrent,
@@ -22,12 +25,15 @@ from edgert_deploy.tflite_lowering.ops import (
 )
 
 LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    **activation.LOWERINGS,
+    **arithmetic.LOWERINGS,
     **convolution.LOWERINGS,
-    **einsum.LOWERINGS,
     **elementwise.LOWERINGS,
+    **indexing.LOWERINGS,
     **matrix.LOWERINGS,
     **movement.LOWERINGS,
     **normalization.LOWERINGS,
+    **ordering.LOWERINGS,
     **padding.LOWERINGS,
     **pooling.LOWERINGS,
     **recurrent.LOWERINGS,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.tflite_lowering.lowering import Lowering, Uncovered, activation_code
+from edgert_deploy.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered, activation_code
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
@@ -16,6 +16,8 @@ def gemm(lowering: Lowering, node: Node) -> None:
     alpha, beta = (float(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     left = _matrix(lowering, node.inputs[0], bool(node.attributes.get("transA", 0)))
     output = node.outputs[0]
+    if lowering.dtype(output) != FLOAT32:
+        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}")
     if not lowering.is_constant(node.inputs[1]):
         _computed_gemm(lowering, node, left, alpha, beta)
         return
@@ -35,33 +37,58 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
+    """A vector operand is a matrix of one row, or of one column, that is left out of the result's shape."""
     left, right = node.inputs
-    if 1 in (lowering.shape(left).rank, lowering.shape(right).rank):
-        raise Uncovered("a vector operand is not covered; give it a second axis")
-    if lowering.is_constant(right) and lowering.shape(right).rank == 2:
+    output, ranks = node.outputs[0], [lowering.shape(name).rank for name in node.inputs]
+    if lowering.dtype(output) != FLOAT32:
+        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}")
+    if lowering.is_constant(right) and ranks[0] > 1 and ranks[1] == 2:
         weights = lowering.value(right, "the weights").T
-        bias, keep = np.zeros(len(weights), np.float32), lowering.shape(left).rank > 2
-        _fully_connected(
-            lowering, lowering.native(left), weights, bias, lowering.define(node.outputs[0]), node, keep=keep
-        )
-    elif lowering.is_constant(left) and lowering.shape(left).rank == 2:
+        bias = np.zeros(len(weights), np.float32)
+        source, keep = lowering.native(left), ranks[0] > 2
+        _fully_connected(lowering, source, weights, bias, lowering.define(output), node, keep=keep)
+    elif lowering.is_constant(left) and ranks[0] == 2 and ranks[1] > 1:
         _constant_left(lowering, node)
     else:
-        _batched(lowering, lowering.native(left), lowering.native(right), lowering.define(node.outputs[0]))
+        _general(lowering, node)
+
+
+def _general(lowering: Lowering, node: Node) -> None:
+    """BATCH_MATMUL, its operands brought to one rank of at least two."""
+    output, shapes = node.outputs[0], [lowering.shape(name) for name in node.inputs]
+    result = lowering.shape(output)
+    if shapes[0].rank == 1:
+        shapes[0], result = shapes[0].with_axis(0, 1), result.with_axis(max(result.rank - 1, 0), 1)
+    if shapes[1].rank == 1:
+        shapes[1], result = shapes[1].with_axis(1, 1), result.with_axis(result.rank, 1)
+    operands: list[int] = []
+    for name, shape in zip(node.inputs, shapes, strict=True):
+        while shape.rank < result.rank:
+            shape = shape.with_axis(0, 1)
+        tensor = lowering.native(name)
+        if shape.rank != lowering.shape(name).rank:
+            tensor = lowering.reshape(tensor, shape, lowering.scratch(f"{name}_matrix", shape))
+        operands.append(tensor)
+    if result.rank == lowering.shape(output).rank:
+        _batched(lowering, operands, lowering.define(output))
+        return
+    product = lowering.scratch(f"{output}_matrix", result)
+    _batched(lowering, operands, product)
+    lowering.reshape(product, lowering.shape(output), lowering.define(output))
 
 
 def _computed_gemm(lowering: Lowering, node: Node, left: int, alpha: float, beta: float) -> None:
     """Gemm of two computed matrices."""
-    if alpha != 1:
-        raise Uncovered(f"alpha {alpha} on two computed matrices is not covered")
     right = _matrix(lowering, node.inputs[1], bool(node.attributes.get("transB", 0)))
-    output = node.outputs[0]
-    if not node.input(2):
-        _batched(lowering, left, right, lowering.define(output))
-        return
-    product = lowering.scratch(f"{output}_product", lowering.shape(output))
-    _batched(lowering, left, right, product)
-    _add_scaled(lowering, node, product, beta)
+    output, shape = node.outputs[0], lowering.shape(node.outputs[0])
+    is_sum, is_scaled = bool(node.input(2)), alpha != 1
+    product = lowering.scratch(f"{output}_product", shape) if is_sum or is_scaled else lowering.define(output)
+    _batched(lowering, [left, right], product)
+    if is_scaled:
+        scaled = lowering.scratch(f"{output}_scaled", shape) if is_sum else lowering.define(output)
+        product = lowering.arithmetic("MUL", [product, lowering.constant(alpha, f"{output}_alpha")], scaled)
+    if is_sum:
+        _add_scaled(lowering, node, product, beta)
 
 
 def _constant_left(lowering: Lowering, node: Node) -> None:
@@ -98,20 +125,21 @@ def _fully_connected(
     lowering.emit("FULLY_CONNECTED", inputs, [output], keepNumDims=keep, fusedActivationFunction=activation)
 
 
-def _batched(lowering: Lowering, left: int, right: int, output: int) -> None:
-    lowering.emit("BATCH_MATMUL", [left, right], [output], adjX=False, adjY=False)
+def _batched(lowering: Lowering, operands: list[int], output: int) -> None:
+    lowering.emit("BATCH_MATMUL", operands, [output], adjX=False, adjY=False)
 
 
 def _add_scaled(lowering: Lowering, node: Node, product: int, beta: float) -> None:
     """Add beta * C, where C is computed or a whole matrix."""
     addend = node.inputs[2]
+    label = f"{node.outputs[0]}_addend"
     if lowering.is_constant(addend):
-        scaled = lowering.value(addend, "C") * np.float32(beta)
-        tensor = lowering.constant(scaled, f"{node.outputs[0]}_addend")
-    elif beta == 1:
-        tensor = lowering.native(addend)
+        tensor = lowering.constant(lowering.value(addend, "C") * np.float32(beta), label)
     else:
-        raise Uncovered(f"beta {beta} on a computed C is not covered")
+        tensor = lowering.native(addend)
+        if beta != 1:
+            scaled = lowering.scratch(label, lowering.shape(addend))
+            tensor = lowering.arithmetic("MUL", [tensor, lowering.constant(beta, label)], scaled)
     lowering.arithmetic("ADD", [product, tensor], lowering.define(node.outputs[0]), node.activation)
 
 

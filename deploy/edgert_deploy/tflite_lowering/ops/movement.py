@@ -70,13 +70,25 @@ def expand(lowering: Lowering, node: Node) -> None:
     if before == after:
         lowering.alias(output, Layout.NATIVE, lowering.native(source))
         return
-    if lowering.dtype(source) != FLOAT32:
-        raise Uncovered("only float32 is covered")
     if after.signature.count(-1) > before.signature.count(-1):
         raise Uncovered("expanding a computed value to the batch is not covered")
-    zeros = np.zeros([1 if length == -1 else length for length in after.signature], np.float32)
-    inputs = [lowering.native(source), lowering.constant(zeros, f"{output}_zeros")]
-    lowering.arithmetic("ADD", inputs, lowering.define(output))
+    held = (1,) * (after.rank - before.rank) + before.dims
+    nothing = np.zeros([n if n != h else 1 for n, h in zip(after.dims, held, strict=True)], lowering.dtype(source))
+    inputs = [lowering.native(source), lowering.constant(nothing, f"{output}_nothing", nothing.dtype)]
+    if nothing.dtype == bool:
+        lowering.emit("LOGICAL_OR", inputs, [lowering.define(output)])
+    else:
+        lowering.arithmetic("ADD", inputs, lowering.define(output))
+
+
+def tile(lowering: Lowering, node: Node) -> None:
+    source, output = node.inputs[0], node.outputs[0]
+    repeats = lowering.value(node.inputs[1], "the repeats").reshape(-1)
+    shape = lowering.shape(source)
+    if any(length == -1 and n != 1 for length, n in zip(shape.signature, repeats, strict=True)):
+        raise Uncovered("repeating the batch is not covered")
+    inputs = [lowering.native(source), lowering.index_constant(repeats, "repeats")]
+    lowering.emit("TILE", inputs, [lowering.define(output)])
 
 
 # --- joining and cutting
@@ -177,43 +189,39 @@ def _cut_into(lowering: Lowering, tensor: int, begin: list[int], size: list[int]
     lowering.emit("SLICE", inputs, [output])
 
 
-# --- look-up
-
-
-def gather(lowering: Lowering, node: Node) -> None:
-    source, chosen = node.inputs
-    shape = lowering.shape(source)
-    axis = int(node.attributes.get("axis", 0)) % shape.rank
-    if lowering.is_constant(chosen):
-        if shape.signature[axis] == -1:
-            raise Uncovered("choosing from the batch is not covered")
-        values = lowering.value(chosen, "the index")
-        indices = lowering.index_constant(values % shape.dims[axis], chosen)  # TFLite takes no negative index
-    else:
-        indices = lowering.native(chosen)
-    output = lowering.define(node.outputs[0])
-    lowering.emit("GATHER", [lowering.native(source), indices], [output], axis=axis, batchDims=0)
-
-
-# --- blocks
+# --- between space and channels
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    output = lowering.define(node.outputs[0], Layout.CHANNELS_LAST)
-    block = int(node.attributes["blocksize"])
-    lowering.emit("SPACE_TO_DEPTH", [lowering.channels_last(node.inputs[0])], [output], blockSize=block)
+    """TFLite's order of channels is that of ONNX's DCR mode; for CRD they are put in order by a look-up."""
+    output, block = node.outputs[0], int(node.attributes["blocksize"])
+    source = lowering.channels_last(node.inputs[0])
+    if node.attributes.get("mode", "DCR") == "DCR":
+        target = lowering.define(output, Layout.CHANNELS_LAST)
+        lowering.emit("SPACE_TO_DEPTH", [source], [target], blockSize=block)
+        return
+    shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
+    deep = lowering.scratch(f"{output}_deep", shape, lowering.dtype(output))
+    lowering.emit("SPACE_TO_DEPTH", [source], [deep], blockSize=block)
+    order = np.arange(shape.dims[3]).reshape(block * block, -1).T.reshape(-1)
+    _reordered(lowering, deep, order, lowering.define(output, Layout.CHANNELS_LAST))
 
 
 def depth_to_space(lowering: Lowering, node: Node) -> None:
-    """ONNX's DCR mode is TFLite's; CRD (PixelShuffle) has the channels in another order, put right by a look-up."""
+    """As SpaceToDepth; CRD is PixelShuffle."""
     source, block = lowering.channels_last(node.inputs[0]), int(node.attributes["blocksize"])
     if node.attributes.get("mode", "DCR") == "CRD":
         shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
         order = np.arange(shape.dims[3]).reshape(-1, block * block).T.reshape(-1)
-        reordered = lowering.scratch(f"{node.outputs[0]}_reordered", shape)
-        lowering.emit("GATHER", [source, lowering.index_constant(order, "order")], [reordered], axis=3, batchDims=0)
-        source = reordered
+        target = lowering.scratch(f"{node.outputs[0]}_reordered", shape, lowering.dtype(node.inputs[0]))
+        source = _reordered(lowering, source, order, target)
     lowering.emit("DEPTH_TO_SPACE", [source], [lowering.define(node.outputs[0], Layout.CHANNELS_LAST)], blockSize=block)
+
+
+def _reordered(lowering: Lowering, tensor: int, order: NDArray[np.intp], output: int) -> int:
+    """A channels-last tensor with its channels in another `order`."""
+    lowering.emit("GATHER", [tensor, lowering.index_constant(order, "order")], [output], axis=3, batchDims=0)
+    return output
 
 
 LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
@@ -221,12 +229,12 @@ LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     "DepthToSpace": depth_to_space,
     "Expand": expand,
     "Flatten": reshape,
-    "Gather": gather,
     "Reshape": reshape,
     "Slice": slice_,
     "SpaceToDepth": space_to_depth,
     "Split": split,
     "Squeeze": reshape,
+    "Tile": tile,
     "Transpose": transpose,
     "Unsqueeze": reshape,
 }

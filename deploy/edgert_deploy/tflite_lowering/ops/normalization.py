@@ -1,4 +1,4 @@
-"""Softmax and the normalizations. A BatchNormalization comes here only where no convolution could take it in."""
+"""The normalizations. A BatchNormalization comes here only where no convolution could take it in."""
 
 from __future__ import annotations
 
@@ -14,47 +14,6 @@ from edgert_deploy.tflite_lowering.lowering import Layout, Lowering, Uncovered
 
 SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
 SMALLEST_DEVIATION = 1e-9
-PER_AXIS_SOFTMAX_OPSET = 13  # before it, Softmax took all axes from `axis` on as one
-
-
-def softmax(lowering: Lowering, node: Node) -> None:
-    """TFLite's runs over the last axis: another one is moved there and back."""
-    source, output = node.inputs[0], node.outputs[0]
-    shape, layout = lowering.shape(source), lowering.layout(source)
-    per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
-    axis = int(node.attributes.get("axis", -1 if per_axis else 1)) % shape.rank
-    if not per_axis and axis != shape.rank - 1:
-        _flat_softmax(lowering, node, axis)
-    elif layout is Layout.CHANNELS_LAST and axis == 1:
-        _emit_softmax(lowering, node, lowering.channels_last(source), lowering.define(output, layout))
-    elif axis == shape.rank - 1:
-        _emit_softmax(lowering, node, lowering.native(source), lowering.define(output))
-    else:
-        order = (*(i for i in range(shape.rank) if i != axis), axis)
-        back = tuple(int(i) for i in np.argsort(order))
-        turned = [lowering.scratch(f"{output}_turned", shape.permuted(order)) for _ in range(2)]
-        lowering.transpose(lowering.native(source), order, turned[0])
-        _emit_softmax(lowering, node, *turned)
-        lowering.transpose(turned[1], back, lowering.define(output))
-
-
-def _flat_softmax(lowering: Lowering, node: Node, axis: int) -> None:
-    shape, output = lowering.shape(node.inputs[0]), node.outputs[0]
-    if axis != 1 or -1 in shape.signature[1:]:
-        raise Uncovered(f"axis {axis} before opset {PER_AXIS_SOFTMAX_OPSET}, which joins axes, is not covered")
-    features = int(np.prod(shape.dims[1:]))
-    flat_shape = BatchShape((shape.dims[0], features), (shape.signature[0], features))
-    flat = [lowering.scratch(f"{output}_flat", flat_shape) for _ in range(2)]
-    lowering.reshape(lowering.native(node.inputs[0]), flat_shape, flat[0])
-    _emit_softmax(lowering, node, *flat)
-    lowering.reshape(flat[1], shape, lowering.define(output))
-
-
-def _emit_softmax(lowering: Lowering, node: Node, source: int, output: int) -> None:
-    if node.op_type == "LogSoftmax":
-        lowering.emit("LOG_SOFTMAX", [source], [output])
-    else:
-        lowering.emit("SOFTMAX", [source], [output], beta=1.0)
 
 
 def layer_normalization(lowering: Lowering, node: Node) -> None:
@@ -254,9 +213,7 @@ LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     "InstanceNormalization": instance_normalization,
     "LRN": local_response_normalization,
     "LayerNormalization": layer_normalization,
-    "LogSoftmax": softmax,
     "LpNormalization": lp_normalization,
     "MeanVarianceNormalization": mean_variance_normalization,
     "RMSNormalization": rms_normalization,
-    "Softmax": softmax,
 }

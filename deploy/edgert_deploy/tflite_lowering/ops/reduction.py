@@ -1,83 +1,149 @@
-"""Reductions over axes, global pooling among them, and the index of the largest."""
+"""Reductions over axes, with what is done to the elements before and to the result after; global pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from edgert_deploy.tflite_lowering.graph import Node
-from edgert_deploy.tflite_lowering.lowering import Layout, Lowering, Uncovered
-from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES
+import numpy as np
+
+from edgert_deploy.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.tflite_lowering.lowering import Layout, Lowering
+from edgert_deploy.tflite_lowering.ops.operands import BOOL
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`after(reduce(before(x)))`; the outer two are unary operators of TFLite, or SQUARE, which is a MUL."""
+
+    code: str
+    before: str = ""
+    after: str = ""
+
 
 REDUCTIONS = {
-    "ReduceMax": "REDUCE_MAX",
-    "ReduceMean": "MEAN",
-    "ReduceMin": "REDUCE_MIN",
-    "ReduceProd": "REDUCE_PROD",
-    "ReduceSum": "SUM",
+    "ReduceL1": Reduction("SUM", before="ABS"),
+    "ReduceL2": Reduction("SUM", before="SQUARE", after="SQRT"),
+    "ReduceLogSum": Reduction("SUM", after="LOG"),
+    "ReduceMax": Reduction("REDUCE_MAX"),
+    "ReduceMean": Reduction("MEAN"),
+    "ReduceMin": Reduction("REDUCE_MIN"),
+    "ReduceProd": Reduction("REDUCE_PROD"),
+    "ReduceSum": Reduction("SUM"),
+    "ReduceSumSquare": Reduction("SUM", before="SQUARE"),
 }
 GLOBAL_POOLS = {"GlobalAveragePool": "MEAN", "GlobalMaxPool": "REDUCE_MAX"}
 
 
+@dataclass(frozen=True)
+class Axes:
+    """What is reduced: `places` in the tensor that is read, which has `layout`; and how the result lies."""
+
+    places: list[int]
+    keep: bool
+    layout: Layout
+    result_layout: Layout
+
+
 def reduce(lowering: Lowering, node: Node) -> None:
-    rank = lowering.shape(node.inputs[0]).rank
-    axes = lowering.integers(node, "axes", 1)
-    if not axes and node.attributes.get("noop_with_empty_axes", 0):
-        raise Uncovered("noop_with_empty_axes is not covered; leave the node out")
-    wanted = sorted({axis % rank for axis in axes or range(rank)})
-    write_reduction(lowering, node, REDUCTIONS[node.op_type], wanted, bool(node.attributes.get("keepdims", 1)))
+    """Of booleans, Max is any and Min is all."""
+    kind, axes = REDUCTIONS[node.op_type], _axes(lowering, node)
+    if lowering.dtype(node.inputs[0]) == BOOL:
+        kind = Reduction({"ReduceMax": "REDUCE_ANY", "ReduceMin": "REDUCE_ALL"}[node.op_type])
+    x = lowering.tensor(node.inputs[0], axes.layout)
+    if kind.before:
+        shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
+        x = _apply(lowering, kind.before, x, _scratch(lowering, node, shape))
+    if kind.after:
+        reduced = _reduced(lowering, node, kind.code, x, axes, None)
+        _apply(lowering, kind.after, reduced, lowering.define(node.outputs[0], axes.result_layout))
+    else:
+        _reduced(lowering, node, kind.code, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+
+
+def log_sum_exp(lowering: Lowering, node: Node) -> None:
+    """The largest element is taken out of the exponentials, which cannot overflow then."""
+    axes = _axes(lowering, node)
+    output, x = node.outputs[0], lowering.tensor(node.inputs[0], axes.layout)
+    shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
+    kept = shape
+    for place in axes.places:
+        kept = kept.with_length(place, 1)
+    places = lowering.index_constant(axes.places, "axes")
+    largest = _scratch(lowering, node, kept)
+    lowering.emit("REDUCE_MAX", [x, places], [largest], keepDims=True)
+    centred = lowering.arithmetic("SUB", [x, largest], _scratch(lowering, node, shape))
+    powers = _apply(lowering, "EXP", centred, _scratch(lowering, node, shape))
+    total = _scratch(lowering, node, kept)
+    lowering.emit("SUM", [powers, places], [total], keepDims=True)
+    logarithm = _apply(lowering, "LOG", total, _scratch(lowering, node, kept))
+    if axes.keep:
+        lowering.arithmetic("ADD", [logarithm, largest], lowering.define(output, axes.result_layout))
+        return
+    whole = lowering.arithmetic("ADD", [logarithm, largest], _scratch(lowering, node, kept))
+    lowering.reshape(whole, lowering.shape(output), lowering.define(output, axes.result_layout))
 
 
 def global_pool(lowering: Lowering, node: Node) -> None:
-    axes = list(range(2, lowering.shape(node.inputs[0]).rank))
-    write_reduction(lowering, node, GLOBAL_POOLS[node.op_type], axes, True)
+    axes = _laid_axes(lowering, node, list(range(2, lowering.shape(node.inputs[0]).rank)), True)
+    x = lowering.tensor(node.inputs[0], axes.layout)
+    target = lowering.define(node.outputs[0], axes.result_layout)
+    _reduced(lowering, node, GLOBAL_POOLS[node.op_type], x, axes, target)
 
 
-def write_reduction(lowering: Lowering, node: Node, code: str, axes: list[int], keep: bool) -> None:
-    source = node.inputs[0]
-    rank, held = lowering.shape(source).rank, lowering.layout(source)
+def cumulative_sum(lowering: Lowering, node: Node) -> None:
+    axis = int(lowering.value(node.inputs[1], "the axis").reshape(()))
+    axis %= lowering.shape(node.inputs[0]).rank
+    inputs = [lowering.native(node.inputs[0]), lowering.constant(axis, "axis", np.int32)]
+    options = {name: bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse")}
+    lowering.emit("CUMSUM", inputs, [lowering.define(node.outputs[0])], **options)
+
+
+def _axes(lowering: Lowering, node: Node) -> Axes:
+    """Without axes all are reduced, or none where `noop_with_empty_axes` says so."""
+    rank = lowering.shape(node.inputs[0]).rank
+    given = lowering.integers(node, "axes", 1)
+    if not given:
+        given = [] if node.attributes.get("noop_with_empty_axes", 0) else list(range(rank))
+    wanted = sorted({axis % rank for axis in given})
+    return _laid_axes(lowering, node, wanted, bool(node.attributes.get("keepdims", 1)))
+
+
+def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> Axes:
+    rank, held = lowering.shape(node.inputs[0]).rank, lowering.layout(node.inputs[0])
+    keep = keep or not axes
     if held is Layout.CHANNELS_LAST and not keep and axes != list(range(2, rank)):
         held = Layout.NATIVE  # what is left would lie in neither order
     places = [lowering.axis(axis, rank, held) for axis in axes]
     if held is Layout.CHANNELS_LAST and rank == 3 and not keep:
         places.append(1)  # the height that a value of rank 3 is given
-    result = held if keep else Layout.NATIVE
-    inputs = [lowering.tensor(source, held), lowering.index_constant(places, "axes")]
-    lowering.emit(code, inputs, [lowering.define(node.outputs[0], result)], keepDims=keep)
+    return Axes(places, keep, held, held if keep else Layout.NATIVE)
 
 
-def reduce_l2(lowering: Lowering, node: Node) -> None:
-    """The square root of the sum of squares."""
-    source, output = node.inputs[0], node.outputs[0]
-    rank, keep = lowering.shape(source).rank, bool(node.attributes.get("keepdims", 1))
-    axes = sorted({axis % rank for axis in lowering.integers(node, "axes", 1) or range(rank)})
-    x = lowering.native(source)
-    squared = lowering.arithmetic("MUL", [x, x], lowering.scratch(f"{output}_squared", lowering.shape(source)))
-    total = lowering.scratch(f"{output}_sum", lowering.shape(output))
-    lowering.emit("SUM", [squared, lowering.index_constant(axes, "axes")], [total], keepDims=keep)
-    lowering.emit("SQRT", [total], [lowering.define(output)])
+def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, output: int | None) -> int:
+    """`x` reduced, into `output` where there is one."""
+    shape = lowering.laid_out(lowering.shape(node.outputs[0]), axes.result_layout)
+    if not axes.places:
+        return x if output is None else lowering.reshape(x, shape, output)
+    target = _scratch(lowering, node, shape) if output is None else output
+    lowering.emit(code, [x, lowering.index_constant(axes.places, "axes")], [target], keepDims=axes.keep)
+    return target
 
 
-def arg_max(lowering: Lowering, node: Node) -> None:
-    if node.attributes.get("select_last_index", 0):
-        raise Uncovered("select_last_index is not covered")
-    source, output = node.inputs[0], node.outputs[0]
-    shape, kept = lowering.shape(source), bool(node.attributes.get("keepdims", 1))
-    axis = int(node.attributes.get("axis", 0)) % shape.rank
-    dtype = lowering.dtype(output)
-    place = lowering.index_constant([axis], "axis")
-    inputs = [lowering.native(source), place]
-    target = lowering.define(output)
-    code = {"ArgMax": "ARG_MAX", "ArgMin": "ARG_MIN"}[node.op_type]
-    reduced = lowering.scratch(f"{output}_reduced", shape.without_axis(axis), dtype) if kept else target
-    lowering.emit(code, inputs, [reduced], outputType=TENSOR_TYPES[dtype])
-    if kept:
-        lowering.reshape(reduced, lowering.shape(output), target)
+def _apply(lowering: Lowering, code: str, x: int, output: int) -> int:
+    if code == "SQUARE":
+        return lowering.arithmetic("MUL", [x, x], output)
+    lowering.emit(code, [x], [output])
+    return output
+
+
+def _scratch(lowering: Lowering, node: Node, shape: BatchShape) -> int:
+    return lowering.scratch(f"{node.outputs[0]}_step", shape, lowering.dtype(node.inputs[0]))
 
 
 LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
     **dict.fromkeys(REDUCTIONS, reduce),
     **dict.fromkeys(GLOBAL_POOLS, global_pool),
-    "ReduceL2": reduce_l2,
-    "ArgMax": arg_max,
-    "ArgMin": arg_max,
+    "CumSum": cumulative_sum,
+    "ReduceLogSumExp": log_sum_exp,
 }

@@ -20,7 +20,7 @@ from edgert_deploy.tflite_lowering.lowering import (
     Lowering,
     Uncovered,
 )
-from edgert_deploy.tflite_lowering.ops.elementwise import broadcast_constant
+from edgert_deploy.tflite_lowering.ops.operands import broadcast_constant
 from edgert_deploy.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
 
 # What two computations of a weight in float32 may differ by, on an axis of some thousand elements.
