@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert.tensors import TensorSpec
@@ -26,6 +29,28 @@ SOURCE_BYTES_MAX = 2**31 - 1  # what one protobuf message holds, and what a flat
 Kind = Literal["onnx", "tflite"]
 
 
+HEAD = "edgert_fold_"  # what the names of folded-in preprocessing begin with; it is computed in float
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Preprocessing that is the model's own first layers (fold.py): UINT8 frames in `layout` become (value * scale -
+    mean) / std in `model_layout`, their channels turned round where it `flips` them."""
+
+    input: str
+    layout: str
+    model_layout: str
+    flips: bool
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same as value * factor + shift, one number each or one a channel."""
+        mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
+        return self.scale / std, -mean / std
+
+
 @dataclass(frozen=True)
 class SourceModel:
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
@@ -34,6 +59,7 @@ class SourceModel:
     `proto` is the ModelProto of an ONNX model, in an opset that every runtime takes, and None for another kind;
     `tflite` is a TFLite model's file. `sha256` and `size_bytes` are those of the file as given.
     `quantised`: the user's own training or converter quantised it, and that is kept.
+    `fold`: its first layers are preprocessing that was folded in.
     """
 
     path: Path
@@ -45,6 +71,7 @@ class SourceModel:
     kind: Kind = "onnx"
     tflite: bytes = b""
     quantised: bool = False
+    fold: Fold | None = None
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:

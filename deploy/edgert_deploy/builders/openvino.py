@@ -12,15 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.builders import Artifact, Precision
 from edgert_deploy.builders.qdq import CALIBRATION_SAMPLES_MAX, calibration_feeds, is_transformer, prepared
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.fold import without_head
 from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.quiet import quiet
-from edgert_deploy.source import SourceModel, float_proto
+from edgert_deploy.source import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
 
@@ -63,8 +67,11 @@ def _write(
 ) -> dict[str, str]:
     openvino = sdk()
     proto = source.proto if precision == "int8" else float_proto(source)
+    proto = proto if source.fold is None else without_head(source, proto)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
+    if source.fold is not None:
+        model = _folded(openvino, model, source.fold)
     if precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
@@ -73,6 +80,26 @@ def _write(
     # INT8 model keeps in float it keeps for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=precision == "fp16")
     return versions
+
+
+def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
+    """The model behind its preprocessing, by OpenVINO's own means: (value - mean / scale) / (std / scale)."""
+    from openvino.preprocess import PrePostProcessor
+
+    factor, shift = fold.factor_and_shift()
+    processor = PrePostProcessor(model)
+    frames = processor.input(fold.input)
+    frames.tensor().set_element_type(openvino.Type.u8).set_layout(openvino.Layout(fold.layout.upper()))
+    frames.model().set_layout(openvino.Layout(fold.model_layout.upper()))
+    steps = frames.preprocess().convert_element_type(openvino.Type.f32)
+    if fold.flips:
+        steps.reverse_channels()
+    steps.mean(_numbers(-shift / factor)).scale(_numbers(1 / factor))
+    return processor.build()
+
+
+def _numbers(values: NDArray[np.float64]) -> float | list[float]:
+    return float(values[0]) if values.size == 1 else [float(value) for value in values]
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: Sequence[Layer]) -> Any:

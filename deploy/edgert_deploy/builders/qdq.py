@@ -20,7 +20,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer
 from edgert_deploy.quiet import quiet
-from edgert_deploy.source import SourceModel
+from edgert_deploy.source import HEAD, SourceModel
 
 CALIBRATION_SAMPLES_MAX = 300
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
@@ -144,7 +144,9 @@ def _quantize(
 ) -> Any:
     import onnx
 
-    write_proto(_prepared(source, folder), folder / "prepared.onnx")
+    proto = _prepared(source, folder)
+    write_proto(proto, folder / "prepared.onnx")
+    excluded = [*excluded, *(node.name for node in proto.graph.node if node.name.startswith(HEAD))]
     from onnxruntime import quantization
 
     types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}

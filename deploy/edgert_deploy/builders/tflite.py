@@ -17,7 +17,7 @@ from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer, belongs, layers_of
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.qat import ranges_of
-from edgert_deploy.source import SourceModel, float_proto
+from edgert_deploy.source import HEAD, SourceModel, float_proto
 
 FILE_NAME = "model.tflite"
 SMOKE_SCRIPT = Path(__file__).parents[1] / "tflite_lowering" / "smoke.py"
@@ -69,11 +69,11 @@ class TFLiteBuilder:
 def _is_float(source: SourceModel, float_layers: Sequence[Layer]) -> Callable[[str], bool]:
     """Whether the operator whose output TFLite calls by a name stays in float."""
     if not float_layers:
-        return lambda name: False
+        return lambda name: name.startswith(HEAD)
     from edgert_deploy.builders.qdq import prepared
 
     every = layers_of(prepared(source))
-    return lambda name: belongs(name, float_layers, every)
+    return lambda name: name.startswith(HEAD) or belongs(name, float_layers, every)
 
 
 def _tool_versions() -> dict[str, str]:

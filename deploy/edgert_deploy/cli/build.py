@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from edgert.errors import ConfigInvalid
 from edgert.manifest import Classify, Detect
 from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
@@ -18,6 +19,7 @@ from edgert_deploy.choice import Choice
 from edgert_deploy.cli.fleet_options import columns, inventory_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.convert import Conversion, read_inputs
+from edgert_deploy.fold import folded
 from edgert_deploy.inventory import find_inventory
 from edgert_deploy.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.pack import (
@@ -99,6 +101,11 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--preprocess", type=FILE, help="How devices turn images into what the model takes: imagenet, yolo or a .toml."
 )
+@click.option(
+    "--fold-preprocess",
+    is_flag=True,
+    help="Make scale, mean, std and layout the model's own: it then takes UINT8 frames.",
+)
 @click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
 @click.option(
@@ -145,6 +152,7 @@ def build(
     engines: Any,
     with_reference: bool,
     preprocess: Path | None,
+    fold_preprocess: bool,
     postprocess: Path | None,
     labels: Path | None,
     inputs: tuple[str, ...],
@@ -192,6 +200,10 @@ def build(
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
     source = load_source(model, Conversion(convert_with or sys.executable, read_inputs(inputs)))
     before = None if preprocess is None else read_preprocess(preprocess, source)
+    if fold_preprocess:
+        if before is None:
+            raise ConfigInvalid("--fold-preprocess has nothing to fold in: give --preprocess imagenet, yolo or a file")
+        source, before = folded(source, before)
     after: Classify | Detect | None = None
     if postprocess is not None:
         after = read_postprocess(postprocess, source, labels)
