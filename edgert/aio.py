@@ -27,26 +27,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgert import wire
-from edgert.arrays import from_wire, to_wire
 from edgert.client import (
-    ARG_MAX,
     IDLE_CONNECTIONS_MAX,
-    RETRY_PAUSE_S,
     SEND_BUFFER_BYTES,
     Again,
-    Inputs,
-    ModelInterface,
     Priority,
     again_wait_s,
     dial,
     priority_flag,
-    welcome_of,
 )
 from edgert.config import default_socket
+from edgert.conversation import RETRY_PAUSE_S, Conversation, Inputs, ModelInterface, arg_of, welcome_of
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, RequestError, Unavailable, WorkerLost
 from edgert.tensors import InferResponse
 
@@ -314,29 +308,25 @@ class _Connection:
         self._sock, self._pool = sock, pool
         self._loop = asyncio.get_running_loop()
         self._frames = wire.FrameBuffer()
-        self._request_id = 0
-        self._model_id = 0
-        self._interface: ModelInterface | None = None
+        self._talk: Conversation | None = None  # once the daemon has greeted, for a model
         self._sending = False  # whether the daemon certainly lacks bytes of the request
         # What is under way ends in an answer or in the error to raise.
         self._outcome: asyncio.Future[_Answered | Exception] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._known: tuple[tuple[int, ...], np.dtype[Any], bool] | None = None
-        self._tensors: tuple[wire.WireTensor, ...] = ()
-        self._views: list[tuple[str, NDArray[Any]]] = []
         self._loop.add_reader(sock.fileno(), self._readable)
 
     async def ask(
         self, inputs: Inputs, deadline: float, flags: int, trace: bool
     ) -> dict[str, NDArray[Any]] | InferResponse:
         """Send one request and receive its answer, then return to the pool. Raises Again where no engine saw it."""
-        assert self._interface is not None  # only models' connections are asked
+        assert self._talk is not None  # only models' connections are asked
         try:
-            arrays, added_axis = self._arrays(inputs)
-            parts = self._parts([to_wire(i, array) for i, array in enumerate(arrays)], deadline, flags)
-            answered = await self._exchange(parts, deadline)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded("the time-out had passed before the request was sent; give a longer timeout_s")
+            answered = await self._exchange(self._talk.ask(inputs, flags, arg_of(left_s)), deadline)
         except EdgeRTError:
             self._give_back()
             raise
@@ -344,10 +334,7 @@ class _Connection:
             self.close()
             raise
         self._give_back()
-        outputs = answered.outputs
-        if added_axis:
-            outputs = {name: array[0] for name, array in outputs.items()}
-        return self._interface.response(answered.frame, outputs) if trace else outputs
+        return self._talk.response(answered.frame, answered.outputs) if trace else answered.outputs
 
     def close(self) -> None:
         if self.broken:
@@ -362,18 +349,6 @@ class _Connection:
             self._timer = None
         if self._pool is not None:
             self._pool.forget(self)
-
-    def _arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
-        """As ModelInterface.arrays; an array like the last one is known to fit."""
-        assert self._interface is not None
-        known = self._known
-        if type(inputs) is not np.ndarray or not inputs.flags.c_contiguous:
-            return self._interface.arrays(inputs)
-        if known is None or inputs.shape != known[0] or inputs.dtype is not known[1]:
-            arrays, added_axis = self._interface.arrays(inputs)
-            self._known = (inputs.shape, inputs.dtype, added_axis) if arrays[0].dtype is inputs.dtype else None
-            return arrays, added_axis
-        return [inputs[None] if known[2] else inputs], known[2]
 
     def _give_back(self) -> None:
         if self._pool is None or self._sending:
@@ -390,24 +365,10 @@ class _Connection:
                 raise Unavailable("the daemon is restarting this model", retry_after_s=RETRY_PAUSE_S) from error
             raise DaemonUnreachable(f"the daemon at {path} closed the connection: {error.__cause__}") from error
         self.welcome = welcome_of(frame)
-        self._model_id = frame.model_id
         if model is not None:
-            self._interface = ModelInterface(model, self.welcome)
-            self._frames.limit(self._interface.frame_bytes_max)
-
-    def _parts(self, tensors: Sequence[wire.OutTensor], deadline: float, flags: int) -> list[wire.Buffer]:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise DeadlineExceeded("the time-out had passed before the request was sent; give a longer timeout_s")
-        self._request_id += 1
-        return wire.frame(
-            wire.INFER,
-            request_id=self._request_id,
-            model_id=self._model_id,
-            flags=flags,
-            arg=min(int(left_s * 1e6) + 1, ARG_MAX),
-            tensors=tensors,
-        )
+            interface = ModelInterface(model, self.welcome)
+            self._frames.limit(interface.frame_bytes_max)
+            self._talk = Conversation(interface, frame.model_id)
 
     async def _exchange(self, parts: Sequence[wire.Buffer], deadline: float) -> _Answered:
         """Send one frame and wait for what comes back. Raises the daemon's error, WorkerLost, Again where it moved."""
@@ -505,31 +466,21 @@ class _Connection:
             self._ended(error)
 
     def _received(self, frame: wire.Frame) -> None:
-        outcome = self._outcome
+        outcome, talk = self._outcome, self._talk
         if outcome is None or outcome.done():
             self.close()  # moved, or an answer that nobody waits for
         elif frame.kind == wire.MOVED:
             self._ended(Again())
-        elif frame.kind == wire.ERROR and frame.request_id in (0, self._request_id):
+        elif frame.kind == wire.ERROR and frame.request_id in (0, 0 if talk is None else talk.request_id):
             if frame.request_id == 0:  # it concerns the connection, which ends now
                 self.close()
             outcome.set_result(wire.error_of(frame))
-        elif self._interface is None:  # the answer to a hello
+        elif talk is None:  # the answer to a hello
             outcome.set_result(_Answered(frame, {}))
-        elif frame.kind == wire.RESULT and frame.request_id == self._request_id:
-            outcome.set_result(_Answered(frame, self._outputs(frame)))
+        elif frame.kind == wire.RESULT and frame.request_id == talk.request_id:
+            outcome.set_result(_Answered(frame, talk.outputs(frame)))
         else:
             raise EdgeRTError(f"the daemon answered with frame {frame.kind} for request {frame.request_id}")
-
-    def _outputs(self, frame: wire.Frame) -> dict[str, NDArray[Any]]:
-        assert self._interface is not None
-        if frame.tensors is not self._tensors:
-            names = self._interface.outputs
-            if any(tensor.number >= len(names) for tensor in frame.tensors):
-                raise EdgeRTError("the daemon answered with an output that the model does not have")
-            self._views = [(names[tensor.number], from_wire(tensor)) for tensor in frame.tensors]
-            self._tensors = frame.tensors
-        return {name: view.copy() for name, view in self._views}
 
     def _ended(self, error: Exception) -> None:
         """The connection is over. Tell whoever waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,3 +44,19 @@ def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
         _DESCRIPTORS.clear()
     described = _DESCRIPTORS[key] = wire.descriptor(number, DATATYPES[dtype.name], shape, nbytes)
     return described
+
+
+def looks_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    """The shapes and dtypes of arrays, to compare with those of others."""
+    if len(arrays) == 1:
+        return arrays[0].shape, arrays[0].dtype
+    return tuple((array.shape, array.dtype) for array in arrays)
+
+
+def places(arrays: Sequence[NDArray[Any]], memory: bytearray | memoryview) -> list[NDArray[Any]]:
+    """Where the tensors of a frame of these arrays lie in the memory that holds the frame."""
+    found, at = [], 64 + 64 * len(arrays)
+    for array in arrays:
+        found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        at += (array.nbytes + 63) & ~63
+    return found

@@ -3,10 +3,6 @@
 A `Client` may be used by many threads: each request takes a connection of its own from a small pool and
 gives it back, so threads never wait for each other here. Connections are made when needed, and made again
 after the daemon restarted or moved a model to a new version.
-
-Theory of operation of the hot path: an app asks again and again with arrays of one shape. So a connection
-keeps, for the shape it saw last, the whole head of the request (header and descriptor) and writes only what
-differs into it; and it keeps the arrays over its receive buffer for as long as answers look the same.
 """
 
 from __future__ import annotations
@@ -17,17 +13,16 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from edgert import wire
-from edgert.arrays import from_wire, to_wire
 from edgert.config import default_socket
+from edgert.conversation import RETRY_PAUSE_S, Conversation, Inputs, ModelInterface, arg_of, welcome_of
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
@@ -36,16 +31,13 @@ from edgert.errors import (
     Unavailable,
     WorkerLost,
 )
-from edgert.sharing import SHARE_BYTES_MIN, SharedArea, receive_with_descriptor
-from edgert.tensors import DATATYPES, InferResponse, TensorSpec, fits
+from edgert.sharing import SharedArea, receive_with_descriptor
+from edgert.tensors import InferResponse
 
 IDLE_CONNECTIONS_MAX = 32
-RETRY_PAUSE_S = 0.05
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
-ARG_MAX = 2**32 - 1
 TRANSPORTS = ("auto", "socket")
 
-Inputs = ArrayLike | Mapping[str, ArrayLike]
 Priority = Literal["normal", "high"]
 
 
@@ -254,114 +246,6 @@ def again_wait_s(again: Again, deadline: float) -> float:
     return wait_s
 
 
-class ModelInterface:
-    """What a WELCOME says of a model, and how inputs and answers are fitted to it. Both clients use it."""
-
-    def __init__(self, model: str, welcome: dict[str, Any]) -> None:
-        self.model, self.welcome = model, welcome
-        self.inputs = tuple(TensorSpec.from_json(v) for v in welcome.get("inputs", ()))
-        self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
-        self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
-        pre = welcome.get("preprocess")
-        # What may be given instead of a model's tensor: UINT8 values, and image files.
-        self._forms = [] if pre is None else [TensorSpec.from_json(pre[k]) for k in ("input", "files") if k in pre]
-
-    def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
-        """C-contiguous arrays in the model's order, and whether the batch axis was added to them."""
-        if isinstance(inputs, Mapping):
-            names = [spec.name for spec in self.inputs]
-            if set(inputs) != set(names):
-                raise RequestError(f"model {self.model} takes inputs {names}, got {sorted(inputs)}")
-            given = [_array(inputs[name]) for name in names]
-        elif len(self.inputs) == 1:
-            given = [_array(inputs)]
-        else:
-            raise RequestError(f"model {self.model} takes inputs {[s.name for s in self.inputs]}: give a dict by name")
-        fitted = [self._fit(array, spec) for array, spec in zip(given, self.inputs, strict=True)]
-        added = {was_added for _, was_added in fitted}
-        if len(added) > 1:
-            raise RequestError("give the batch axis on every input, or on none")
-        arrays = [array for array, _ in fitted]
-        size = sum(array.nbytes for array in arrays)
-        if size + 4096 > self.frame_bytes_max:
-            raise RequestError(
-                f"the inputs take {size} bytes, a request at most {self.frame_bytes_max}: send less at once"
-            )
-        return arrays, added == {True}
-
-    def response(self, received: wire.Frame, outputs: dict[str, NDArray[Any]]) -> InferResponse:
-        return InferResponse(
-            model=self.model,
-            release=int(self.welcome["release"]),
-            outputs=outputs,
-            stages=wire.stage_times(received),
-            batch=received.arg,
-            cache_hit=bool(received.flags & wire.FLAG_CACHE_HIT),
-        )
-
-    def _fit(self, array: NDArray[Any], spec: TensorSpec) -> tuple[NDArray[Any], bool]:
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        accepted = [spec, *(form for form in self._forms if form.name == spec.name)]
-        for wanted in accepted:
-            if array.dtype == wanted.dtype or (array.dtype == np.float64 and wanted.datatype == "FP32"):
-                # Python floats and NumPy's default are FP64: what was meant is the model's FP32.
-                shaped = np.ascontiguousarray(array, dtype=wanted.dtype)
-                if fits(wanted, wanted.datatype, shaped.shape):
-                    return shaped, False
-                if fits(wanted, wanted.datatype, (1, *shaped.shape)):
-                    return shaped[None], True
-        wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
-        got = DATATYPES.get(array.dtype.name, str(array.dtype))
-        raise RequestError(
-            f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length)"
-        )
-
-
-def _array(value: ArrayLike) -> NDArray[Any]:
-    """An array of what was given. A file's bytes are UINT8 [bytes]; of several files each is a row, filled with zeros."""
-    if isinstance(value, bytes):
-        return np.frombuffer(value, np.uint8)
-    if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview):
-        rows = [np.frombuffer(file, np.uint8) for file in value]
-        files = np.zeros((len(rows), max(map(len, rows))), np.uint8)
-        for row, file in zip(files, rows, strict=True):
-            row[: len(file)] = file
-        return files
-    return np.asarray(value)
-
-
-def welcome_of(received: wire.Frame | None) -> dict[str, Any]:
-    """The content of a WELCOME. Raises the daemon's error, or Unavailable where the worker just went away."""
-    if received is None or received.kind == wire.MOVED:
-        raise Unavailable("the daemon is restarting this model", retry_after_s=RETRY_PAUSE_S)
-    if received.kind == wire.ERROR:
-        raise wire.error_of(received)
-    if received.kind != wire.WELCOME:
-        raise EdgeRTError(f"the daemon answered a hello with frame {received.kind}")
-    return received.json()
-
-
-class _Template(NamedTuple):
-    """All of a request that its shape decides. Unpadded parts are sent in this order: head, the array, pad.
-
-    `shared` is the place in shared memory for the array; then `head` is the header alone.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    added_axis: bool
-    head: bytearray
-    pad: bytes
-    total_bytes: int
-    shared: NDArray[Any] | None
-
-
-# flags, request id, model id, arg: what differs from request to request, at offset 6 of the header
-_VARYING = struct.Struct("<HQII")
-_VARYING_OFFSET = 6
-
-
 class _Connection:
     """One connection, bound by its hello to one model (None: to the daemon itself)."""
 
@@ -369,14 +253,9 @@ class _Connection:
         self.model = model
         self.broken = False
         self._frames = wire.FrameBuffer()
-        self._request_id = 0
-        self._timeout_s = 0.0
-        self._template: _Template | None = None
+        self._timeout_s, self._timeout_us = 0.0, 0
         self._area: SharedArea | None = None
-        self._tensors: tuple[wire.WireTensor, ...] = ()
-        self._views: list[tuple[str, NDArray[Any]]] = []
         self._sock = dial(path, deadline)
-        self._recv_into = self._sock.recv_into
         try:
             received = self._greet(model, transport, deadline)
             self.welcome = welcome_of(received)
@@ -387,9 +266,9 @@ class _Connection:
             self.close()
             raise
         assert received is not None  # welcome_of has said otherwise
-        self._model_id = received.model_id
-        self._interface = ModelInterface(model or "", self.welcome)
-        self._frames.limit(self._interface.frame_bytes_max)
+        interface = ModelInterface(model or "", self.welcome)
+        self._frames.limit(interface.frame_bytes_max)
+        self._talk = Conversation(interface, received.model_id, self._area)
 
     def infer(self, inputs: Inputs, timeout_s: float, deadline: float, flags: int) -> dict[str, NDArray[Any]]:
         _, outputs = self._exchange(inputs, timeout_s, deadline, flags)
@@ -397,7 +276,7 @@ class _Connection:
 
     def request(self, inputs: Inputs, timeout_s: float, deadline: float, flags: int) -> InferResponse:
         received, outputs = self._exchange(inputs, timeout_s, deadline, flags)
-        return self._interface.response(received, outputs)
+        return self._talk.response(received, outputs)
 
     def close(self) -> None:
         self.broken = True
@@ -408,101 +287,41 @@ class _Connection:
         self, inputs: Inputs, timeout_s: float, deadline: float, flags: int
     ) -> tuple[wire.Frame, dict[str, NDArray[Any]]]:
         """Send one request and receive its answer: the frame, and copies of its tensors by name."""
-        template = self._template
-        if (
-            template is not None
-            and type(inputs) is np.ndarray
-            and inputs.shape == template.shape
-            and inputs.dtype is template.dtype
-            and inputs.flags.c_contiguous
-        ):
-            parts = self._fill(template, inputs, timeout_s, flags)
-            added_axis, total = template.added_axis, template.total_bytes
-        else:
-            parts, added_axis = self._compose(inputs, timeout_s, flags)
-            total = sum(map(len, parts))
         if timeout_s != self._timeout_s:
             self._set_timeout(timeout_s)
+        talk, sock, frames = self._talk, self._sock, self._frames
+        parts = talk.ask(inputs, flags, self._timeout_us)
         try:
-            sent = self._sock.sendmsg(parts)
-            if sent != total:  # a signal came in between, or the daemon takes nothing
-                self._sock.sendall(b"".join(parts)[sent:])
+            sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
+            if sent != talk.size_bytes:  # a signal came in between, or the daemon takes nothing
+                sock.sendall(b"".join(parts)[sent:])
         except BlockingIOError as error:
             self.close()
             raise DeadlineExceeded("the daemon did not take the request in time; it may be overloaded") from error
         except OSError as error:
             raise self._refused() from error
-        received = self._answer(deadline)
-        if received.tensors is not self._tensors:
-            self._tensors = received.tensors
-            names = self._interface.outputs
-            self._views = [(names[tensor.number], from_wire(tensor)) for tensor in received.tensors]
-        if added_axis:
-            return received, {name: view[0].copy() for name, view in self._views}
-        return received, {name: view.copy() for name, view in self._views}
+        try:
+            count = sock.recv_into(frames.room)
+        except OSError:  # said again, and translated, below
+            count = 0
+        received = frames.feed(count) if count else None
+        if received is None or received.kind != wire.RESULT or received.request_id != talk.request_id:
+            received = self._answer(received, deadline)
+        return received, talk.outputs(received)
 
-    def _fill(self, template: _Template, array: NDArray[Any], timeout_s: float, flags: int) -> Sequence[Any]:
-        """The parts of a request like the last one: only what differs is written."""
-        self._request_id += 1
-        timeout_us = min(int(timeout_s * 1e6) + 1, ARG_MAX)
-        if template.shared is not None:
-            np.copyto(template.shared, array)
-            flags |= wire.FLAG_SHARED
-            _VARYING.pack_into(template.head, _VARYING_OFFSET, flags, self._request_id, self._model_id, timeout_us)
-            return (template.head,)
-        _VARYING.pack_into(template.head, _VARYING_OFFSET, flags, self._request_id, self._model_id, timeout_us)
-        return (template.head, array, template.pad) if template.pad else (template.head, array)
-
-    def _compose(self, inputs: Inputs, timeout_s: float, flags: int) -> tuple[Sequence[wire.Buffer], bool]:
-        """The parts of any request; where it has one input, a template for the next like it is kept."""
-        arrays, added_axis = self._interface.arrays(inputs)
-        tensors = [to_wire(i, array) for i, array in enumerate(arrays)]
-        self._request_id += 1
-        parts = wire.frame(
-            wire.INFER,
-            request_id=self._request_id,
-            model_id=self._model_id,
-            flags=flags,
-            arg=min(int(timeout_s * 1e6) + 1, ARG_MAX),
-            tensors=tensors,
-        )
-        self._template = self._template_of(inputs, arrays, parts, added_axis)
-        if self._worth_sharing(parts):
-            assert self._area is not None
-            header = wire.share(parts, self._area.request)
-            if header is not None:
-                return [header], added_axis
-        return parts, added_axis
-
-    def _worth_sharing(self, parts: Sequence[wire.Buffer]) -> bool:
-        return self._area is not None and sum(map(len, parts)) >= SHARE_BYTES_MIN
-
-    def _template_of(
-        self, inputs: Inputs, arrays: list[NDArray[Any]], parts: Sequence[wire.Buffer], added_axis: bool
-    ) -> _Template | None:
-        if len(arrays) != 1 or type(inputs) is not np.ndarray or inputs.dtype != arrays[0].dtype or not inputs.nbytes:
-            return None
-        total = sum(map(len, parts))
-        shape, dtype = inputs.shape, inputs.dtype
-        if self._area is not None and SHARE_BYTES_MIN <= total <= len(self._area.request):
-            place = np.frombuffer(self._area.request, dtype, count=inputs.size, offset=128).reshape(shape)
-            return _Template(shape, dtype, added_axis, bytearray(parts[0]), b"", 64, place)
-        head = bytearray(parts[0] + parts[1])  # type: ignore[operator]  # both are bytes
-        return _Template(shape, dtype, added_axis, head, bytes(-inputs.nbytes % 64), total, None)
-
-    def _answer(self, deadline: float) -> wire.Frame:
+    def _answer(self, received: wire.Frame | None, deadline: float) -> wire.Frame:
         """The RESULT of the request just sent. Raises the daemon's error, WorkerLost, or Again where it moved."""
         try:
-            received = self._receive(deadline)
+            received = received or self._receive(deadline)
         except OSError as error:
             self.close()
             raise WorkerLost(f"the daemon dropped the connection during the request: {error}; send it again") from error
         if received is None:
             self.close()
             raise WorkerLost("the model's worker ended during the request; send it again")
-        if received.kind == wire.RESULT and received.request_id == self._request_id:
+        if received.kind == wire.RESULT and received.request_id == self._talk.request_id:
             return received
-        if received.kind == wire.ERROR and received.request_id in (0, self._request_id):
+        if received.kind == wire.ERROR and received.request_id in (0, self._talk.request_id):
             said = wire.error_of(received)
             if received.request_id == 0:  # it concerns the connection, which ends now
                 self.close()
@@ -518,8 +337,9 @@ class _Connection:
         """The next frame, or None at the end of the connection."""
         frames = self._frames
         while True:
+            self._set_timeout(max(0.001, deadline - time.monotonic()))
             try:
-                count = self._recv_into(frames.room)
+                count = self._sock.recv_into(frames.room)
             except BlockingIOError as error:
                 self.close()
                 raise DeadlineExceeded(
@@ -530,7 +350,6 @@ class _Connection:
             received = frames.feed(count)
             if received is not None:
                 return received
-            self._set_timeout(max(0.001, deadline - time.monotonic()))
 
     def _refused(self) -> Exception:
         """Why the daemon closed before it had the whole request: its own words, else it had moved or restarted."""
@@ -567,7 +386,7 @@ class _Connection:
 
     def _set_timeout(self, timeout_s: float) -> None:
         """Let the kernel bound each send and receive: cheaper than a poll before every call."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._timeout_us = timeout_s, arg_of(timeout_s)
         value = timeval(timeout_s)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

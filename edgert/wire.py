@@ -42,6 +42,10 @@ FLAG_SHARED = 4  # INFER, RESULT: the body lies in the shared memory that came w
 
 # magic, version, kind, flags, request id, model id, arg, meta bytes, tensors, status, body bytes, six stage times
 HEADER = struct.Struct("<4sBBHQIIIHHQ6I")
+# The same 64 bytes by what changes from frame to frame: beginning, flags, request id, model id, arg, lengths, stages
+_LIKE = struct.Struct("<6sHQII16s24s")
+_BEGINNING = struct.Struct("<4sBB")
+_LENGTHS = struct.Struct("<IHHQ")
 # number, datatype, rank, pad, bytes, eight dimensions
 DESCRIPTOR = struct.Struct("<BBB5xQ8I16x")
 
@@ -50,7 +54,9 @@ DATATYPES_BY_CODE = {code: name for name, code in DATATYPE_CODES.items()}
 ITEM_BYTES = {name: 1 if name == "BOOL" else int(name.lstrip("UINTFP")) // 8 for name in NUMPY_NAMES}
 
 _PAD = bytes(ALIGNMENT)
+_new = tuple.__new__  # a NamedTuple without the call in between
 _NO_STAGES = (0, 0, 0, 0, 0, 0)
+_STAGES = struct.Struct("<6I")
 Buffer = bytes | bytearray | memoryview
 
 
@@ -67,7 +73,7 @@ class Frame(NamedTuple):
     """One received frame. `arg` is the deadline in us (INFER), the batch (RESULT), or retry-after in ms (ERROR).
 
     `tensors` is the same object as in the frame before when descriptors and place did not change: whoever
-    builds arrays over it may keep them.
+    builds arrays over it may keep them. `stages` are the header's, packed as they came: see `stage_times`.
     """
 
     kind: int
@@ -78,7 +84,7 @@ class Frame(NamedTuple):
     status: int
     meta: bytes
     tensors: tuple[WireTensor, ...]
-    stages: Sequence[int]
+    stages: bytes
 
     def json(self) -> dict[str, Any]:
         """The frame's meta as a JSON object. Raises ProtocolError."""
@@ -91,6 +97,25 @@ class Frame(NamedTuple):
         return value
 
 
+class _Like(NamedTuple):
+    """What the last frame, which came alone, said of itself.
+
+    `filled` is how many bytes of it were received: all, or the header alone where the rest lay in shared memory;
+    0 where the next frame can be like none. `end` is where its descriptors end, which begin after the header.
+    """
+
+    filled: int
+    head: bytes
+    lengths: bytes
+    shared: int
+    kind: int
+    end: int
+    size: int
+
+
+_NOTHING = _Like(0, b"", b"", 0, 0, 0, 0)
+
+
 class FrameBuffer:
     """Collects one connection's bytes and gives its frames in order.
 
@@ -98,8 +123,8 @@ class FrameBuffer:
     next bytes are received into `room`. Raises ProtocolError for bytes that are not the protocol, before any
     of their size is allocated.
 
-    This is the hot path of both ends: a frame that arrives whole, with descriptors like those of the frame
-    before, costs one call.
+    This is the hot path of both ends: of a frame that arrives whole and says the same of itself as the last
+    one (kind, lengths, descriptors), only what differs is looked at, as all the rest was checked then.
     """
 
     def __init__(
@@ -121,6 +146,7 @@ class FrameBuffer:
     def limit(self, frame_bytes_max: int) -> None:
         """Take frames of at most so many bytes from now on."""
         self._body_bytes_max = frame_bytes_max - 64
+        self._like = _NOTHING
 
     def _allocate(self, size_bytes: int) -> None:
         # An anonymous map is page-aligned and costs nothing until it is touched.
@@ -128,17 +154,34 @@ class FrameBuffer:
         self._descriptors = b""
         self._place = (0, 0)  # offset and frame length that `_tensors` was made for
         self._tensors: tuple[WireTensor, ...] = ()
+        self._like = _NOTHING
 
     def feed(self, count: int) -> Frame | None:
         """The next frame once it is complete, `count` more bytes having come (0 asks for what is there already)."""
         if self._taken:
             self._drop_taken()
         filled = self._filled + count
+        like_filled, like_head, like_lengths, like_shared, kind, end, size = self._like
+        if filled == like_filled:
+            view = self._view
+            head, flags, request_id, model_id, arg, lengths, stages = _LIKE.unpack_from(view)
+            if head == like_head and lengths == like_lengths and flags & FLAG_SHARED == like_shared:
+                if like_shared:
+                    assert self.shared is not None  # the frame before came through it
+                    view[64:size] = self.shared[64:size]
+                if view[64:end].tobytes() == self._descriptors:
+                    self._filled, self.room = 0, view
+                    return _new(Frame, (kind, flags, request_id, model_id, arg, 0, b"", self._tensors, stages))
         if filled < 64:
             self._wait_for_more(filled)
             return None
-        (magic, version, kind, flags, request_id, model_id, arg, meta_bytes, tensor_count, status, body_bytes,
-         *stages) = HEADER.unpack_from(self._view)  # fmt: skip
+        return self._parse(filled)
+
+    def _parse(self, filled: int) -> Frame | None:
+        """The frame that begins at offset 0, or None where more of it must come. Raises ProtocolError."""
+        head, flags, request_id, model_id, arg, lengths, stages = _LIKE.unpack_from(self._view)
+        magic, version, kind = _BEGINNING.unpack(head)
+        meta_bytes, tensor_count, status, body_bytes = _LENGTHS.unpack(lengths)
         offset = 64 + ((meta_bytes + 63) & ~63)
         size = 64 + body_bytes
         if (
@@ -151,6 +194,7 @@ class FrameBuffer:
             or offset + 64 * tensor_count > size
         ):
             raise self._refusal(magic, version, kind, meta_bytes, tensor_count, body_bytes)
+        received = filled
         if flags & FLAG_SHARED:
             self._copy_shared(size, filled)
             filled = size
@@ -161,8 +205,12 @@ class FrameBuffer:
         tensors = self._tensors_at(offset, tensor_count, size)
         if filled == size:
             self._filled, self.room = 0, self._view
+            plain = tensors and not meta_bytes and not status
+            end = offset + 64 * tensor_count
+            self._like = _Like(received, head, lengths, flags & FLAG_SHARED, kind, end, size) if plain else _NOTHING
         else:  # a client that does not wait for its answers
             self._filled, self._taken, self.more = filled, size, True
+            self._like = _NOTHING
         return Frame(kind, flags, request_id, model_id, arg, status, meta, tensors, stages)
 
     @property
@@ -347,4 +395,4 @@ def error_of(received: Frame) -> EdgeRTError:
 
 
 def stage_times(received: Frame) -> StageTimes:
-    return StageTimes(*received.stages)
+    return StageTimes(*_STAGES.unpack(received.stages))

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed
-from edgert.serving.cache import ENTRY_OVERHEAD_BYTES, OFF_S, OFF_S_MAX, PROBE_LOOKUPS, PredictionCache
+from edgert.serving.cache import ENTRY_OVERHEAD_BYTES, OFF_S, OFF_S_MAX, PROBE_LOOKUPS, PredictionCache, tag_of
 from tests.devices import wait_until
 
 
@@ -52,13 +52,14 @@ def test_keys_tell_values_shapes_and_dtypes_apart() -> None:
         [zeros, zeros],
         [zeros[:4], zeros[:4]],
     ]
-    assert len({cache.key(given) for given in inputs}) == len(inputs)
-    assert cache.key([zeros]) == cache.key([zeros.copy()])
+    assert len({cache.key(given, tag_of(given)) for given in inputs}) == len(inputs)
+    tag = tag_of([zeros])
+    assert cache.key([zeros], tag) == cache.key([zeros.copy()], tag)
 
 
 def test_two_caches_give_the_same_input_different_keys() -> None:
     zeros = [np.zeros(8, np.float32)]
-    assert a_cache()[0].key(zeros) != a_cache()[0].key(zeros)
+    assert a_cache()[0].key(zeros, b"") != a_cache()[0].key(zeros, b"")
 
 
 def test_identical_inputs_in_flight_run_once() -> None:

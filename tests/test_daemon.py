@@ -264,7 +264,7 @@ def test_a_trial_that_nobody_confirms_ends_by_itself() -> None:
     with a_device() as device:
         device.deploy()
         device.run("install", os.fspath(device.bundle(release=2)))
-        device.run("activate", "echo", "--trial-s", "1")
+        device.run("activate", "echo", "--trial-s", "3")
         with device.client() as client:
             assert client.request("echo", ITEM).release == 2
             wait_until(lambda: client.request("echo", ITEM).release == 1, "the version before returns")

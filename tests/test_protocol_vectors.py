@@ -60,7 +60,7 @@ def decoded(data: bytes) -> dict[str, Any]:
         "model_id": frame.model_id,
         "arg": frame.arg,
         "status": frame.status,
-        "stages": list(frame.stages),
+        "stages": list(wire.stage_times(frame).as_json().values()),
         "meta": frame.meta.decode() or None,
         "tensors": [
             {

@@ -21,6 +21,7 @@ from edgert_deploy.tflite_lowering.graph import read_graph
 from edgert_deploy.tflite_lowering.quantize import quantize_int8
 from tests import (
     test_tflite_convolution,
+    test_tflite_einsum,
     test_tflite_normalization,
     test_tflite_operators,
     test_tflite_recurrent,
@@ -266,6 +267,7 @@ CASES = [
 ALL_CASES = [
     *CASES,
     *test_tflite_convolution.CASES,
+    *test_tflite_einsum.CASES,
     *test_tflite_normalization.CASES,
     *test_tflite_recurrent.CASES,
     *test_tflite_operators.CASES,

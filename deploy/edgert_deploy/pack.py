@@ -2,11 +2,6 @@
 
 Each distinct artifact is built once, whichever targets share it, in a temporary folder; the bundle
 appears under its name only when every target has passed the gate, so a failure leaves nothing behind.
-
-Golden samples: the first 8 of the hold-out, with the answers of each artifact on this host. A device
-may differ from them, per output, by the larger of 3 quantisation steps (a step is the range of the
-FP32 hold-out answers / 255) and 2 % of the golden answers' range; twice that for TensorRT, whose
-kernels this host cannot run. FP32 artifacts: 0.1 % of the range (TensorRT 2 %: it may use TF32).
 """
 
 from __future__ import annotations
@@ -44,12 +39,11 @@ from edgert.manifest import (
     TargetEntry,
 )
 from edgert.signing import SigningKey
-from edgert_deploy import receipt
+from edgert_deploy import golden, receipt
 from edgert_deploy.accuracy import Limits, Verdict, doubts, reference_outputs
 from edgert_deploy.activations import activations
 from edgert_deploy.build_ahead import Job, build_ahead
 from edgert_deploy.build_cache import BuildCache
-from edgert_deploy.builders import Artifact
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.candidates import Brief, Candidate, Order, Progress, Workshop
 from edgert_deploy.choice import PRECISIONS_OF, Asked, Choice, choose
@@ -59,14 +53,9 @@ from edgert_deploy.metrics import Outputs, Question, metric_for
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel, computes_in_fp16
 
-GOLDEN_SAMPLES = 8
 BUDGET_S = 600.0
 CALIBRATION_SAMPLES_MIN = 10
-HOLDOUT_SAMPLES_MIN = GOLDEN_SAMPLES
-QUANTISATION_STEPS = 3
-GOLDEN_RANGE_SHARE = {"int8": 0.02, "fp16": 0.02, "fp32": 0.001}
-TENSORRT_FP32_RANGE_SHARE = 0.02
-ATOL_MIN = 1e-5
+HOLDOUT_SAMPLES_MIN = golden.SAMPLES
 
 
 @dataclass(frozen=True)
@@ -217,7 +206,7 @@ def make_brief(request: BuildRequest) -> Brief:
         image_size=_image_size(request),
     )
     metric = metric_for(request.metric, question)
-    return Brief(source, request.calibration, question, metric, request.limits, np.arange(GOLDEN_SAMPLES))
+    return Brief(source, request.calibration, question, metric, request.limits, golden.golden_rows(reference))
 
 
 def _choice(request: BuildRequest, shop: Workshop, profile: DeviceProfile, budget: Budget) -> Choice:
@@ -332,15 +321,12 @@ def _manifest(
 ) -> tuple[Manifest, dict[str, Path]]:
     """The manifest, and where each file that it names lies now."""
     files: dict[str, Path] = {}
-    golden = shop.brief.golden
-    golden_inputs = tuple(
-        _save(files, work, f"golden/inputs/{i}.npy", request.holdout.inputs[spec.name][golden])
-        for i, spec in enumerate(request.source.inputs)
-    )
+    samples = [request.holdout.inputs[spec.name][shop.brief.golden] for spec in request.source.inputs]
+    golden_inputs = tuple(_save(files, work, f"golden/inputs/{i}.npy", array) for i, array in enumerate(samples))
     references = [_reference(request, choice) for choice in choices]
     packed = {candidate.id: candidate for choice in choices for candidate in choice.ladder}
     packed |= {order.id: shop.make(order) for order in references if order is not None}
-    artifacts = tuple(_entry(shop, packed[name], files, work) for name in sorted(packed))
+    artifacts = tuple(_entry(shop, packed[name], samples, files, work) for name in sorted(packed))
     files[receipt.PATH] = work / receipt.PATH
     files[receipt.PATH].write_bytes(
         receipt.receipt(request.limits, choices, shop.made, activations(request.source, request.calibration))
@@ -372,11 +358,14 @@ def _manifest(
     return manifest, files
 
 
-def _entry(shop: Workshop, made: Candidate, files: dict[str, Path], work: Path) -> ArtifactEntry:
+def _entry(
+    shop: Workshop, made: Candidate, samples: Sequence[NDArray[Any]], files: dict[str, Path], work: Path
+) -> ArtifactEntry:
     artifact, name = made.artifact, made.id
     paths = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
     files.update({inside: path for path, inside in paths.items()})
-    golden = tuple(_save(files, work, f"golden/{name}/{i}.npy", array) for i, array in enumerate(made.golden))
+    answers = tuple(_save(files, work, f"golden/{name}/{i}.npy", array) for i, array in enumerate(made.golden))
+    shop.progress(f"{name}: how far its answers differ from one way of computing them to another")
     reference = shop.brief.question.reference
     return ArtifactEntry(
         id=name,
@@ -384,21 +373,11 @@ def _entry(shop: Workshop, made: Candidate, files: dict[str, Path], work: Path) 
         precision=artifact.kind,
         entry=paths[artifact.path],
         files=tuple(sorted(paths.values())),
-        golden_outputs=golden,
-        golden_atol=tuple(golden_atol(artifact, r, g) for r, g in zip(reference, made.golden, strict=True)),
+        golden_outputs=answers,
+        golden_atol=golden.tolerances(artifact, shop.brief.source, samples, made.golden, reference),
         accuracy=made.verdict.accuracy,
         tools={"edgert": __version__, **artifact.tools},
     )
-
-
-def golden_atol(artifact: Artifact, reference: NDArray[Any], golden: NDArray[Any]) -> float:
-    """How far a device's answer may lie from the golden one: the rule at the head of this file."""
-    share = GOLDEN_RANGE_SHARE[artifact.precision]
-    steps = QUANTISATION_STEPS * _range(reference) / 255 if artifact.precision == "int8" else 0.0
-    atol = max(steps, share * _range(golden))
-    if artifact.engine == "tensorrt":
-        atol = 2 * atol if artifact.precision == "int8" else TENSORRT_FP32_RANGE_SHARE * _range(golden)
-    return float(f"{max(atol, ATOL_MIN):.6g}")
 
 
 def _range(array: NDArray[Any]) -> float:

@@ -46,7 +46,8 @@ class LocalArtifact:
 class EngineOptions:
     """How an engine should run here. `threads` 0 lets the engine choose.
 
-    `cache_dir` is where an engine may keep what it compiled; None keeps nothing.
+    `cache_dir` is where an engine may keep what it compiled; None keeps nothing. `extra` are the engine's own
+    settings, by its own names: the packager runs an artifact in several ways with them, to see how far answers differ.
     """
 
     threads: int = 1

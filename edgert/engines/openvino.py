@@ -121,7 +121,7 @@ def _array(spec: TensorSpec, size: int | None) -> NDArray[Any]:
 
 
 def _config(options: EngineOptions) -> dict[str, Any]:
-    config = {
+    config: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         # Several models share the processor: pinned, they would all sit on the same cores.
@@ -129,7 +129,9 @@ def _config(options: EngineOptions) -> dict[str, Any]:
         # Else FP32 layers run as bf16 where the processor can, and no answer equals the golden one.
         "INFERENCE_PRECISION_HINT": "f32",
     }
-    return {**config, "INFERENCE_NUM_THREADS": options.threads} if options.threads else config
+    if options.threads:
+        config["INFERENCE_NUM_THREADS"] = options.threads
+    return {**config, **options.extra}
 
 
 def sdk() -> Any:

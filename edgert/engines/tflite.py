@@ -34,18 +34,23 @@ class TFLiteEngine:
     name = "tflite"
 
     def version(self) -> str:
-        distribution, _ = _sdk()
+        distribution, _, _ = _sdk()
         return f"{distribution} {importlib.metadata.version(distribution)}"
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
         return None
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> TFLiteSession:
-        _, interpreter_class = _sdk()
+        _, interpreter_class, resolvers = _sdk()
         # None is TFLite's own choice of threads.
         threads = options.threads or None
+        extra = {}
+        if kernels := options.extra.get("experimental_op_resolver_type"):
+            extra["experimental_op_resolver_type"] = getattr(resolvers, kernels)
         return TFLiteSession(
-            artifact, options.buckets, lambda: interpreter_class(model_path=str(artifact.path), num_threads=threads)
+            artifact,
+            options.buckets,
+            lambda: interpreter_class(model_path=str(artifact.path), num_threads=threads, **extra),
         )
 
 
@@ -131,12 +136,13 @@ class _Bucket:
         return [self._get(index)[:count] for index in self._outputs]
 
 
-def _sdk() -> tuple[str, Any]:
-    """The distribution that is installed here, and its Interpreter."""
+def _sdk() -> tuple[str, Any, Any]:
+    """The distribution that is installed here, its Interpreter and its OpResolverType."""
     reasons = []
     for distribution, module in _SDKS:
         try:
-            return distribution, importlib.import_module(module).Interpreter
+            found = importlib.import_module(module)
+            return distribution, found.Interpreter, getattr(found, "OpResolverType", None)
         except ImportError as error:
             reasons.append(f"{distribution}: {error}")
     raise EngineMissing(

@@ -61,17 +61,25 @@ class PredictionCache:
     def on(self) -> bool:
         return self._max_bytes > 0 and (not self._off_until_s or self._clock() >= self._off_until_s)
 
-    def key(self, inputs: Sequence[NDArray[Any]]) -> bytes:
-        """16 bytes that stand for the values, dtypes and shapes of `inputs` (C-contiguous)."""
+    def key(self, inputs: Sequence[NDArray[Any]], tag: bytes) -> bytes:
+        """What stands for the values of `inputs` (C-contiguous), and by their `tag` for dtypes and shapes."""
         if len(inputs) == 1:
-            array = inputs[0]
-            digest = xxhash.xxh3_128_digest(array.data, self._seed)
-            return digest + f"{array.shape}{array.dtype.char}".encode()
+            return xxhash.xxh3_128_digest(inputs[0].data, self._seed) + tag
         state = xxhash.xxh3_128(seed=self._seed)
         for array in inputs:
-            state.update(f"{array.shape}{array.dtype.char}".encode())
             state.update(array.data)
-        return state.digest()
+        return state.digest() + tag
+
+    def get(self, key: bytes, since_ns: int) -> Arrays | None:
+        """The answer of `key` if it is there: a hit, whose lookup began at `since_ns` on time.perf_counter_ns."""
+        with self._mutex:
+            entry = self._fresh(key)
+            if entry is None or entry.value is None:
+                return None
+            self._entries.move_to_end(key)
+            self.hits += 1
+            self._count(True, time.perf_counter_ns() - since_ns, 0)
+            return entry.value
 
     def get_or_run(
         self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
@@ -106,14 +114,17 @@ class PredictionCache:
         `engine_ns` is the request's own share of its batch's run: that is all that a hit would have saved.
         """
         with self._mutex:
-            self._probe_lookups += 1
-            self._spent_ns += spent_ns
-            if hit:
-                self._probe_hits += 1
-            else:
-                self._ran_ns += engine_ns
-            if self._probe_lookups >= PROBE_LOOKUPS:
-                self._conclude()
+            self._count(hit, spent_ns, engine_ns)
+
+    def _count(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
+        self._probe_lookups += 1
+        self._spent_ns += spent_ns
+        if hit:
+            self._probe_hits += 1
+        else:
+            self._ran_ns += engine_ns
+        if self._probe_lookups >= PROBE_LOOKUPS:
+            self._conclude()
 
     def _conclude(self) -> None:
         """Stay on or turn off, by what the last PROBE_LOOKUPS lookups were worth."""
@@ -199,3 +210,8 @@ class PredictionCache:
 
     def _drop(self, key: bytes) -> None:
         self.size_bytes -= self._entries.pop(key).size_bytes
+
+
+def tag_of(inputs: Sequence[NDArray[Any]]) -> bytes:
+    """What a key says of dtypes and shapes."""
+    return "".join(f"{array.shape}{array.dtype.char}" for array in inputs).encode()

@@ -8,13 +8,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgert import wire
 from edgert.client import SEND_BUFFER_BYTES, send_all, timeval
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
-from edgert.serving.pipeline import Pipeline, Served
+from edgert.serving.pipeline import Asked, Pipeline
+from edgert.serving.reply import Reply
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
 
@@ -71,8 +72,9 @@ class Connection:
         """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError."""
         sock, frames, pipeline = self._sock, self._frames, self._pipeline
         recv_into, record, now, clock = sock.recv_into, self._recorder.record, time.perf_counter_ns, time.monotonic
-        views: tuple[wire.WireTensor, ...] | None = None
-        arrays: list[Any] = []
+        send, reply, read, infer = sock.send, Reply(), pipeline.read, pipeline.infer
+        tensors: tuple[wire.WireTensor, ...] | None = None  # those that `asked` was made of
+        asked: Asked | None = None
         while True:
             request = None
             if frames.more:
@@ -94,12 +96,12 @@ class Connection:
                 self._other(request)
                 continue
             try:
-                if request.tensors is not views:
-                    views = None
-                    arrays = pipeline.arrays(request.tensors)
-                    views = request.tensors
+                if asked is None or request.tensors is not tensors:
+                    asked = None
+                    asked = read(request.tensors)
+                    tensors = request.tensors
                 deadline_s = clock() + request.arg * 1e-6 if request.arg else None
-                served = pipeline.infer(request, arrays, now() - began_ns, deadline_s)
+                outputs, numbers, batch, flags, stages = infer(asked, request.flags, began_ns, deadline_s)
             except Moved:  # whoever holds the connection tells the client where to go
                 return
             except EdgeRTError as error:
@@ -110,35 +112,28 @@ class Connection:
                 self._refuse(request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
                 continue
             encoding_ns = now()
-            if served.body_bytes >= self._frame_bytes_max:
-                self._refuse(request, self._too_large(served), began_ns)
+            parts, total = reply.parts(outputs, numbers, request.request_id, flags, batch, stages)
+            if total > self._frame_bytes_max:
+                self._refuse(request, self._too_large(total), began_ns)
                 continue
-            if self._area is not None and served.body_bytes >= SHARE_BYTES_MIN:
-                self._send_shared(served.parts)
-            elif sock.sendmsg(served.parts) != 64 + served.body_bytes:
+            if self._area is not None and total >= SHARE_BYTES_MIN:
+                self._send_shared(parts)
+            elif (send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != total:
                 raise OSError("the client takes no answer")
             sent_ns = now()
-            record(
-                RequestSpan(
-                    "ok",
-                    (sent_ns - began_ns) // 1000,
-                    *served.stages,
-                    (sent_ns - encoding_ns) // 1000,
-                    served.batch,
-                    served.cache_hit,
-                )
-            )
+            took_us, encode_us = (sent_ns - began_ns) // 1000, (sent_ns - encoding_ns) // 1000
+            record(("ok", took_us, *stages, encode_us, batch, flags != 0))
             if len(frames.room) > wire.KEEP_BYTES_MAX:
-                views, arrays = None, []
+                tensors = asked = None
                 frames.shrink()
 
     def close(self) -> None:
         """Give the connection's share of the buffers' budget back."""
         self._budget.resize(self._frames.size_bytes, 0)
 
-    def _too_large(self, served: Served) -> RequestError:
+    def _too_large(self, size_bytes: int) -> RequestError:
         return RequestError(
-            f"the answer takes {64 + served.body_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
+            f"the answer takes {size_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
         )
 
     def _greet(self, welcome: dict[str, Any], shared_bytes: int) -> None:
@@ -173,7 +168,7 @@ class Connection:
             raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
         self._sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
 
-    def _send_shared(self, parts: list[wire.Buffer]) -> None:
+    def _send_shared(self, parts: Sequence[wire.Buffer]) -> None:
         assert self._area is not None
         header = wire.share(parts, self._area.response)
         send_all(self._sock, parts if header is None else [header])

@@ -1,4 +1,4 @@
-"""One request through the model: cache -> preprocess -> batcher and engine -> postprocess -> frame.
+"""One request through the model: cache -> preprocess -> batcher and engine -> postprocess.
 
 Each stage takes arrays and gives arrays; the time between is noted as it goes by, in nanoseconds.
 
@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from edgert import wire
-from edgert.arrays import from_wire, to_wire
+from edgert.arrays import from_wire
 from edgert.errors import RequestError
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
 from edgert.serving.batcher import Answer, Batcher
-from edgert.serving.cache import PredictionCache
+from edgert.serving.cache import PredictionCache, tag_of
 from edgert.serving.model import LoadedModel
 from edgert.serving.near_cache import NearCache
+from edgert.serving.reply import Stages
 from edgert.serving.shadow import Shadow
 from edgert.tensors import TensorSpec, batchable, fits
 
@@ -37,21 +38,30 @@ SHARED_BYTES_MIN_IMAGES = 8 * 1024**2  # a 1080p frame
 Arrays = list[NDArray[Any]]
 
 
-class Served(NamedTuple):
-    """An answer ready to be sent: the RESULT frame's buffers, and what the request's span will say (us)."""
+class Asked(NamedTuple):
+    """What a request's tensors say; it holds for every request whose tensors look and lie the same.
 
-    parts: list[wire.Buffer]
-    body_bytes: int
-    stages: tuple[int, int, int, int, int, int]
+    `given`: they are an image or UINT8 values, not the model's own tensors. `tag` stands for dtypes and shapes.
+    """
+
+    arrays: Arrays
+    rows: int
+    given: bool
+    tag: bytes
+
+
+class Served(NamedTuple):
+    """An answer: what the RESULT frame says, output i as its tensor `numbers[i]`. `stages` are microseconds."""
+
+    outputs: Arrays
+    numbers: list[int]
     batch: int
-    cache_hit: bool
+    flags: int
+    stages: Stages
 
 
 class _Work:
-    """One request under way: `arrays` as they came, then as the model takes them. Durations are nanoseconds.
-
-    `given`: it came as an image or as UINT8 values, not as the model's own tensor.
-    """
+    """One request under way: `arrays` as they came, then as the model takes them. Durations are nanoseconds."""
 
     __slots__ = (
         "arrays",
@@ -63,12 +73,11 @@ class _Work:
         "postprocess_ns",
         "preprocess_ns",
         "rows",
+        "tag",
     )
 
-    def __init__(
-        self, arrays: Arrays, rows: int, given: bool, deadline_s: float | None, high: bool, came_ns: int
-    ) -> None:
-        self.arrays, self.rows, self.given = arrays, rows, given
+    def __init__(self, asked: Asked, deadline_s: float | None, high: bool, came_ns: int) -> None:
+        self.arrays, self.rows, self.given, self.tag = asked
         self.deadline_s, self.high, self.came_ns = deadline_s, high, came_ns
         self.placements: list[Placement] | None = None
         self.preprocess_ns = self.postprocess_ns = 0
@@ -102,7 +111,8 @@ class Pipeline:
         if manifest.classify is not None or manifest.detect is not None:
             self._post = Postprocessor(manifest)
             self.outputs, self._labels = self._post.outputs, self._post.labels
-        self._sent = {given: self._sent_for(given) for given in (False, True)}
+        # What is sent, by whether an image is given: indices into `outputs`.
+        self._numbers = (self._numbers_for(False), self._numbers_for(True))
 
     def frame_bytes_max(self, configured_bytes: int) -> int:
         """No frame of this model need be larger: what was configured, or less where the model takes and gives less."""
@@ -133,8 +143,8 @@ class Pipeline:
             value["labels"] = list(self._labels)
         return value
 
-    def arrays(self, tensors: tuple[wire.WireTensor, ...]) -> Arrays:
-        """NumPy views over a frame's tensors. Raises RequestError when they are not what the model takes."""
+    def read(self, tensors: tuple[wire.WireTensor, ...]) -> Asked:
+        """Views over a frame's tensors. Raises RequestError when they are not what the model takes."""
         if len(tensors) != len(self.inputs):
             raise RequestError(f"the model takes {len(self.inputs)} inputs, the request has {len(tensors)}")
         arrays = []
@@ -146,61 +156,48 @@ class Pipeline:
                     f"input {i} ({spec.name!r}) takes {wanted}, got {tensor.datatype} {list(tensor.shape)}"
                 )
             arrays.append(from_wire(tensor))
-        self._check_rows(arrays)
-        return arrays
+        given = self._pre is not None and self._pre.wants(arrays[self._image])
+        return Asked(arrays, self._rows(arrays), given, tag_of(arrays))
 
-    def infer(self, request: wire.Frame, arrays: Arrays, decode_ns: int, deadline_s: float | None) -> Served:
-        """Answer one request. Raises EdgeRTError; the caller sends it on."""
-        now = time.perf_counter_ns
+    def infer(self, asked: Asked, flags: int, came_ns: int, deadline_s: float | None) -> Served:
+        """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError, to be sent on."""
+        began_ns = time.perf_counter_ns()
+        high = flags & wire.FLAG_HIGH_PRIORITY != 0
+        cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
+        if not cached and not asked.given and self._post is None:  # the engine, and nothing around it
+            outputs, queue_ns, engine_ns, batch = self._ask_engine(asked.arrays, asked.rows, deadline_s, high, came_ns)
+            stages = ((began_ns - came_ns) // 1000, 0, 0, queue_ns // 1000, engine_ns // 1000, 0)
+            return Served(outputs, self._numbers[0], batch, 0, stages)
+        work = _Work(asked, deadline_s, high, came_ns)
         cache_ns = hit_flags = 0
-        began_ns = now()
-        work = _Work(
-            arrays,
-            len(arrays[0]) if self._batchable else 1,
-            self._given(arrays),
-            deadline_s,
-            request.flags & wire.FLAG_HIGH_PRIORITY != 0,
-            began_ns - decode_ns,
-        )
-        if request.flags & wire.FLAG_NO_CACHE or not (self._cache.on or self._near is not None):
+        if not cached:
             outputs, queue_ns, engine_ns, batch = self._run(work)
         else:
             ask = self._ask_cache if self._near is None or work.rows != 1 else self._ask_near
             (outputs, queue_ns, engine_ns, batch), hit_flags = ask(work)
-            cache_ns = now() - began_ns - queue_ns - engine_ns - work.preprocess_ns - work.postprocess_ns
+            around_ns = queue_ns + engine_ns + work.preprocess_ns + work.postprocess_ns
+            cache_ns = time.perf_counter_ns() - began_ns - around_ns
         stages = (
-            decode_ns // 1000,
+            (began_ns - came_ns) // 1000,
             work.preprocess_ns // 1000,
             cache_ns // 1000,
             queue_ns // 1000,
             engine_ns // 1000,
             work.postprocess_ns // 1000,
         )
-        parts = wire.frame(
-            wire.RESULT,
-            request_id=request.request_id,
-            flags=hit_flags,
-            arg=batch,
-            tensors=[to_wire(i, array) for i, array in zip(self._sent[work.given], outputs, strict=True)],
-            stages=stages,
-        )
-        return Served(parts, sum(map(len, parts)) - 64, stages, batch, hit_flags != 0)
+        return Served(outputs, self._numbers[asked.given], batch, hit_flags, stages)
 
     def _run(self, work: _Work) -> Answer:
         """The answer as it is sent, by the engine."""
         self._preprocess(work)
-        answer = self._ask_engine(work)
+        answer = self._ask_engine(work.arrays, work.rows, work.deadline_s, work.high, work.came_ns)
         return answer if self._post is None else answer._replace(outputs=self._postprocessed(work, answer.outputs))
 
-    def _ask_engine(self, work: _Work) -> Answer:
-        answer = self._batcher.infer(work.arrays, work.rows, work.deadline_s, work.high, work.came_ns)
+    def _ask_engine(self, arrays: Arrays, rows: int, deadline_s: float | None, high: bool, came_ns: int) -> Answer:
+        answer = self._batcher.infer(arrays, rows, deadline_s, high, came_ns)
         if self._shadow is not None:
-            self._shadow.offer(work.arrays, answer.outputs)
+            self._shadow.offer(arrays, answer.outputs)
         return answer
-
-    def _given(self, arrays: Arrays) -> bool:
-        """Whether a request gives an image, not the model's own tensor."""
-        return self._pre is not None and self._pre.wants(arrays[self._image])
 
     def _preprocess(self, work: _Work) -> None:
         if not work.given:
@@ -217,19 +214,22 @@ class Pipeline:
             return outputs
         began_ns = time.perf_counter_ns()
         made = self._post(outputs, work.placements, work.arrays[self._image].shape)
-        sent = [made[i] for i in self._sent[work.given]]
+        sent = [made[i] for i in self._numbers[work.given]]
         work.postprocess_ns = time.perf_counter_ns() - began_ns
         return sent
 
-    def _sent_for(self, image_given: bool) -> list[int]:
+    def _numbers_for(self, image_given: bool) -> list[int]:
         return list(range(len(self.outputs))) if self._post is None else self._post.sent(image_given)
 
     def _ask_cache(self, work: _Work) -> tuple[Answer, int]:
         """The answer, and the flags that say that the cache or a request under way had it, with no engine time then."""
         cache, now = self._cache, time.perf_counter_ns
         began_ns = now()
-        key = cache.key(work.arrays)
-        hashed_ns = now()
+        key = cache.key(work.arrays, work.tag)
+        outputs = cache.get(key, began_ns)
+        if outputs is not None:
+            return Answer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT
+        looked_ns = now()
         runs: list[Answer] = []
         left_ns = back_ns = 0  # when the engine was asked, and when it had answered
 
@@ -242,7 +242,7 @@ class Pipeline:
 
         outputs, hit = cache.get_or_run(key, run_engine, work.deadline_s)
         if not runs:
-            cache.judge(True, hashed_ns - began_ns, 0)  # less than it took: it may have waited for another's run
+            cache.judge(True, looked_ns - began_ns, 0)  # less than it took: it may have waited for another's run
             return Answer(outputs, 0, 0, 0), wire.FLAG_CACHE_HIT if hit else 0
         answer = runs[0]
         own_ns = answer.engine_ns * work.rows // max(1, answer.batch) + work.preprocess_ns + work.postprocess_ns
@@ -258,21 +258,24 @@ class Pipeline:
         if near is not None and near.outputs is not None and not near.sampled:
             answer, flags = Answer(near.outputs, 0, 0, 0), wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
         else:
-            answer, flags = self._ask_engine(work), 0
+            answer = self._ask_engine(work.arrays, work.rows, work.deadline_s, work.high, work.came_ns)
+            flags = 0
             if near is not None and near.sampled:
                 cache.compared(near, answer.outputs)
             elif near is not None:
                 cache.keep(near, answer.outputs)
         return answer._replace(outputs=self._postprocessed(work, answer.outputs)), flags
 
-    def _check_rows(self, arrays: Arrays) -> None:
+    def _rows(self, arrays: Arrays) -> int:
+        """How many items a request asks for. Raises RequestError."""
         if not self._batchable:
-            return
+            return 1
         rows = {len(array) for array in arrays}
         if len(rows) != 1:
             raise RequestError(f"the inputs have batches of {sorted(rows)} items; give all the same number")
         if not 1 <= (count := rows.pop()) <= self._rows_max:
             raise RequestError(f"a request of {count} items; 1 to {self._rows_max} are taken: split it")
+        return count
 
 
 def _item_bytes(spec: TensorSpec) -> int:

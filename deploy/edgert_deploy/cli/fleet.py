@@ -9,6 +9,7 @@ from edgert.cli.command import LazyGroup
 COMMANDS = {
     "record": ("edgert_deploy.cli.fleet_record:record", "Write the fleet's reports to a store, each once."),
     "query": ("edgert_deploy.cli.fleet_query:query", "Ask the store for true percentiles, grouped as you like."),
+    "export": ("edgert_deploy.cli.fleet_export:export", "Hand the fleet's reports to Prometheus and OpenTelemetry."),
 }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
-from types import FrameType
 
 import click
 
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
+from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.store_options import store_option
 from edgert_deploy.fleet.recorder import Recorder
 from edgert_deploy.fleet.schema import StoreFailed
@@ -101,12 +99,10 @@ def record(
     subscriber = FleetSubscriber(settings, recorder, site, share=share, log=_say)
     subscriber.open()
     _say(f"recording from {settings.address} to {store.name}")
-    stop = _stop_on_signals()
-    ends_at = None if for_s is None else time.monotonic() + for_s
-    pruned_at = float("-inf")
+    stop, pruned_at = stopping(for_s), float("-inf")
     try:
-        while not stop and (ends_at is None or time.monotonic() < ends_at):
-            subscriber.listen(FLUSH_EVERY_S if ends_at is None else min(FLUSH_EVERY_S, ends_at - time.monotonic()))
+        while not stop():
+            subscriber.listen(FLUSH_EVERY_S)
             _flush(recorder)
             if time.monotonic() - pruned_at > PRUNE_EVERY_S:
                 pruned_at = time.monotonic()
@@ -136,20 +132,6 @@ def _prune(store: Store, retention: Retention) -> None:
 def _summary(recorder: Recorder) -> str:
     line = f"{recorder.recorded} reports written, {recorder.duplicates} came again, {recorder.refused} not understood"
     return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
-
-
-def _stop_on_signals() -> list[int]:
-    """A list that is no longer empty once SIGINT or SIGTERM came: what was heard is written first."""
-    stop: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        if stop:  # the second time it is meant
-            sys.exit(130)
-        stop.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
-    return stop
 
 
 def _say(line: str) -> None:

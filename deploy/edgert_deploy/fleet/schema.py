@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert_deploy.fleet.reports import COUNTER_FIELDS
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 15.0
@@ -72,7 +73,7 @@ group = sa.Table(
     sa.UniqueConstraint("site", "model", "version", "profile"),
 )
 
-COUNTERS = ("requests", "errors", "shed", "cache_hits")
+COUNTERS = tuple(COUNTER_FIELDS)
 HISTOGRAM = ("windows", "zero", "count", "sum", "least", "most", "buckets")
 
 

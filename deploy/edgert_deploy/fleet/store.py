@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar
 from edgert_deploy.fleet import schema
 from edgert_deploy.fleet.packed import WINDOW, Dense, pack
+from edgert_deploy.fleet.reports import EventMessage, counters_began_now, counters_of
 from edgert_deploy.fleet.schema import COUNTERS, HISTOGRAM
 
 MINUTE_MS = 60_000
@@ -79,7 +80,7 @@ class Batch:
 
     hists: list[tuple[Heard, HistMessage]] = field(default_factory=list)
     metrics: list[tuple[Heard, MetricsMessage]] = field(default_factory=list)
-    events: list[tuple[Heard, dict[str, Scalar]]] = field(default_factory=list)
+    events: list[tuple[Heard, EventMessage]] = field(default_factory=list)
     # The newest of `status`, `info`, `sys`, `deploy` and `profile`, by (site, device).
     devices: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     heard_ms: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -319,7 +320,7 @@ class Store:
             last = known[stream]
             if seq <= last["last_seq"]:
                 continue
-            counters = {name: int(said.number(field)) for name, field in COUNTER_FIELDS.items()}
+            counters = dict(zip(COUNTERS, counters_of(said), strict=True))
             grown = increase(counters, last if last["last_seq"] >= 0 else None, said)
             last.update(counters, last_seq=seq)
             if any(grown.values()):
@@ -335,18 +336,18 @@ class Store:
             values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
             connection.execute(window.update().where(*same).values(**values), increases)
 
-    def _write_events(self, connection: sa.Connection, said: Sequence[tuple[Heard, dict[str, Scalar]]]) -> int:
+    def _write_events(self, connection: sa.Connection, events: Sequence[tuple[Heard, EventMessage]]) -> int:
         rows = [
             {
                 "device_id": self._devices[heard.site, heard.device],
-                "boot": str(fields["boot"]),
-                "seq": fields["seq"],
-                "at_ms": _at_ms(heard, int(fields["ts"])),
-                "event": fields["event"],
-                "model": fields.get("model"),
-                "fields": json.dumps(fields),
+                "boot": said.boot,
+                "seq": said.seq,
+                "at_ms": _at_ms(heard, said.ts_ms),
+                "event": said.event,
+                "model": said.model or None,
+                "fields": json.dumps(said.fields),
             }
-            for heard, fields in said
+            for heard, said in events
         ]
         if not rows:
             return 0
@@ -364,16 +365,13 @@ class Store:
         return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
 
 
-COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
-
-
 def increase(counters: Mapping[str, int], last: Mapping[str, Any] | None, said: MetricsMessage) -> dict[str, int]:
     """What the counters grew by since `last`; counters that fell began anew at 0 (docs/telemetry.md).
 
     Without a `last`, all of it where the counters began within this window, else nothing: when is not known.
     """
     if last is None:
-        began_now = said.number("uptime_s") <= said.window_s + 1
+        began_now = counters_began_now(said)
         return {name: value if began_now else 0 for name, value in counters.items()}
     fell = any(counters[name] < last[name] for name in counters)
     return {name: value - (0 if fell else last[name]) for name, value in counters.items()}

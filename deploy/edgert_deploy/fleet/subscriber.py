@@ -41,39 +41,54 @@ PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 class SeqTracker:
     """Tells new messages of one stream and boot from repeated ones, and counts what never came.
 
-    Counting begins with the first message seen: what was sent before is not held against anyone.
+    Counting begins with the first message seen: what was sent before is not held against anyone. `late` of the
+    numbers before it are still new should they come, as where several listeners put their parts together.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_before", "_first", "_holes", "_holes_forgotten", "_last", "_late", "restarts")
+
+    def __init__(self, late: int = 0) -> None:
         self.restarts = 0
         self._last: int | None = None
-        self._holes: set[int] = set()
+        self._late, self._first, self._before = late, 0, 0
+        self._holes: set[int] | None = None  # most streams never have one, and an empty set takes 216 bytes
         self._holes_forgotten = 0
 
     @property
     def missing(self) -> int:
-        return len(self._holes) + self._holes_forgotten
+        return len(self._holes or ()) + self._holes_forgotten
 
     def is_new(self, seq: int) -> bool:
         """Whether `seq` was not seen before; remembers it."""
         last = self._last
+        if last is not None and seq == last + 1:
+            self._last = seq
+            return True
         if last is None or abs(seq - last) > SEQ_JUMP_MAX:
             self.restarts += last is not None
-            self._last = seq
+            self._last = self._first = seq
+            self._before = (1 << self._late) - 1  # bit n: the number n + 1 before the first has not come
             return True
         if seq > last:
             self._add_holes(last + 1, seq)
             self._last = seq
             return True
-        if seq in self._holes:
+        if self._holes and seq in self._holes:
             self._holes.remove(seq)
             return True
-        return False
+        return self._came_before_the_first(seq)
+
+    def _came_before_the_first(self, seq: int) -> bool:
+        bit = 1 << (self._first - seq - 1) if 0 < self._first - seq <= self._late else 0
+        new = bool(self._before & bit)
+        self._before &= ~bit
+        return new
 
     def _add_holes(self, first: int, end: int) -> None:
-        room = HOLES_MAX - len(self._holes)
+        holes = self._holes = self._holes or set()
+        room = HOLES_MAX - len(holes)
         self._holes_forgotten += max(0, end - first - room)
-        self._holes.update(range(max(first, end - room), end))
+        holes.update(range(max(first, end - room), end))
 
 
 @dataclass
@@ -311,6 +326,7 @@ class FleetSubscriber:
         client_id: str = "",
         share: str | None = None,
         also: tuple[str, ...] = (),
+        on_reconnected: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         log: Callable[[str], None] = lambda line: None,
@@ -319,6 +335,7 @@ class FleetSubscriber:
         self._filters = (*messages.subscriptions(site, share), *also)
         self._clock, self._sleep, self._log = clock, sleep, log
         self._connection = Connection(settings, client_id, on_message=self._heard)
+        self._on_reconnected = on_reconnected
         self._failures = 0
         self._connected = False
 
@@ -336,10 +353,19 @@ class FleetSubscriber:
                 if not self._connected:
                     self.open()
                     self._log("connected again")
+                    self._on_reconnected()
                 self._connection.pump(left)
             except EdgeRTError as error:
                 self._lost(error)
                 self._sleep(max(0.0, min(ends_at - self._clock(), self._retry_delay_s())))
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Send a message at QoS 1. Where the connection is lost it is dropped; `on_reconnected` tells."""
+        if self._connected:
+            try:
+                self._connection.publish(topic, payload, 1)
+            except EdgeRTError as error:
+                self._lost(error)
 
     def close(self) -> None:
         self._connection.close()

@@ -231,6 +231,22 @@ class Lowering:
         self.emit(code, inputs, [output], fusedActivationFunction=activation_code(activation))
         return output
 
+    def total(
+        self, tensor: int, shape: BatchShape, axes: list[int], output: int, result: BatchShape, *, keep: bool
+    ) -> int:
+        """The sum over `axes` of a float tensor of `shape`, into `output` of shape `result`: the mean times their number.
+
+        The quantiser gives the result of SUM the scale of its input, which cuts it off.
+        """
+        places = self.index_constant(axes, "axes")
+        if any(shape.signature[axis] == -1 for axis in axes):
+            self.emit("SUM", [tensor, places], [output], keepDims=keep)
+            return output
+        mean = self.scratch("mean", result)
+        self.emit("MEAN", [tensor, places], [mean], keepDims=keep)
+        count = self.constant(np.float32(np.prod([shape.dims[axis] for axis in axes])), "count")
+        return self.arithmetic("MUL", [mean, count], output)
+
     def reshape(self, tensor: int, shape: BatchShape, output: int) -> int:
         if shape.signature.count(-1) > 1:
             raise Uncovered(f"the batch is part of more than one axis of {list(shape.signature)}")

@@ -1,0 +1,24 @@
+"""How the long-running commands end: Ctrl-C or SIGTERM once, and what is under way is brought to its end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+
+def stopping(for_s: float | None) -> Callable[[], bool]:
+    """Whether it is time to stop: a signal came, or `for_s` seconds are over. A second signal ends it at once."""
+    signals: list[int] = []
+    ends_at = None if for_s is None else time.monotonic() + for_s
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if signals:
+            sys.exit(128 + number)
+        signals.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return lambda: bool(signals) or (ends_at is not None and time.monotonic() >= ends_at)

@@ -1,0 +1,209 @@
+"""The ledger: how bridges that share the load agree on who counts a report, with nothing but the broker.
+
+Theory of operation: a broker hands each message of `$share/...` to one bridge, but a report that a device sends
+again may go to another than before. So every bridge writes what it took, in batches, to one topic that all of them
+read, itself included. A broker keeps the order of one topic, so all bridges read the same ledger: whoever's entry
+for a report stands first counts it, and everyone knows. The ledger also carries the counters, as what they grew by
+can only be told by one who knows the value before, whoever took that.
+
+A broker that hands the messages of one topic to different subscribers in different orders (some clusters do, for
+publishers on different nodes) makes this a best effort: there let it dispatch by client (EMQX: `hash_clientid`).
+
+Pure: `take` and `due` say what to send, `read` what was agreed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from sys import intern
+from typing import Any
+
+from edgert.errors import ProtocolError
+from edgert.names import checked_id
+from edgert_deploy.fleet.reports import COUNTER_FIELDS, NUMBER_END
+from edgert_deploy.fleet.subscriber import SeqTracker
+
+ROOT = "edgert-bridge/v1"
+FLUSH_EVERY_S = 0.25
+HEARTBEAT_S = 5.0
+MEMBER_GONE_AFTER_S = 16.0
+ENTRIES_MAX = 500  # of one message; about 40 KB
+STREAMS_MAX = 500_000
+LATE_MAX = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One report that a bridge took. `counters` are those of a `metrics`, else empty; `fresh`: they began with it."""
+
+    kind: str
+    site: str
+    device: str
+    model: str
+    boot: str
+    seq: int
+    counters: tuple[int, ...] = ()
+    fresh: bool = False
+
+    @property
+    def stream(self) -> tuple[str, ...]:
+        # Events of a device are numbered together, whatever model they concern.
+        return (self.kind, self.site, self.device, "" if self.kind == "event" else self.model, self.boot)
+
+    def as_json(self) -> list[Any]:
+        return [self.kind, self.site, self.device, self.model, self.boot, self.seq, self.counters, self.fresh]
+
+
+Agreed = tuple[Entry, tuple[int, ...] | None, bool]
+
+
+class Ledger:
+    """One bridge's part in a share, or a ledger of its own where `share` is None: then nothing is sent.
+
+    `read` yields each entry in the ledger's order, with what its counters grew by, or None where it does not count,
+    as it stood there before; and whether it is this bridge's own.
+    """
+
+    def __init__(self, bridge: str, share: str | None) -> None:
+        self.bridge = checked_id("bridge", bridge)
+        self.topic = None if share is None else f"{ROOT}/{checked_id('share', share)}/taken"
+        self.duplicates = 0
+        self._untold: list[Entry] = []
+        self._told_at = float("-inf")
+        self._trackers: OrderedDict[tuple[str, ...], SeqTracker] = OrderedDict()
+        self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
+        self._members: dict[str, float] = {}
+
+    @property
+    def missing(self) -> int:
+        """Histograms and events that were sent and never came to any bridge."""
+        return sum(tracker.missing for stream, tracker in self._trackers.items() if stream[0] != "metrics")
+
+    @property
+    def streams(self) -> int:
+        return len(self._trackers)
+
+    def take(self, entry: Entry) -> None:
+        """This bridge was handed the report: it is told to all with the next message."""
+        self._untold.append(entry)
+
+    def tell_again(self, entries: list[Entry]) -> None:
+        """What was told and never read back: twice in the ledger does no harm."""
+        self._untold = entries
+        self._told_at = float("-inf")
+
+    def due(self, now: float) -> Iterator[bytes]:
+        """What to publish now, if anything: entries, or a sign of life."""
+        assert self.topic is not None
+        quiet_s = now - self._told_at
+        if quiet_s < FLUSH_EVERY_S or (not self._untold and quiet_s < HEARTBEAT_S):
+            return
+        self._told_at = now
+        entries, self._untold = self._untold, []
+        for start in range(0, max(len(entries), 1), ENTRIES_MAX):
+            said = [entry.as_json() for entry in entries[start : start + ENTRIES_MAX]]
+            yield json.dumps({"v": 1, "bridge": self.bridge, "taken": said}, separators=(",", ":")).encode()
+
+    def read(self, payload: bytes, now: float) -> Iterator[Agreed]:
+        """Agree on a message of the ledger's topic. Raises ProtocolError."""
+        bridge, entries = _parse(payload)
+        self._members[bridge] = now
+        yield from self.agree(entries, mine=bridge == self.bridge)
+
+    def agree(self, entries: Sequence[Entry], *, mine: bool) -> Iterator[Agreed]:
+        """The same for entries of one bridge."""
+        for entry in entries:
+            new = self._tracker(entry).is_new(entry.seq)
+            self.duplicates += mine and not new
+            yield entry, self._increase(entry) if new else None, mine
+
+    def owns(self, name: str, now: float) -> bool:
+        """Whether this bridge is the one that speaks for `name`: all agree on one, whoever comes or goes."""
+        for bridge in [bridge for bridge, seen in self._members.items() if now - seen > MEMBER_GONE_AFTER_S]:
+            del self._members[bridge]
+        members = {*self._members, self.bridge}
+        return len(members) == 1 or max(members, key=lambda bridge: _weight(bridge, name)) == self.bridge
+
+    def _tracker(self, entry: Entry) -> SeqTracker:
+        tracker = self._trackers.get(entry.stream)
+        if tracker is None:
+            tracker = self._trackers[entry.stream] = SeqTracker(late=LATE_MAX if self.topic else 0)
+            if len(self._trackers) > STREAMS_MAX:
+                self._trackers.popitem(last=False)
+        return tracker
+
+    def _increase(self, entry: Entry) -> tuple[int, ...]:
+        """What the counters grew by that no entry before has counted; those that fell began anew at 0.
+
+        Where counting begins, all of it if they began with this report, else nothing: when is not known. An entry
+        that comes late is part of what a later one counted, unless counting began with that one.
+        """
+        if not entry.counters:
+            return ()
+        key = (entry.site, entry.device, entry.model)
+        seen = self._counters.get(key)
+        nothing = (0,) * len(entry.counters)
+        if seen is None or seen.boot != entry.boot:
+            seen = self._counters[key] = _Counted(entry.boot, entry.seq, entry.counters, entry.seq, entry.counters)
+            if len(self._counters) > STREAMS_MAX:
+                self._counters.popitem(last=False)
+            return entry.counters if entry.fresh else nothing
+        if entry.seq > seen.last_seq:
+            grown = _grown(entry.counters, seen.last)
+            seen.last_seq, seen.last = entry.seq, entry.counters
+            return grown
+        if entry.seq < seen.first_seq:
+            grown = _grown(seen.first, entry.counters)
+            seen.first_seq, seen.first = entry.seq, entry.counters
+            return tuple(map(sum, zip(grown, entry.counters if entry.fresh else nothing, strict=True)))
+        return nothing
+
+
+@dataclass
+class _Counted:
+    """The stretch of one worker's counters that has been counted: from `first` to `last`."""
+
+    boot: str
+    first_seq: int
+    first: tuple[int, ...]
+    last_seq: int
+    last: tuple[int, ...]
+
+
+def _grown(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    fell = any(value < was for value, was in zip(now, before, strict=True))
+    return now if fell else tuple(value - was for value, was in zip(now, before, strict=True))
+
+
+def _parse(payload: bytes) -> tuple[str, list[Entry]]:
+    try:
+        said = json.loads(payload)
+        entries = [
+            Entry(
+                intern(kind),
+                intern(site),
+                intern(device),
+                intern(model),
+                intern(boot),
+                int(seq),
+                tuple(map(int, counters)),
+                bool(fresh),
+            )
+            for kind, site, device, model, boot, seq, counters, fresh in said["taken"]
+        ]
+        if any(
+            not 0 <= entry.seq < NUMBER_END or len(entry.counters) not in (0, len(COUNTER_FIELDS)) for entry in entries
+        ):
+            raise ValueError("a seq lies outside 0 ... 2^53, or counters are missing")
+        return str(said["bridge"])[:64], entries
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"not a bridge's ledger: {payload[:60]!r}: {error}") from error
+
+
+def _weight(bridge: str, name: str) -> int:
+    # Rendezvous hashing: when a bridge goes, only what was its own moves.
+    return zlib.crc32(f"{bridge} {name}".encode())

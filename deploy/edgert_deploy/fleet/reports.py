@@ -1,0 +1,94 @@
+"""A report off the wire, checked for what keeps it: `hist`, `metrics` or `event`, with the key that makes it one.
+
+What becomes part of a key or a label must be an id or a small number: a single report that a database or another
+bridge refuses would hold up all that came with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgert.errors import ProtocolError
+from edgert.names import ID, ID_CHARS_MAX
+from edgert.telemetry import messages
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
+from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
+
+KINDS = ("hist", "metrics", "event")
+NUMBER_END = 2**53  # every JSON reader keeps integers exact below
+# What the store and the bridge count, and the field of `metrics` that says it.
+COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
+
+
+@dataclass(frozen=True)
+class EventMessage:
+    """Something that happened. `model` is empty where it concerns the whole device."""
+
+    ts_ms: int
+    boot: str
+    seq: int
+    event: str
+    model: str
+    fields: dict[str, Scalar]
+
+
+Report = HistMessage | MetricsMessage | EventMessage
+
+
+def parse_report(topic: Topic, payload: bytes) -> Report:
+    """Raises ProtocolError."""
+    if topic.kind == "event":
+        return _event(payload)
+    if topic.kind == "hist":
+        hist = HistMessage.from_json(payload)
+        _check(hist.boot, hist.model_version, hist.seq, hist.ts_ms)
+        if hist.sketch.count > WINDOW_COUNT_MAX:
+            raise ProtocolError(f"a window of {hist.sketch.count} requests; the limit is {WINDOW_COUNT_MAX}")
+        return hist
+    metrics = MetricsMessage.from_json(payload)
+    _check(metrics.boot, metrics.model_version, metrics.seq, metrics.ts_ms)
+    for value in counters_of(metrics):
+        _check_number("a counter", value)
+    return metrics
+
+
+def counters_of(metrics: MetricsMessage) -> tuple[int, ...]:
+    """In the order of COUNTER_FIELDS. Raises ProtocolError."""
+    return tuple(messages.int_of(metrics.fields, name) for name in COUNTER_FIELDS.values())
+
+
+def counters_began_now(metrics: MetricsMessage) -> bool:
+    """Whether the counters began at 0 within this window."""
+    return metrics.number("uptime_s") <= metrics.window_s + 1
+
+
+def printable(text: str) -> str:
+    """Without what a database refuses in text: NUL and halves of characters."""
+    return text.encode(errors="replace").decode().replace("\0", "?")[:ID_CHARS_MAX]
+
+
+def _event(payload: bytes) -> EventMessage:
+    fields = messages.load(payload)
+    said = EventMessage(
+        ts_ms=messages.int_of(fields, "ts"),
+        boot=messages.text_of(fields, "boot"),
+        seq=messages.int_of(fields, "seq"),
+        event=printable(messages.text_of(fields, "event")),
+        model=printable(messages.text_of(fields, "model")) if "model" in fields else "",
+        fields=fields,
+    )
+    _check(said.boot, "", said.seq, said.ts_ms)
+    return said
+
+
+def _check(boot: str, version: str, seq: int, ts_ms: int) -> None:
+    for name, value in (("boot", boot), ("model_version", version)):
+        if len(value) > ID_CHARS_MAX or (value and not ID.match(value)):
+            raise ProtocolError(f"{name} is {value[:80]!r}, which is no id")
+    _check_number("seq", seq)
+    _check_number("ts", ts_ms)
+
+
+def _check_number(name: str, value: int) -> None:
+    if not 0 <= value < NUMBER_END:
+        raise ProtocolError(f"{name} is {value}; it lies between 0 and 2^53")
