@@ -14,10 +14,12 @@ Thread rule: a sketch has one writer at a time. It has no lock of its own; the c
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import lt
 
 from edgert.errors import ProtocolError
 
@@ -131,7 +133,7 @@ class Sketch:
     ) -> Sketch:
         """The sketch that `encode` and its scalar fields describe. Raises ProtocolError."""
         sketch = cls()
-        sketch.buckets = dict(_parse_buckets(buckets))
+        sketch.buckets = _parse_buckets(buckets)
         sketch.zero = zero
         sketch.count = zero + sum(sketch.buckets.values())
         sketch.sum, sketch.min, sketch.max = sum_ms, min_ms, max_ms
@@ -176,22 +178,25 @@ def _middle_ms(index: int) -> float:
     return 2 * lower * BASE / (1 + BASE)
 
 
-def _parse_buckets(text: str) -> Iterable[tuple[int, int]]:
-    last = INDEX_MIN - 1
-    for pair in text.split(",") if text else ():
-        index_text, _, count_text = pair.partition(":")
-        try:
-            index, count = int(index_text), int(count_text)
-        except ValueError:
-            raise ProtocolError(f"a histogram's buckets hold {pair[:40]!r}; expected index:count") from None
-        if not last < index <= INDEX_MAX or count < 1:
-            raise ProtocolError(
-                f"a histogram's buckets hold {pair[:40]!r}; indices ascend within "
-                f"{INDEX_MIN} ... {INDEX_MAX} and counts are 1 or more"
-            )
-        last = index
-        yield index, count
+def _parse_buckets(text: str) -> dict[int, int]:
+    """In bulk, as a subscriber of a large fleet does little else. Raises ProtocolError."""
+    if not text:
+        return {}
+    if not _BUCKETS.match(text):
+        wrong = next((pair for pair in text.split(",") if not _BUCKETS.match(pair)), text)
+        raise ProtocolError(f"a histogram's buckets hold {wrong[:40]!r}; expected index:count")
+    numbers = list(map(int, text.replace(":", ",").split(",")))
+    indices, counts = numbers[::2], numbers[1::2]
+    ascending = all(map(lt, indices, indices[1:]))
+    if not ascending or indices[0] < INDEX_MIN or indices[-1] > INDEX_MAX or min(counts) < 1:
+        raise ProtocolError(
+            f"a histogram's buckets hold {text[:40]!r}; indices ascend within {INDEX_MIN} ... {INDEX_MAX} "
+            "and counts are 1 or more"
+        )
+    return dict(zip(indices, counts, strict=True))
 
+
+_BUCKETS = re.compile(r"-?[0-9]{1,4}:[0-9]{1,18}(?:,-?[0-9]{1,4}:[0-9]{1,18})*\Z")
 
 # Whole microseconds: us > bound is the same as us > floor(bound), so integers compare exactly.
 _LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]

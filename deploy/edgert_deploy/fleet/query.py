@@ -28,7 +28,8 @@ DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
 _FETCHED_AT_ONCE = 20_000
-_KEYS_MAX = 5_000  # parameters of one statement
+# More than these are told apart here: a long list would lead a database to look each of them up by itself.
+_KEYS_MAX = 50
 
 
 @dataclass(frozen=True)

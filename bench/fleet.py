@@ -1,0 +1,240 @@
+"""How many devices one broker and one bridge hold: real mosquitto, real `edgert fleet export`, simulated devices.
+
+Every device has a connection of its own and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
+reports that were sent and that no bridge counted within LATE_S of the last. `--find-max` sends ever faster, with one
+bridge, then with two and four that share the load, until something is lost or late; a window of 30 s is as
+good as twice the devices. The load, the broker and the bridges share this machine's processors, so the figures are
+for all of it; what each of them took is printed, and what 100,000 devices need follows from these slopes.
+
+    python -m bench.fleet                                    # 10,000 devices, 2 models: three minutes
+    python -m bench.fleet --devices 1000 --models 1 --json
+    python -m bench.fleet --recorder                         # and a recorder beside the bridge, into SQLite
+    python -m bench.fleet --find-max                         # a quarter of an hour
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.fleet_load import Load
+from tests.brokers import Broker
+
+WINDOW_S = 60.0
+LATE_S = 5.0
+MAX_WINDOWS = 3
+FASTER = 1.4
+STEPS_MAX = 12
+SHARES = (1, 2, 4)
+CALCULATED = 100_000
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--models", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=2, help="how many each device reports")
+    parser.add_argument("--bridges", type=int, default=1, help="how many share the load")
+    parser.add_argument("--by", default="site,model,version,profile", help="what the bridge keeps apart")
+    parser.add_argument("--recorder", action="store_true", help="run a recorder into SQLite beside the bridge")
+    parser.add_argument("--find-max", action="store_true", help="send ever faster, with 1, 2 and 4 bridges")
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    options = parser.parse_args()
+    _allow_descriptors(options.devices)
+    if options.find_max:
+        for bridges in SHARES:
+            show(find_max(options.devices, options.models, bridges, options.by), options.json)
+        return
+    with a_fleet(options.devices, options.models, options.bridges, options.by, options.recorder) as fleet:
+        show(fleet.measure(options.windows, WINDOW_S), options.json)
+
+
+def show(said: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(said), flush=True)
+        return
+    for name, value in said.items():
+        print(f"{name:36} {value:,}" if isinstance(value, (int, float)) else f"{name:36} {value}")
+    print(flush=True)
+
+
+def find_max(devices: int, models: int, bridges: int, by: str) -> dict[str, Any]:
+    """The highest rate that was held, as devices at a window a minute."""
+    held: dict[str, Any] = {}
+    with a_fleet(devices, models, bridges, by, recorder=False) as fleet:
+        window_s = WINDOW_S / 2
+        for _ in range(STEPS_MAX):
+            said = fleet.measure(MAX_WINDOWS, window_s)
+            equal = round(devices * WINDOW_S / said["window_s"])
+            kept_up = said["window_s"] < window_s * 1.05
+            print(f"{bridges} bridges, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
+            if said["lost"] or said["drained_s"] > LATE_S or not kept_up:
+                return {**held, "limit": "the load generator" if not kept_up else "broker and bridge"}
+            held = {"equal_to_devices": equal, **said}
+            window_s /= FASTER
+    return held
+
+
+@dataclass
+class Program:
+    """A process under measurement."""
+
+    pid: int
+    port: int = 0
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def rss_mb(self) -> float:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """The bridge's own series, labels and all."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        wanted = ("edgert_bridge", "edgert_requests_total", "edgert_latency_milliseconds_count")
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith(wanted))}  # fmt: skip
+
+
+@dataclass
+class Fleet:
+    """Everything running: broker, bridges, perhaps a recorder, devices."""
+
+    load: Load
+    broker: Program
+    bridges: list[Program]
+    recorder: Program | None
+    store: Path
+    empty_mb: list[float]
+
+    def measure(self, windows: int, window_s: float) -> dict[str, Any]:
+        before, cpu_before = self._counted(), self._cpu_s()
+        took_s = self.load.run(windows, window_s)
+        sent, drained_s = self.load.reports_sent, self._drained(before + self.load.reports_sent)
+        cpu_s = [after - then for after, then in zip(self._cpu_s(), cpu_before, strict=True)]
+        devices, rss_mb = self.load.devices, [bridge.rss_mb() for bridge in self.bridges]
+        messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, and no report
+        per_device_kb = sum(now - then for now, then in zip(rss_mb, self.empty_mb, strict=True)) * 1024 / devices
+        bridge_s, broker_s = sum(cpu_s[1 : 1 + len(self.bridges)]), cpu_s[0]
+        grown = CALCULATED / devices * window_s / WINDOW_S
+        said: dict[str, Any] = {
+            "devices": devices,
+            "models": self.load.models,
+            "bridges": len(self.bridges),
+            "window_s": round(took_s / windows, 2),
+            "messages_per_s": round(messages_per_s, 1),
+            "lost": round(before + sent - self._counted()),
+            "drained_s": round(drained_s, 1),
+            "bridge_rss_mb": round(max(rss_mb), 1),
+            "bridge_kb_per_device": round(per_device_kb, 2),
+            "bridge_cpu_share": round(bridge_s / took_s, 3),
+            "broker_cpu_share": round(broker_s / took_s, 3),
+            "bridge_us_per_message": round(bridge_s / (messages_per_s * took_s) * 1e6, 1),
+            "broker_us_per_message": round(broker_s / (messages_per_s * took_s) * 1e6, 1),
+            f"calculated_bridge_cpu_share_{CALCULATED}": round(bridge_s / took_s * grown, 2),
+            f"calculated_broker_cpu_share_{CALCULATED}": round(broker_s / took_s * grown, 2),
+            f"calculated_bridge_rss_mb_{CALCULATED}": round(sum(self.empty_mb) + per_device_kb * CALCULATED / 1024),
+        }
+        if self.recorder:
+            said |= {
+                "recorder_rss_mb": round(self.recorder.rss_mb(), 1),
+                "recorder_cpu_share": round(cpu_s[-1] / took_s, 3),
+                "store_bytes_per_report": round(self._store_bytes() / (self._counted() or 1)),
+            }
+        return said
+
+    def _counted(self) -> float:
+        """Reports that the bridges were handed and counted."""
+        total = 0.0
+        for bridge in self.bridges:
+            said = bridge.metrics()
+            handed = sum(said.get(f'edgert_bridge_messages_total{{kind="{kind}"}}', 0) for kind in ("hist", "metrics"))
+            total += handed - said["edgert_bridge_duplicates_total"] - said["edgert_bridge_waiting_reports"]
+        return total
+
+    def _drained(self, expected: float) -> float:
+        """Wait until all is counted, or nothing more comes; how long that took, s."""
+        began = last_change = time.perf_counter()
+        counted = -1.0
+        while time.perf_counter() - last_change < LATE_S and counted < expected:
+            if (now := self._counted()) != counted:
+                counted, last_change = now, time.perf_counter()
+            time.sleep(0.1)
+        return time.perf_counter() - began
+
+    def _cpu_s(self) -> list[float]:
+        return [
+            program.cpu_s() for program in (self.broker, *self.bridges, *([self.recorder] if self.recorder else []))
+        ]
+
+    def _store_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.store.parent.glob(f"{self.store.name}*"))
+
+
+@contextmanager
+def a_fleet(devices: int, models: int, bridges: int, by: str, recorder: bool) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-bench-")))
+        limits = ("max_queued_messages 200000", "max_inflight_messages 1000", "max_connections -1")
+        broker = stack.enter_context(Broker.in_folder(folder / "broker", extra=limits))
+        address, share = broker.settings.address, ["--share", "bench"] if bridges > 1 else []
+        started = [
+            stack.enter_context(_program("export", "--broker", address, "--listen", "127.0.0.1:0", "--by", by, *share))
+            for _ in range(bridges)
+        ]
+        store = folder / "fleet.db"
+        writer = stack.enter_context(_program("record", "--broker", address, "--store", str(store))) if recorder else None  # fmt: skip
+        empty_mb = [bridge.rss_mb() for bridge in started]
+        load = Load(broker.port, devices, models)
+        stack.callback(load.close)
+        load.connect()
+        print(f"{devices:,} devices are connected", file=sys.stderr)
+        assert broker._process is not None
+        yield Fleet(load, Program(broker._process.pid), started, writer, store, empty_mb)
+
+
+@contextmanager
+def _program(*words: str) -> Iterator[Program]:
+    """One `edgert fleet` command, ended by its pid."""
+    process = subprocess.Popen([sys.executable, "-c", _MAIN, "fleet", *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        port = re.search(r"reads port (\d+)", line)
+        assert process.poll() is None, line
+        yield Program(process.pid, int(port[1]) if port else 0)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        process.wait(60)
+
+
+def _allow_descriptors(devices: int) -> None:
+    needed, (_, hard) = devices + 200, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        sys.exit(f"{devices} devices need {needed} descriptors, and {hard} are allowed: ulimit -n, or fewer --devices")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(needed, 1024)) if hard > 0 else needed, hard))
+
+
+if __name__ == "__main__":
+    main()
