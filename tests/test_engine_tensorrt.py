@@ -68,6 +68,7 @@ class TensorRTSimulator(ModuleType):
         super().__init__("tensorrt")
         self.__version__ = "10.3.0"
         self.builds = 0
+        self.timings: list[bytes] = []
         self.runs: list[int] = []
         self.ILogger = type("ILogger", (), {"Severity": SimpleNamespace(ERROR=1, INTERNAL_ERROR=0)})
         self.IProgressMonitor = type("IProgressMonitor", (), {})
@@ -109,9 +110,14 @@ class BuilderSimulator:
 
     def create_builder_config(self) -> Any:
         cache = SimpleNamespace(serialize=lambda: b"timings")
+
+        def timing_cache(data: bytes) -> Any:
+            self.tensorrt.timings.append(data)
+            return cache
+
         return SimpleNamespace(
             add_optimization_profile=lambda profile: None,
-            create_timing_cache=lambda data: cache,
+            create_timing_cache=timing_cache,
             set_timing_cache=lambda cache, ignore: None,
             get_timing_cache=lambda: cache,
         )
@@ -191,14 +197,30 @@ def test_prepare_builds_once_and_load_takes_what_it_built(
     assert tensorrt.builds == 1
 
 
-def test_another_version_of_tensorrt_builds_its_own_plan(
+def test_after_an_upgrade_of_tensorrt_the_load_builds_the_plan_anew_and_says_so(
+    tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
+) -> None:
+    engine, lines = engine_by_name("tensorrt"), list[str]()
+    options = EngineOptions(cache_dir=tmp_path / "cache", progress=lines.append)
+    engine.prepare(artifact, options, lambda line: None)
+    engine.load(artifact, options).close()
+    assert (tensorrt.builds, lines) == (1, [])
+    tensorrt.__version__ = "11.0.0"
+    engine.load(artifact, options).close()
+    assert tensorrt.builds == 2
+    assert "building the plan" in lines[0]
+    plans = [path.name for path in (tmp_path / "cache").glob("*.plan")]
+    assert plans == [f"{'a' * 64}-trt11.0.0-sm8.7-b32.plan"]  # nothing would load the one before
+
+
+def test_the_next_build_starts_from_the_timings_that_were_kept(
     tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
 ) -> None:
     engine, options = engine_by_name("tensorrt"), EngineOptions(cache_dir=tmp_path / "cache")
     engine.prepare(artifact, options, lambda line: None)
-    tensorrt.__version__ = "11.0.0"
-    engine.prepare(artifact, options, lambda line: None)
-    assert tensorrt.builds == 2
+    other = LocalArtifact("tensorrt", artifact.path, (X,), (Y,), "b" * 64)
+    engine.prepare(other, options, lambda line: None)
+    assert tensorrt.timings == [b"", b"timings"]
     assert len(list((tmp_path / "cache").glob("*.plan"))) == 2
 
 

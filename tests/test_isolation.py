@@ -297,6 +297,32 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
         one.until(lambda: not one.service.workers, "it has ended")
 
 
+@pytest.mark.parametrize("speaks", [True, False])
+def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -> None:
+    """A TensorRT plan that is built anew takes minutes; an engine that says nothing is taken for stuck."""
+    with a_device(started=False) as device:
+        fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
+        install(device.bundle(engine="fault", program={"load": fault}), device.state, read_config(device.state))
+        store = SlotStore(device.state.models / "echo")
+        store.activate(60)
+        store.mark_good()
+        clock = Clock()
+        one = OneService(device, clock)
+        one.service.sync()
+        started = one.service.next
+        assert started is not None
+        if speaks:
+            one.until(lambda: bool(started.doing), "it says what it does")
+            assert one.service.as_json()["doing"] == "loading takes 2 s"
+        clock.added += service.LOAD_S_MAX
+        one.turn()
+        assert (started.killed_at_s is None) is speaks
+        if speaks:
+            one.until(lambda: one.service.state == "ready", "it serves")
+        one.service.stop()
+        one.until(lambda: not one.service.workers, "it has ended")
+
+
 # --- the run page ---------------------------------------------------------------------------------
 
 

@@ -131,6 +131,7 @@ def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
     assert times["onnxruntime-int8"]["where"] == device.name
     assert times["onnxruntime-int8"]["p50_ms"] > 0
     assert "tensorrt is not installed" in times["tensorrt-int8"]["error"]
+    assert "tensorrt-int8fp16" in times
     assert told["targets"][0]["ladder"] == ["onnxruntime-int8", "tensorrt-int8"]
     assert any("sending" in line for line in lines)
     assert not list((Path(device.state) / "incoming").glob("bench-*"))

@@ -13,10 +13,12 @@ pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.errors import BuildFailed
+from edgert_deploy.accuracy import artifact_outputs
 from edgert_deploy.builders.onnxruntime import ONNXRuntimeBuilder
-from edgert_deploy.builders.qdq import Recipe, quantize
+from edgert_deploy.builders.qdq import Recipe, prepared, quantize
 from edgert_deploy.builders.tensorrt import TensorRTBuilder, audit
 from edgert_deploy.calibration import CalibrationSet
+from edgert_deploy.layers import layers_of
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.source import SourceModel, load_source
 from tests import models
@@ -125,7 +127,27 @@ def test_other_quantised_operators_are_refused() -> None:
         audit(proto)
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_what_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> None:
+    import onnx
+
+    profile = load_profile("jetson-orin-nano")
+    layers = layers_of(prepared(digits_source))[:1]
+    artifact = TensorRTBuilder().build(
+        digits_source, digits_calibration, profile, "int8fp16", tmp_path, lambda line: None, layers
+    )
+    assert artifact.kind == "mixedfp16"
+    graph = onnx.load(artifact.path)
+    audit(graph)
+    types = {tensor.name: tensor.data_type for tensor in graph.graph.initializer}
+    assert (types["w1"], types["w2_quantized"], types["w2_scale"]) == (10, 3, 10)  # FP16, INT8, FP16
+    answers = artifact_outputs(artifact, digits_source, digits_holdout)[0]
+    assert answers.dtype == np.float32
+    assert float((answers.argmax(axis=1) == digits_holdout.labels).mean()) > 0.98
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8fp16", "fp16", "fp32"])
 @pytest.mark.parametrize("make", [models.cnn, models.transformer], ids=["cnn", "transformer"])
 def test_tensorrt_rtx_parses_and_builds_the_artifact_without_a_gpu(precision: Any, make: Any, tmp_path: Path) -> None:
     rtx = pytest.importorskip(

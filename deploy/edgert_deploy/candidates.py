@@ -14,7 +14,7 @@ from pathlib import Path
 from edgert.errors import BuildFailed
 from edgert_deploy.accuracy import Limits, Verdict, artifact_outputs, judge
 from edgert_deploy.build_cache import BuildCache, CachedBuilder
-from edgert_deploy.builders import Artifact, Precision, builder_for
+from edgert_deploy.builders import Artifact, Precision, builder_for, kind_of
 from edgert_deploy.builders.onnxruntime import is_for_arm
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer
@@ -42,7 +42,7 @@ class Order:
 
     @property
     def id(self) -> str:
-        kind = "mixed" if self.float_layers else self.precision
+        kind = kind_of(self.precision, bool(self.float_layers))
         return f"{self.engine}-{kind}{'-arm' if self.family.endswith('-arm') else ''}"
 
 

@@ -99,7 +99,7 @@ def choose(
     ladder = _sorted([fastest(good, choice.timings) if choice.timings else good[0] for good in passed], choice.timings)
     choice = replace(choice, ladder=ladder)
     for candidate in ladder:
-        if asked == "auto" and candidate.artifact.precision != "int8":
+        if asked == "auto" and not candidate.artifact.precision.startswith("int8"):
             choice = _remarked(shop, choice, f"{profile.name}: {_not_int8(candidate, choice)}")
     return choice
 
@@ -133,6 +133,9 @@ def _tried(
                 fallback = fall_back(shop, tried[-1], budget)
                 if fallback is not None and fallback.found is not None:
                     tried.append(fallback.found)
+            if precision == "int8" and engine == "tensorrt" and not until_passed:
+                # The same layers in INT8, the others in FP16: on a GPU that is another speed, here only another size.
+                tried.append(shop.make(Order(engine, "int8fp16", profile, tried[-1].order.float_layers)))
         except (BuildFailed, OperatorUnsupported) as error:
             shop.progress(f"{profile.name}: no {engine} {precision}: {error.message}")
             failures.append(error)
@@ -166,7 +169,7 @@ def _said(engine: str, plain: Candidate, fallback: Fallback) -> str:
 def _not_int8(candidate: Candidate, choice: Choice) -> str:
     """Why an engine gets something else than INT8."""
     kind, engine = candidate.artifact.kind.upper(), candidate.artifact.engine
-    same = [c for c in choice.tried if c.artifact.engine == engine and c.artifact.precision == "int8"]
+    same = [c for c in choice.tried if c.artifact.engine == engine and c.artifact.precision.startswith("int8")]
     failed = [f"{c.artifact.kind.upper()}: {c.verdict.complaint()}" for c in same if not c.verdict.passed]
     own = choice.timings.get(candidate.id)
     slower = [

@@ -35,7 +35,12 @@ SAMPLES = 8
 FEATURES_MAX = 256  # of an output's values, evenly spaced, that a sample is placed by
 MARGIN = 4.0
 STEPS_MIN = 3.0
-FLOORS = {"int8": STEPS_MIN / 255, "fp16": 2.0**-9, "fp32": 1e-4}  # of the range of FP32's answers
+FLOORS = {
+    "int8": STEPS_MIN / 255,
+    "int8fp16": STEPS_MIN / 255,
+    "fp16": 2.0**-9,
+    "fp32": 1e-4,
+}  # of the range of FP32's answers
 TENSORRT_TIMES = 2.0
 TENSORRT_FLOOR = 0.02
 ATOL_MIN = 1e-5

@@ -308,7 +308,9 @@ def _gate(rows: Sequence[BuildRow], choices: Sequence[Choice]) -> None:
     if limits.max_class_drop is not None:
         allowed += f", {limits.max_class_drop:.4f} of any class or slice"
     offer = (
-        "" if failed[0].candidate.artifact.precision != "int8" else "let it take FP16 or FP32 with --precision auto, "
+        ""
+        if not failed[0].candidate.artifact.precision.startswith("int8")
+        else "let it take FP16 or FP32 with --precision auto, "
     )
     raise AccuracyTooLow(
         f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "

@@ -109,6 +109,8 @@ def _model_line(model: dict[str, Any]) -> str:
         line += f"; {serving['memory_mb']:.0f} MB" + (", pinned" if serving.get("pinned") else "")
     if serving.get("tried"):
         line += f"; not on: {'; '.join(serving['tried'])}"
+    if serving.get("doing"):
+        line += f"; loading: {serving['doing']}"
     if serving.get("crashes"):
         line += f"; {serving['crashes']} crashes in a row"
     if serving.get("retry_s") is not None:

@@ -48,12 +48,14 @@ class EngineOptions:
 
     `cache_dir` is where an engine may keep what it compiled; None keeps nothing. `extra` are the engine's own
     settings, by its own names: the packager runs an artifact in several ways with them, to see how far answers differ.
+    `progress` hears of what takes minutes in a load, so that who waits for it knows that it is not stuck.
     """
 
     threads: int = 1
     cache_dir: Path | None = None
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     extra: dict[str, Any] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda line: None
 
 
 class Session(Protocol):

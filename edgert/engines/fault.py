@@ -94,6 +94,8 @@ class FaultEngine:
         session = FaultSession(within, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))
         for fault in at_load:
             if fault.strikes(1, ()):
+                if fault.fault == "slow":
+                    options.progress(f"loading takes {fault.s:g} s")
                 session.suffer(fault)
         return session
 

@@ -2,7 +2,8 @@
 
 The artifact is a Q/DQ ONNX graph; a plan is built from it on the device, by `prepare`, as a step of
 the deployment: it takes minutes, and the version before serves meanwhile. A plan fits one GPU and one
-TensorRT, so its name in `cache_dir` says both, and another of either means another build.
+TensorRT, so its name in `cache_dir` says both, and another of either means another build: where the
+device's TensorRT was changed since, the next load does it, and the timings of kernels that were kept make it short.
 
 Parsing and building are tried on a machine without a GPU through TensorRT-RTX, which has the same API;
 loading and running have not been run on a GPU yet.
@@ -36,7 +37,8 @@ class TensorRTEngine:
         """Build the plan for this GPU into `options.cache_dir`, unless it is there."""
         tensorrt, cuda = _sdk(), open_cuda()
         try:
-            if options.cache_dir is not None:
+            kept = _kept(tensorrt, cuda, artifact, options)
+            if kept is not None and not kept.is_file():
                 _plan(tensorrt, cuda, artifact, options, progress)
         finally:
             cuda.close()
@@ -177,17 +179,18 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
     plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach)
     timings.keep()
     _write(kept, plan)
+    _remove_others(kept, artifact.sha256)
     progress(f"TensorRT {version}: the plan is built ({len(plan)} bytes)")
     return plan
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
     """The engine of the plan, built again once where the kept one does not load; None where that one neither."""
-    engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, _nobody))
+    engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     kept = _kept(tensorrt, cuda, artifact, options)
     if engine is None and kept is not None:  # damaged on disk, or another driver under the same version
         kept.unlink(missing_ok=True)
-        engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, _nobody))
+        engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     return engine
 
 
@@ -196,10 +199,6 @@ def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
         return None
     name = plan_name(artifact.sha256, str(tensorrt.__version__), cuda.compute_capability, max(options.buckets))
     return options.cache_dir / name
-
-
-def _nobody(line: str) -> None:
-    """Takes the progress of a build that nobody watches."""
 
 
 def _check_datatype(tensorrt: Any, engine: Any, spec: TensorSpec) -> None:
@@ -238,6 +237,13 @@ def _write(path: Path, data: bytes) -> None:
         raise StorageFailed(f"cannot keep {path}: {error.strerror}; free some space and try again") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _remove_others(kept: Path, sha256: str) -> None:
+    """Plans of the same artifact for a TensorRT or GPU that was: nothing will load them."""
+    for path in kept.parent.glob(f"{sha256}-trt*.plan"):
+        if path.name != kept.name:
+            path.unlink(missing_ok=True)
 
 
 def _shape(spec: TensorSpec, count: int) -> tuple[int, ...]:

@@ -41,9 +41,15 @@ class LoadedModel:
 
 
 def load_model(
-    version: InstalledVersion, state: StateDir, config: DeviceConfig, clock: Callable[[], float] = time.monotonic
+    version: InstalledVersion,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
     """Load the first artifact of the version's ladder that loads and answers its golden inputs rightly.
+
+    `progress` hears what an engine does that takes minutes.
 
     Raises the last artifact's error when none does, and with `strict` the first one's.
     """
@@ -53,7 +59,7 @@ def load_model(
         try:
             check_files(version, artifact)
             engine_version = engine_by_name(artifact.engine).version()
-            (session, *more), learned = _open(version, artifact, engine_version, state, config)
+            (session, *more), learned = _open(version, artifact, engine_version, state, config, progress)
         except EdgeRTError as error:
             tried.append(f"{artifact.id}: {error.message}")
             failure = error
@@ -67,14 +73,19 @@ def load_model(
 
 
 def _open(
-    version: InstalledVersion, artifact: ArtifactEntry, engine_version: str, state: StateDir, config: DeviceConfig
+    version: InstalledVersion,
+    artifact: ArtifactEntry,
+    engine_version: str,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None],
 ) -> tuple[list[Session], Learned]:
     """The artifact's sessions, as learned on this device before or now, each checked on the golden inputs."""
     circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
     kept = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
     def load(threads: int) -> Session:
-        options = EngineOptions(threads=threads, cache_dir=state.cache)
+        options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
         return engine_by_name(artifact.engine).load(version.local(artifact), options)
 
     known = kept.read(circumstances)

@@ -34,6 +34,7 @@ from edgert.errors import (
     StorageFailed,
     Unavailable,
 )
+from edgert.log import log
 from edgert.serving import channel
 from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
@@ -44,6 +45,7 @@ STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes
 RESTART_PAUSES_S = (0.1, 0.5, 2.0)
 QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)
 LOAD_S_MAX = 180.0
+PROGRESS_S_MAX = 900.0  # between two words of an engine that says what it does so long (TensorRT builds a plan)
 LOADING_RETRY_S = 0.1
 LOOK_S_MAX = 30.0  # between two looks at a worker; runs are timed exactly all the same
 MEMORY_LOOK_S = 2.0  # where a worker's memory is limited
@@ -165,6 +167,10 @@ class ModelService:
             worker.facts = {k: v for k, v in message.items() if k != "op"}
             if worker is self.next:
                 self._switch_to(worker)
+        elif message["op"] == "progress":
+            worker.load_s_max = max(worker.load_s_max, self._clock() - worker.started_s + PROGRESS_S_MAX)
+            worker.doing = str(message["line"])
+            log(f"model {self.model}: {worker.doing}")
         elif message["op"] == "failed":
             worker.failure = DeviceError(message["message"])
             worker.failure.code, worker.failure.exit_code = message["code"], message["exit_code"]
@@ -201,9 +207,9 @@ class ModelService:
             self._give_up()
         if self._trial_until_s is not None and now_s >= self._trial_until_s:
             self._expire_trial()
-        if self.next is not None and now_s > self.next.started_s + LOAD_S_MAX:
-            version = self.next.version
-            self.next.kill(now_s, EngineFailed(f"release {version.release} did not load within {LOAD_S_MAX:.0f} s"))
+        if self.next is not None and now_s > self.next.started_s + self.next.load_s_max:
+            release, after_s = self.next.version.release, self.next.load_s_max
+            self.next.kill(now_s, EngineFailed(f"release {release} did not load within {after_s:.0f} s"))
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:
                 worker.kill(now_s)
@@ -213,7 +219,9 @@ class ModelService:
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
         times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s, self._give_up_at_s]
-        times += [self.next.started_s + LOAD_S_MAX] if self.next is not None and not self.next.killed_at_s else []
+        times += (
+            [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
+        )
         times += [worker.stop_by_s for worker in self._ending if not worker.killed_at_s]
         return min((t for t in times if t is not None), default=None)
 
@@ -277,6 +285,7 @@ class ModelService:
         return {
             "state": state.value,
             "fault": None if self.fault is None else self.fault.message,
+            "doing": None if self.next is None else self.next.doing or None,
             "crashes": self._crashes,
             "retry_s": retry_s,
             "pinned": self.pinned,
@@ -318,6 +327,7 @@ class ModelService:
         }
         try:
             self.next = WorkerProcess.start(order, version, self._clock())
+            self.next.load_s_max = LOAD_S_MAX
         except OSError as error:  # no memory, no process: as any other end of a worker
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), stable=False)
             return

@@ -78,7 +78,10 @@ def main() -> None:
     _prefer_for_oom()
     try:
         config = read_config(order.state)
-        model = load_model(load_version(order.folder, order.digest, config), order.state, config)
+        version = load_version(order.folder, order.digest, config)
+        model = load_model(
+            version, order.state, config, lambda line: channel.send(end, {"op": "progress", "line": line[:500]})
+        )
         worker = Worker(order, config, _watched(model, page))
     except EdgeRTError as error:
         channel.send(end, {"op": "failed", "code": error.code, "exit_code": error.exit_code, "message": error.message})

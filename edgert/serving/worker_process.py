@@ -28,7 +28,10 @@ class WorkerState(str, Enum):
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """`facts` is what it said when it became ready, `mb` its memory when it was last looked at (0: never)."""
+    """`facts` is what it said when it became ready, `mb` its memory when it was last looked at (0: never).
+
+    `load_s_max` is how long it may load, from `started_s` on; `doing` what it said last of a load that takes long.
+    """
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
@@ -42,6 +45,8 @@ class WorkerProcess:
     failure: EdgeRTError | None = None
     mb: float = 0.0
     connected_at_s: float = 0.0
+    load_s_max: float = 0.0
+    doing: str = ""
 
     @classmethod
     def start(cls, order: dict[str, Any], version: Version, now_s: float) -> WorkerProcess:

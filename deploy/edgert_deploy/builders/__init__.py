@@ -25,7 +25,8 @@ BUILDERS = {
     "tensorrt": "edgert_deploy.builders.tensorrt:TensorRTBuilder",
 }
 
-Precision = Literal["int8", "fp16", "fp32"]
+# "int8fp16", for TensorRT alone: what INT8 leaves in float is FP16, not FP32.
+Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,16 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """What a table calls it: its precision, or "mixed" where INT8 has layers in float."""
-        return "mixed" if self.float_layers else self.precision
+        """What a table calls it: its precision, with "mixed" for "int8" where layers are in float."""
+        return kind_of(self.precision, bool(self.float_layers))
 
     def size_bytes(self) -> int:
         """Of all its files, as they lie now."""
         return sum(path.stat().st_size for path in (self.path, *self.companions))
+
+
+def kind_of(precision: Precision, mixed: bool) -> str:
+    return precision.replace("int8", "mixed") if mixed else precision
 
 
 class Builder(Protocol):

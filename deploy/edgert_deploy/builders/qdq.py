@@ -84,6 +84,19 @@ def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray
         yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
 
 
+def raised(proto: Any, opset: int) -> Any:
+    """The model in `opset`, where it is in an older one. Raises BuildFailed."""
+    from onnx import version_converter
+
+    if next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0) >= opset:
+        return proto
+    try:
+        with quiet():
+            return version_converter.convert_version(proto, opset)
+    except Exception as error:  # its own class, and what its parts raise
+        raise BuildFailed(f"the model cannot be translated to opset {opset}: {str(error)[:300]}") from error
+
+
 def to_fp16(proto: Any, source: SourceModel) -> Any:
     """The model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.builders import Artifact, Precision
-from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, to_fp16, tool_versions, write_proto
+from edgert_deploy.builders.qdq import Recipe, is_transformer, quantize, raised, to_fp16, tool_versions, write_proto
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.layers import Layer
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.source import SourceModel, float_proto
 
+HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
 TRANSFORMER_OPS = ("MatMul", "Gemm")
 OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalAveragePool", "MaxPool", "Clip", "Relu")
 OPTIONS = {
@@ -52,15 +53,15 @@ class TensorRTBuilder:
         progress: Callable[[str], None],
         float_layers: Sequence[Layer] = (),
     ) -> Artifact:
-        keeps = source.quantised and precision == "int8"
+        keeps = source.quantised and precision.startswith("int8")
         proto = source.proto if keeps else float_proto(source)
         if keeps:
             progress("tensorrt: auditing the model's own quantisation")
-        elif precision == "int8":
+        elif precision.startswith("int8"):
             progress("tensorrt: quantising (int8 activations, zero point 0)")
             proto = quantize(source, calibration, recipe_for(source), float_layers)
-        elif precision == "fp16":
-            proto = to_fp16(proto, source)
+        if precision.endswith("fp16"):
+            proto = to_fp16(raised(proto, HALF_OPSET) if precision.startswith("int8") else proto, source)
         audit(proto)
         path = out_dir / "model.onnx"
         write_proto(proto, path)
