@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ REQUIREMENTS = {
     "fastapi": ("fastapi", "uvicorn[standard]"),
     "litserve": ("litserve",),
     "mlserver": ("mlserver",),
+    # Converters, for bench/build.py. Olive imports requests and does not ask for it.
+    "onnx2tf": ("onnx2tf",),
+    "olive": ("olive-ai", "requests"),
 }
+# These name their own versions of ONNX Runtime and NumPy.
+CONVERTERS = ("onnx2tf", "olive")
+PYTHON_MIN = {"onnx2tf": (3, 12)}
 INSTALL_S_MAX = 900.0
 
 
@@ -24,16 +31,31 @@ def default_folder() -> Path:
 
 def environment(folder: Path, name: str) -> Path:
     """The Python of the environment `name` below `folder`. Raises OSError where it cannot be made, saying why."""
-    place = folder / f"{name}-python{sys.version_info[0]}.{sys.version_info[1]}"
+    maker, version = _python_for(name)
+    place = folder / f"{name}-python{version[0]}.{version[1]}"
     python, stamp = place / "bin/python", place / "installed"
-    wanted = [f"onnxruntime=={onnxruntime.__version__}", "numpy", *REQUIREMENTS[name]]
+    ours = () if name in CONVERTERS else (f"onnxruntime=={onnxruntime.__version__}", "numpy")
+    wanted = [*ours, *REQUIREMENTS[name]]
     if stamp.exists() and stamp.read_text() == "\n".join(wanted):
         return python
     print(f"installing {name} into {place}", file=sys.stderr)
-    _run([sys.executable, "-m", "venv", "--clear", str(place)])
+    _run([maker, "-m", "venv", "--clear", str(place)])
     _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted])
     stamp.write_text("\n".join(wanted))
     return python
+
+
+def _python_for(name: str) -> tuple[str, tuple[int, int]]:
+    """A Python that `name` runs on, and its version: this one where it does."""
+    least = PYTHON_MIN.get(name, (3, 0))
+    if sys.version_info[:2] >= least:
+        return sys.executable, (sys.version_info[0], sys.version_info[1])
+    for minor in range(least[1], least[1] + 3):
+        # One that stands on the path may be a stub of a version manager, which runs nothing.
+        found = shutil.which(f"python3.{minor}")
+        if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
+            return found, (3, minor)
+    raise OSError(f"it needs Python {least[0]}.{least[1]}, and none is on the path")
 
 
 def _run(command: list[str]) -> None:

@@ -1,0 +1,161 @@
+"""INT8 against FP32: time of one inference, size and accuracy, for each engine that runs here.
+
+Both artifacts of an engine come from our own builders and run through our own sessions, one sample at a time on one
+thread, in turn, so that a noisy machine is noisy for both; a figure is the median of all runs. The usual published
+claim stands beside: 2x to 4x faster, 4x smaller, under 1 % of accuracy lost.
+
+Digits is a trained model and its accuracy is top-1 on held-out samples. The others have the usual architectures and
+random weights, so that nothing need be fetched: their times and sizes are the real ones; of accuracy they can only
+show how alike INT8 and FP32 answer, and networks that learnt nothing forgive less noise than trained ones. Their
+`cosine` is that of the answers less the mean answer (bench/architectures.py).
+
+    python -m bench.int8                                  # a table
+    python -m bench.int8 --models digits,encoder --json   # JSON lines
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.architectures import ARCHITECTURES, write_model
+from bench.common import DIGITS, emit
+from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert_deploy.accuracy import local_artifact, run_samples
+from edgert_deploy.builders import Artifact, Precision, builder_for
+from edgert_deploy.calibration import CalibrationSet, load_samples
+from edgert_deploy.metrics import Metric, Question, metric_for
+from edgert_deploy.profiles import load_profile
+from edgert_deploy.source import SourceModel, load_source
+
+MODELS = ("digits", *ARCHITECTURES)
+ENGINES = {"tflite": "raspberry-pi-4", "openvino": "intel-nuc", "onnxruntime": "generic-x86-64"}
+PUBLISHED = "2x to 4x, 4x, under 1 %"
+COLUMNS = (
+    "model",
+    "engine",
+    "fp32_ms",
+    "int8_ms",
+    "faster",
+    "fp32_mb",
+    "int8_mb",
+    "smaller",
+    "metric",
+    "fp32",
+    "int8",
+    "lost_percent",
+    "published",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)}")
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long the two of an engine run in turn")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="edgert-int8-") as folder:
+        for model in options.models.split(","):
+            source, calibration, holdout = _model(model, Path(folder))
+            for engine in options.engines.split(","):
+                print(f"{model}, {engine}", file=sys.stderr)
+                out = Path(folder) / f"{model}-{engine}"
+                rows.append(
+                    {
+                        "model": model,
+                        "engine": engine,
+                        **compare(source, calibration, holdout, engine, out, options.seconds),
+                    }
+                )
+    rows = [{**row, "published": PUBLISHED} for row in rows]
+    if not options.json:  # a tenth is too coarse for any of these
+        rows = [
+            {name: f"{value:g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
+        ]
+    emit(rows, COLUMNS, options.json)
+
+
+def compare(
+    source: SourceModel, calibration: CalibrationSet, holdout: CalibrationSet, engine: str, out: Path, seconds: float
+) -> dict[str, Any]:
+    """Build both precisions for `engine` and run them beside each other."""
+    artifacts = [_build(source, calibration, engine, precision, out) for precision in ("fp32", "int8")]
+    sessions = [_open(artifact, source) for artifact in artifacts]
+    sample = [holdout.inputs[spec.name][:1] for spec in source.inputs]
+    fp32_ms, int8_ms = _in_turn(sessions, sample, seconds)
+    samples = [holdout.inputs[spec.name] for spec in source.inputs]
+    answers = [run_samples(session, samples) for session in sessions]
+    question = Question(source.outputs, answers[0], holdout)
+    metric: Metric = metric_for("auto" if holdout.labels is not None else "cosine", question)
+    everything = np.arange(len(holdout))
+    fp32, int8 = (metric.score(one, everything) for one in answers)
+    for session in sessions:
+        session.close()
+    sizes = [artifact.size_bytes() / 1e6 for artifact in artifacts]
+    return {
+        "fp32_ms": float(f"{fp32_ms:.3g}"),
+        "int8_ms": float(f"{int8_ms:.3g}"),
+        "faster": f"{fp32_ms / int8_ms:.2f}x",
+        "fp32_mb": float(f"{sizes[0]:.3g}"),
+        "int8_mb": float(f"{sizes[1]:.3g}"),
+        "smaller": f"{sizes[0] / sizes[1]:.2f}x",
+        "metric": metric.name,
+        "fp32": f"{fp32:.4f}",
+        "int8": f"{int8:.4f}",
+        "lost_percent": f"{100 * (fp32 - int8):.2f}",
+    }
+
+
+def _model(name: str, folder: Path) -> tuple[SourceModel, CalibrationSet, CalibrationSet]:
+    if name == "digits":
+        paths = DIGITS / "digits.onnx", DIGITS / "calibration.npz", DIGITS / "holdout.npz"
+    elif name in ARCHITECTURES:
+        paths = write_model(name, folder, calibration=16, holdout=32)
+    else:
+        sys.exit(f"no model {name!r}; known: {', '.join(MODELS)}")
+    source = load_source(paths[0])
+    calibration, holdout = (load_samples(path, source, at_least=10) for path in paths[1:])
+    return source, calibration, holdout
+
+
+def _build(source: SourceModel, calibration: CalibrationSet, engine: str, precision: Precision, out: Path) -> Artifact:
+    if engine not in ENGINES:
+        sys.exit(f"no engine {engine!r}; those that run here: {', '.join(ENGINES)}")
+    folder = out / precision
+    folder.mkdir(parents=True)
+    profile = dataclasses.replace(load_profile(ENGINES[engine]), precision=precision)
+    return builder_for(engine).build(source, calibration, profile, precision, folder, lambda line: None)
+
+
+def _open(artifact: Artifact, source: SourceModel) -> Session:
+    return engine_by_name(artifact.engine).load(
+        local_artifact(artifact, source), EngineOptions(threads=1, buckets=(1,))
+    )
+
+
+def _in_turn(sessions: list[Session], sample: list[Any], seconds: float) -> list[float]:
+    """The median time of a run of each session, milliseconds."""
+    times: list[list[float]] = [[] for _ in sessions]
+    for session in sessions:
+        session.run(sample)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times[0]) < 5:
+        for session, own in zip(sessions, times, strict=True):
+            began = time.perf_counter()
+            session.run(sample)
+            own.append((time.perf_counter() - began) * 1e3)
+    return [statistics.median(own) for own in times]
+
+
+if __name__ == "__main__":
+    main()
