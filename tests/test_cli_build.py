@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -166,6 +168,36 @@ def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
         assert not list((folder / "tmp").iterdir())
         built.append((folder / "digits.edgert").read_bytes())
     assert built[0] == built[1]
+
+
+def test_on_a_terminal_progress_is_bars_and_stdout_holds_the_result_alone(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
+    words += [
+        str(DIGITS / "holdout.npz"),
+        "--target",
+        "this-machine",
+        "--engines",
+        "first",
+        "--out",
+        "d.edgert",
+        "--json",
+    ]
+    env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
+    build = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal ends when nobody is left on the other side
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    stdout, _ = build.communicate()
+    assert build.returncode == 0
+    assert json.loads(stdout)["targets"][0]["passed"]
+    for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
+        assert words_shown in shown.decode()
 
 
 def test_an_unchanged_target_is_not_built_again(shell: Shell) -> None:

@@ -63,7 +63,11 @@ def full(bundle: Path) -> Report:
     receipt["targets"][0]["left_out"] = [{"engine": "tflite", "code": "build.failed", "reason": "no <kernel>"}]
     candidate = receipt["candidates"][0]
     candidate["slices"] = [{"name": "night", "samples": 40, "fp32": 0.9, "artifact": 0.75}]
-    candidate["latency"] = [{"on": "kitchen", "threads": 4, "p50_ms": 1.25, "p99_ms": 2.5}]
+    timing = {"id": candidate["id"], "where": "kitchen", "threads": 4, "runs": 50, "engine_version": "1"}
+    receipt["targets"][0]["times"] = [
+        {**timing, "p50_ms": 1.25, "p90_ms": 2.5, "error": ""},
+        {**timing, "id": "tflite-int8", "p50_ms": 0.0, "p90_ms": 0.0, "error": "does not load"},
+    ]
     candidate["float_layers"] = ["block0/conv"]
     receipt["activations"] = RANGES
     return replace(report, receipt=receipt)
@@ -98,7 +102,17 @@ def test_it_is_whole_and_readable_on_any_screen(opened_page: Any, width: int, sc
 def test_what_a_bundle_says_is_shown_and_never_run(opened_page: Any) -> None:
     seen = opened_page(1280, "light")
     text = seen.evaluate("document.body.innerText")
-    for words in ("<b>nine</b>", "no <kernel>", "kitchen, 4 threads", "night", "-0.1500", "block0/conv", "0.9925"):
+    for words in (
+        "<b>nine</b>",
+        "no <kernel>",
+        "kitchen",
+        "1.25",
+        "does not load",
+        "night",
+        "-0.1500",
+        "block0/conv",
+        "0.9925",
+    ):
         assert words in text
     # A bar is as long as its number says.
     wide, narrow = seen.evaluate("[...document.querySelectorAll('#slices rect')].map((e) => e.width.baseVal.value)")

@@ -18,6 +18,7 @@ from edgert_deploy.calibration import load_samples
 from edgert_deploy.choice import Choice
 from edgert_deploy.cli.fleet_options import columns, inventory_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.cli.progress import BuildProgress
 from edgert_deploy.convert import Conversion, read_inputs
 from edgert_deploy.fold import folded
 from edgert_deploy.inventory import find_inventory
@@ -234,7 +235,14 @@ def build(
     )
     if not as_json:
         _print_cells(heading for heading, _ in COLUMNS)
-    result = build_bundle(request, signing_key, out, _progress, lambda row: None if as_json else _print_row(row))
+    with BuildProgress({p.name: len(p.engines) if engines == "all" else 1 for p in profiles}) as progress:
+
+        def report(row: BuildRow) -> None:
+            progress.done(row.target)
+            if not as_json:
+                progress.print(lambda: _print_row(row))
+
+        result = build_bundle(request, signing_key, out, progress, report)
     if not as_json and any(choice.timings for choice in result.choices):
         _print_times(result)
     if as_json:
@@ -266,10 +274,6 @@ def seconds_of(text: str) -> float:
     if not found:
         raise click.BadParameter(f"{text[:40]!r} is no length of time; give such as 90s, 10m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def _progress(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _print_row(row: BuildRow) -> None:

@@ -13,7 +13,7 @@ from edgert.bundle import open_bundle
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather
-from edgert_deploy.report.page import latencies, page
+from edgert_deploy.report.page import page
 
 SHOWN_MAX = 5
 
@@ -71,10 +71,11 @@ def _lines(found: Report) -> Iterator[str]:
         lost = sorted(one.get("classes", []), key=lambda group: group["artifact"] - group["fp32"])[:SHOWN_MAX]
         if words := [f"{g['name']} {g['artifact'] - g['fp32']:+.4f}" for g in lost if g["artifact"] < g["fp32"]]:
             yield f"           classes that lost most: {', '.join(words)}"
-        for where, times in latencies(one):
-            yield f"           {times['p50_ms']:.3g} ms ({where})"
         if one.get("float_layers"):
             yield f"           in float: {', '.join(one['float_layers'])}"
+    for profile, one in found.times():
+        said = one["error"] or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {one['threads']} threads"
+        yield f"latency    {profile}: {one['id']} {said} ({one['where']})"
     for engine, layers in found.harms():
         worst = ", ".join(f"{one['name']} {one['sqnr_db']:.1f} dB" for one in layers[:SHOWN_MAX])
         yield f"harm       {engine}: {worst}"

@@ -83,6 +83,11 @@ class Report:
             for a in self.manifest.artifacts
         ]
 
+    def times(self) -> list[tuple[str, dict[str, Any]]]:
+        """(target, how fast a candidate was, or the error that kept it from being measured)."""
+        targets = self.receipt.get("targets", [])
+        return [(target["profile"], one) for target in targets for one in target.get("times", [])]
+
     def harms(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """The search for the layers that INT8 harms, where one was made: its engine, and the layers, the worst first."""
         found = {}

@@ -224,30 +224,23 @@ def _sizes(report: Report) -> str:
 
 
 def _latency(report: Report) -> str:
-    measured = [(one["id"], where, t) for one in report.candidates() for where, t in latencies(one)]
-    if not measured:
-        return ""
-    slowest = max(t["p50_ms"] for _, _, t in measured) or 1.0
+    times = report.times()
+    slowest = max((one["p50_ms"] for _, one in times), default=0.0) or 1.0
     rows = [
         [
-            f"<code>{escape(name)}</code>",
-            escape(where),
-            bars([("int8", t["p50_ms"] / slowest)]),
-            f"{t['p50_ms']:.3g}",
-            "" if t.get("p99_ms") is None else f"{t['p99_ms']:.3g}",
+            escape(profile),
+            f"<code>{escape(one['id'])}</code>",
+            escape(one["where"]),
+            f'<span class="bad">{escape(one["error"])}</span>'
+            if one["error"]
+            else bars([("int8", one["p50_ms"] / slowest)]),
+            *([""] * 3 if one["error"] else [f"{one['p50_ms']:.3g}", f"{one['p90_ms']:.3g}", str(one["threads"])]),
         ]
-        for name, where, t in measured
+        for profile, one in times
     ]
-    columns = [("Candidate", ""), ("Measured", ""), ("", PLOT), ("p50, ms", NUMBER), ("p99, ms", NUMBER)]
-    return _table("Time of one inference", columns, rows)
-
-
-def latencies(candidate: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """(where and how it was measured, its times in milliseconds), of a candidate in the receipt."""
-    return [
-        (f"{one['on']}, {one['threads']} thread{'s' if one['threads'] != 1 else ''}", one)
-        for one in candidate.get("latency", [])
-    ]
+    columns = [("Target", ""), ("Candidate", ""), ("Measured on", ""), ("", PLOT)]
+    columns += [("p50, ms", NUMBER), ("p90, ms", NUMBER), ("Threads", NUMBER)]
+    return _table("Time of one inference", columns, rows) if rows else ""
 
 
 def _ranges(report: Report) -> str:
