@@ -176,6 +176,8 @@ def test_every_opset_is_built_for_every_target(engine: str, opset: int, tmp_path
     artifact = build(engine, source, samples, "int8", tmp_path / "out")
     want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
     np.testing.assert_allclose(got[0], want[0], atol=0.05)
+    as_17 = load_source(models.write(of_opset(17), tmp_path / "17.onnx"))
+    np.testing.assert_allclose(reference_outputs(as_17, samples)[0], want[0], rtol=1e-5, atol=1e-6)
 
 
 def test_transformers_are_told_from_other_models() -> None:

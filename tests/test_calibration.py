@@ -18,7 +18,7 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.source import SourceModel
 from tests import models
-from tests.images import encoded, photo
+from tests.images import encoded, photo, png_header
 
 X = TensorSpec("x", "FP32", (-1, 4))
 SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (TensorSpec("y", "FP32", (-1, 3)),))
@@ -102,10 +102,11 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     """A header may promise anything: 4 TB here, of which 128 bytes are there."""
     header = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 4), }"
-    for name, extra in (("x", b""), ("y", b"")):
-        with zipfile.ZipFile(tmp_path / "s.npz", "w") as archive:
-            archive.writestr(f"{name}.npy", header.ljust(127) + b"\n" + extra)
-        with pytest.raises(CalibrationInvalid):
+    bomb = b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + bytes(2**28)  # a header that unpacks to 256 MB
+    for content, says in ((header.ljust(127) + b"\n", "promises 17592186044416 bytes"), (bomb, r"format \(2, 0\)")):
+        with zipfile.ZipFile(tmp_path / "s.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("x.npy", content)
+        with pytest.raises(CalibrationInvalid, match=says):
             load_samples(tmp_path / "s.npz", SOURCE, at_least=1)
 
 
@@ -165,6 +166,10 @@ def test_images_are_labelled_by_a_table(tmp_path: Path) -> None:
         return found.tolist()
 
     assert labels("file,label\na.png,dog\n\nb.png, cat\nday/c.jpg,1\n") == [1, 0, 1]
+    (tmp_path / "bomb.png").write_bytes(png_header(30_000, 30_000))
+    with pytest.raises(CalibrationInvalid, match=r"bomb\.png: the image has"):
+        labels("a.png,1\nb.png,0\nbomb.png,0\nday/c.jpg,1\n")
+    (tmp_path / "bomb.png").unlink()
     for table, says in [
         ("a.png,dog\n", r"no line for b\.png \(2 of 3"),
         ("a.png,dog,cat\n", "line 1 of .* has 3 columns"),

@@ -13,10 +13,11 @@ A folder of .npy is one of three:
 from __future__ import annotations
 
 import csv
+import math
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,14 @@ def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> 
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         _check_names(path, members, specs, more)
         check_size(path, sum(info.file_size for info in members.values()))
-        for spec in specs:
-            with archive.open(members[spec.name]) as file:
-                check_form(str(path), spec, *_header(file))
+        by_name = {spec.name: spec for spec in specs}
+        for name, member in members.items():
+            with archive.open(member) as file:
+                shape, dtype = _header(file)
+            if (promised := math.prod(shape) * dtype.itemsize) > member.file_size:
+                raise ValueError(f"array {name!r} promises {promised} bytes and has {member.file_size}")
+            if name in by_name:
+                check_form(str(path), by_name[name], shape, dtype)
         with np.load(path, allow_pickle=False) as arrays:
             # A name with and without its suffix are the same array to NumPy, and to `members`.
             return {name: np.asarray(arrays[info.filename.removesuffix(".npy")]) for name, info in members.items()}
@@ -133,14 +139,15 @@ def _check_names(path: Path, found: Collection[str], specs: Sequence[TensorSpec]
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an .npy file. Raises ValueError for anything that is not one of plain values."""
+    """Shape and dtype of an .npy file. Raises ValueError for anything that is not one of plain values.
+
+    Only format 1.0, whose header has 64 KiB at most: NumPy writes no other for plain values, and a header of format 2.0
+    may unpack to gigabytes.
+    """
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version != (1, 0):
         raise ValueError(f"format {version} is not one of plain values")
-    read: Callable[[Any], Any] = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never opened")
     return tuple(int(n) for n in shape), dtype
