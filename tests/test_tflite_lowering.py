@@ -13,6 +13,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 
 from edgert_deploy.tflite_lowering import LOWERINGS, lower
@@ -513,6 +514,20 @@ def test_operators_that_stay_float_are_given_floats(op: str) -> None:
     inputs = inputs_of(case, 32, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case), inputs)
     assert sqnr_db(wanted, got) >= (15 if op == "Floor" else SQNR_DB_MIN)  # a floor turns half a step into a whole one
+
+
+@pytest.mark.parametrize("op", ["Log", "Sqrt"])
+def test_operators_whose_int8_form_older_runtimes_lack_stay_float(op: str) -> None:
+    case = Case("older", f"e = Exp(x) f = {op}(e) g = {op}(x) y = Add(f, g)", FEATURES, positive=True)
+    content = quantized(case)
+    model = schema.Model.GetRootAs(content, 0)
+    codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    assert [code.Version() for code in codes if code.BuiltinCode() == getattr(schema.BuiltinOperator, op.upper())] == [
+        1
+    ]
+    inputs = inputs_of(case, 32, seed=1000)
+    (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(content, inputs)
+    assert sqnr_db(wanted, got) >= SQNR_DB_MIN
 
 
 def test_the_quantiser_refusing_a_model_is_a_failed_build() -> None:

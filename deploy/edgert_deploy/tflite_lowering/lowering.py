@@ -41,11 +41,13 @@ STAYS_FLOAT = frozenset(
         "Elu",
         "Floor",
         "LRN",
+        "Log",
         "LpNormalization",
         "Pow",
         "Reciprocal",
         "Round",
         "Sin",
+        "Sqrt",
         "Softsign",
         "Where",
     }

@@ -32,6 +32,8 @@ LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
 COMPARED_SCALE_LIMIT = 1.0
+# Operators whose INT8 form tflite-runtime 2.14 has not: they stay float, and load everywhere.
+NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
 # An operator without options that the quantiser has no INT8 form of: it leaves what is called so in float.
 LEFT_ALONE = "CEIL"
 COMPARISONS = frozenset(
@@ -105,7 +107,9 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     for operator in graph.operators:
         name = graph.tensors[operator.outputs[0]].name.decode()
         code = model.operatorCodes[operator.opcodeIndex]
-        if code.builtinCode == schema.BuiltinOperator.CEIL or not is_float(name):
+        if code.builtinCode == schema.BuiltinOperator.CEIL:
+            continue
+        if code.builtinCode not in NEWER_THAN_DEVICES and not is_float(name):
             continue
         hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
         operator.opcodeIndex = len(model.operatorCodes)
