@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgert.errors import ConfigInvalid
-from edgert.names import checked_id
+from edgert.names import ID, checked_id
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +33,10 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, less its terminatin
 
 @dataclass(frozen=True)
 class MqttConfig:
-    """`[mqtt]`. Without `host` nothing is sent; the spool still fills up to its bound."""
+    """`[mqtt]`. Without `host` nothing is sent; the spool still fills up to its bound.
+
+    `home_assistant` is the prefix, usually "homeassistant", under which the device makes itself known there.
+    """
 
     host: str = ""
     port: int = 1883
@@ -44,6 +47,13 @@ class MqttConfig:
     username: str = ""
     password_file: str = ""
     protocol: str = "auto"
+    home_assistant: str = ""
+
+    def __post_init__(self) -> None:
+        if self.home_assistant and not all(map(ID.match, self.home_assistant.split("/"))):
+            raise ConfigInvalid(
+                f"[mqtt] home_assistant is {self.home_assistant!r}; give Home Assistant's discovery prefix: homeassistant"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,30 @@ class HttpConfig:
 
 
 @dataclass(frozen=True)
+class AlarmConfig:
+    """`[alarms]`: what is reported as an event when a window of telemetry lies above it (docs/telemetry.md). 0: off.
+
+    `p99_ms` 0 takes twice a model's `p95_ms`, where it has one; `worker_mb` 0 takes 90 % of `worker_mb_max`.
+    `error_share` counts what was refused or failed; `silent_s` is how long a model that was asked before is asked
+    nothing.
+    """
+
+    p99_ms: float = 0.0
+    error_share: float = 0.05
+    temp_c: float = 85.0
+    throttled: bool = True
+    worker_mb: float = 0.0
+    silent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("p99_ms", "temp_c", "worker_mb", "silent_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigInvalid(f"[alarms] {name} is {getattr(self, name)}; give a limit, or 0 for no alarm")
+        if not 0 <= self.error_share <= 1:
+            raise ConfigInvalid(f"[alarms] error_share is {self.error_share}; give a share from 0 to 1")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded for another's sake.
 
@@ -135,6 +169,7 @@ class DeviceConfig:
     serving: ServingConfig = field(default_factory=ServingConfig)
     mqtt: MqttConfig = field(default_factory=MqttConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
     models: dict[str, ModelConfig] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelConfig:
@@ -257,11 +292,13 @@ def parse_config(text: str, where: str) -> DeviceConfig:
     _check_ranges(serving, f"[serving] in {where}")
     mqtt = _section(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
     http = _section(HttpConfig, value.pop("http", {}), f"[http] in {where}")
+    alarms = _section(AlarmConfig, value.pop("alarms", {}), f"[alarms] in {where}")
     tables = value.pop("models", {})
     if not isinstance(tables, dict):
         raise ConfigInvalid(f"{where}: models must be tables, [models.NAME], got {tables!r}")
     models = {name: _section(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
-    config = _section(DeviceConfig, {**value, "serving": serving, "mqtt": mqtt, "http": http, "models": models}, where)
+    tables = {"serving": serving, "mqtt": mqtt, "http": http, "alarms": alarms, "models": models}
+    config = _section(DeviceConfig, {**value, **tables}, where)
     for what in ("device", "site"):
         try:
             checked_id(what, getattr(config, what))

@@ -138,9 +138,9 @@ class Broker:
 
 
 def write_authority_and_server(folder: Path) -> None:
-    """`ca.pem`, and `server.pem` with `server.key` for localhost, valid for an hour."""
-    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority_name, server_name = _named("EdgeRT test authority"), _named("localhost")
+    """`ca.pem`, and with keys `server.pem` for localhost and `client.pem` for USER, valid for an hour."""
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    authority_name = _named("EdgeRT test authority")
     authority = (
         _certificate(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -148,20 +148,23 @@ def write_authority_and_server(folder: Path) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))])
-    server = (
-        _certificate(server_name, authority_name, server_key.public_key())
-        .add_extension(names, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
     (folder / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.key").write_bytes(
-        server_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    for file, name in (("server", "localhost"), ("client", USER)):
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(name), x509.IPAddress(IPv4Address("127.0.0.1"))]
+        certificate = (
+            _certificate(_named(name), authority_name, key.public_key())
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(issuer, critical=False)
+            .sign(authority_key, hashes.SHA256())
         )
-    )
+        (folder / f"{file}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{file}.key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
 
 
 def _certificate(

@@ -38,11 +38,12 @@ HIST = TOPICS.hist("digits")
 class Listener:
     """A subscriber of everything; `heard` holds (topic, payload, retained) in order of arrival."""
 
-    def __init__(self, settings: MqttSettings) -> None:
+    def __init__(self, settings: MqttSettings, *topics: str) -> None:
+        topics = topics or ("edgert/v1/#",)
         self.heard: list[tuple[str, bytes, bool]] = []
         self._connection = Connection(settings, on_message=lambda *message: self.heard.append(message))
         self._connection.open()
-        self._connection.subscribe(("edgert/v1/#",), qos=1)
+        self._connection.subscribe(topics, qos=1)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -69,7 +70,9 @@ class Listener:
 class Device:
     """A spool and a forwarder in a thread, with short pauses."""
 
-    def __init__(self, folder: Path, settings: MqttSettings, rate_per_s: float = 200.0) -> None:
+    def __init__(
+        self, folder: Path, settings: MqttSettings, rate_per_s: float = 200.0, home_assistant: str = ""
+    ) -> None:
         self.spool = Spool(folder / "telemetry.db")
         self.said: list[str] = []
         self._stop = Stop()
@@ -84,6 +87,7 @@ class Device:
             retry_max_s=0.2,
             log=self.said.append,
             rate_per_s=rate_per_s,
+            home_assistant=home_assistant,
         )
         self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
 
@@ -117,11 +121,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def listen(broker: Broker) -> Iterator[Callable[[], Listener]]:
+def listen(broker: Broker) -> Iterator[Callable[..., Listener]]:
     started: list[Listener] = []
 
-    def start() -> Listener:
-        started.append(Listener(broker.settings))
+    def start(*topics: str) -> Listener:
+        started.append(Listener(broker.settings, *topics))
         return started[-1]
 
     yield start
@@ -301,6 +305,29 @@ def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broke
     assert "MQTT 5" in device.said[0]
 
 
+def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    access = tmp_path / "access"
+    access.write_text(f"user {TOPICS.device}\ntopic write edgert/v1/plant-a/{TOPICS.device}/#\n")
+    wants = (
+        f"cafile {folder}/ca.pem",
+        "require_certificate true",
+        "use_identity_as_username true",
+        f"acl_file {access}",
+    )
+    with Broker.in_folder(folder, secured=True, extra=wants) as broker:
+        plain = changed(broker.settings, username="", password_file="")
+        with pytest.raises((BrokerTlsFailed, BrokerRefused, BrokerUnreachable), match="certificate"):
+            Connection(plain).open()
+        own = changed(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
+        device = Device(tmp_path, own)
+        device.append(5)
+        device.start()
+        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        device.stop()
+    assert not any("refuses" in line for line in device.said), device.said
+
+
 def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured: Broker) -> None:
     wrong = tmp_path / "password"
     wrong.write_text("wrong\n")
@@ -388,6 +415,29 @@ def test_the_access_list_of_the_documentation_lets_a_device_say_everything(tmp_p
         until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         device.stop()
     assert not any("refuses" in line for line in device.said), device.said
+
+
+def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    device = Device(tmp_path, broker.settings, home_assistant="homeassistant")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady", "faces_state": "trial"})
+    device.start()
+    topic = "homeassistant/device/edgert_plant-a_pi-07/config"
+    listener = listen("homeassistant/#")
+    until(lambda: listener.payloads(topic), "the discovery message")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+    until(lambda: len(listener.payloads(topic)) == 2, "a second one")
+    device.stop()
+    both, one = (json.loads(payload) for payload in listener.payloads(topic))
+    assert {name.partition("_")[0] for name in both["components"]} - {
+        name.partition("_")[0] for name in one["components"]
+    } == {"faces"}
+    p99 = both["components"]["faces_lat_p99_ms"]
+    assert (p99["state_topic"], p99["value_template"]) == (TOPICS.metrics("faces"), "{{ value_json.lat_p99_ms }}")
+    assert both["availability_topic"] == TOPICS.status
+    ids = [component["unique_id"] for component in both["components"].values()]
+    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
 from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
 from edgert.telemetry.spans import PENDING_MAX, RequestSpan, WindowRecorder
-from edgert.telemetry.spool import Spool
+from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
 from tests.brokers import until
 
 TOPICS = Topics("plant-a", "pi-07")
@@ -28,10 +30,10 @@ class Clock:
 class Bench:
     """A reporter whose time the test owns."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rows: int = ROWS_MAX) -> None:
         self.clock = Clock()
         self.said: list[str] = []
-        self.spool = Spool(folder / "telemetry.db")
+        self.spool = Spool(folder / "telemetry.db", SpoolBounds(rows=rows))
         self.recorder = WindowRecorder("digits", self.clock)
         self.reporter = Reporter(
             self.recorder,
@@ -152,3 +154,24 @@ def test_a_recorder_that_fills_up_wakes_it(tmp_path: Path) -> None:
     until(lambda: reporter.pause_s() == FOLD_EVERY_S, "it has folded")
     reporter.stop()
     assert recorder.snapshot().totals.requests == PENDING_MAX + 1
+
+
+def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rows=1000)
+    held: list[int] = []
+    tracemalloc.start()
+    for minute in range(24 * 60):
+        bench.recorder.record(RequestSpan("ok", 2_000, batch=1))
+        bench.after(60)
+        if minute % 60 == 0:
+            bench.reporter.event("worker_crashed", restarts=minute)
+        if minute in (8 * 60, 24 * 60 - 1):
+            held.append(tracemalloc.get_traced_memory()[0] // 1000)
+    tracemalloc.stop()
+    stats = bench.spool.stats()
+    kinds = Counter(message.kind for message in bench.spool.take(2000, 0))
+    assert kinds == {"event": 24, "hist": 976}
+    assert stats.lost == {"metrics": 24 * 60, "hist": 24 * 60 - 976}
+    events = [json.loads(m.payload)["seq"] for m in bench.spool.take(2000, 0) if m.kind == "event"]
+    assert events == list(range(1, 25))
+    assert held[1] - held[0] < 256, "kB that the reporter holds on to"

@@ -24,6 +24,7 @@ def forwarder_command(state: StateDir, config: DeviceConfig, boot: str) -> list[
 
 def _settings(state: StateDir, config: DeviceConfig, boot: str) -> dict[str, Any]:
     mqtt = {k: v for k, v in vars(config.mqtt).items() if v != ""}
+    home_assistant = mqtt.pop("home_assistant", "")
     credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
     if credentials and (Path(credentials) / PASSWORD_CREDENTIAL).exists():
         mqtt["password_file"] = os.fspath(Path(credentials) / PASSWORD_CREDENTIAL)
@@ -34,5 +35,6 @@ def _settings(state: StateDir, config: DeviceConfig, boot: str) -> dict[str, Any
         "spool": os.fspath(state.spool),
         "info": {"edgert": __version__, "profile": config.profile, "machine": config.machine},
         "mqtt": mqtt,
+        "home_assistant": home_assistant,
         "sys_interval_s": config.serving.window_s,
     }

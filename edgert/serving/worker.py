@@ -38,6 +38,7 @@ from edgert.serving.pipeline import Pipeline
 from edgert.serving.progress import RunPage
 from edgert.serving.seats import Peer, Seats
 from edgert.serving.shadow import ReferenceProcess, Shadow
+from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
@@ -265,6 +266,7 @@ class Worker:
             "cache": self._cache.as_json(),
             "near": None if self._near is None else self._near.as_json(),
             "shadow": None if self._shadow is None else self._shadow.as_json(),
+            "alarms": [] if self._reporter is None else self._reporter.alarms,
             "requests": self._recorder.snapshot().as_json(),
         }
 
@@ -286,6 +288,7 @@ def _reporter(
             model_version=release_id(model.version.manifest.release),
             window_s=config.serving.window_s,
             host_facts=lambda: {**host_facts_now(), **figures()},
+            alarms=Alarms.of(config.alarms, config.model(order.model).p95_ms, config.serving.worker_mb_max),
             log=log,
         )
     except EdgeRTError as error:

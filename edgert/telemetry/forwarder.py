@@ -32,6 +32,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import host, messages
+from edgert.telemetry.home_assistant import discovery
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
 from edgert.telemetry.sketch import SCALE
@@ -71,6 +72,7 @@ class Forwarder:
         info: Mapping[str, object],
         sys_fields: Callable[[], Mapping[str, object]] = dict,
         sys_interval_s: float = 60.0,
+        home_assistant: str = "",
         rate_per_s: float = RATE_PER_S,
         retry_min_s: float = RETRY_MIN_S,
         retry_max_s: float = RETRY_MAX_S,
@@ -84,7 +86,7 @@ class Forwarder:
         self._boot = checked_id("boot", boot)
         self._info = dict(info)
         self._sys_fields = sys_fields
-        self._sys_interval_s = sys_interval_s
+        self._sys_interval_s, self._home_assistant = sys_interval_s, home_assistant
         self._rate_per_s = rate_per_s
         self._retry_min_s, self._retry_max_s = retry_min_s, retry_max_s
         self._clock, self._wall_clock, self._jitter = clock, wall_clock, jitter
@@ -169,6 +171,13 @@ class Forwarder:
         for last_word in self._spool.retained(self._retained_version):
             self._connection.publish(last_word.topic, last_word.payload, 1, retain=True)
             self._retained_version = last_word.version
+            if last_word.topic == self._topics.deploy and self._home_assistant:
+                models = messages.models_of(last_word.payload)
+                self._connection.publish(
+                    *discovery(self._topics, self._home_assistant, models, self._info, self._sys_interval_s),
+                    1,
+                    retain=True,
+                )
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
         if self._refused_at is not None and now - self._refused_at > REFUSED_RETRY_S:
@@ -263,6 +272,7 @@ class ForwarderConfig:
     info: dict[str, Any]
     mqtt: MqttSettings
     sys_interval_s: float = SYS_INTERVAL_S
+    home_assistant: str = ""
 
     @classmethod
     def read(cls, path: Path) -> ForwarderConfig:
@@ -279,6 +289,7 @@ class ForwarderConfig:
                 info=info,
                 mqtt=MqttSettings.from_json(mqtt),
                 sys_interval_s=float(value.get("sys_interval_s", SYS_INTERVAL_S)),
+                home_assistant=str(value.get("home_assistant", "")),
             )
         except OSError as error:
             raise ConfigInvalid(f"{path} cannot be read: {error}") from error
@@ -314,6 +325,7 @@ def forward(config: ForwarderConfig, stop: Stop) -> None:
         info=told,
         sys_fields=lambda: host.sys_fields(config.spool.parent),
         sys_interval_s=config.sys_interval_s,
+        home_assistant=config.home_assistant,
         log=log,
     ).run(stop)
     spool.close()

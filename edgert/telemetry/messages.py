@@ -199,6 +199,11 @@ def _ms(value: float) -> float:
     return round(value, 4)
 
 
+def models_of(deploy: bytes) -> list[str]:
+    """The models that a `deploy` payload speaks of. Raises ProtocolError."""
+    return sorted(key.removesuffix("_state") for key in load(deploy) if key.endswith("_state"))
+
+
 # --- the subscriber's side ------------------------------------------------------------------
 
 

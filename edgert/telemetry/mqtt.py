@@ -253,7 +253,11 @@ class Connection:
             code = client.loop(0.1)
         if not answer:
             # A broker of 3.1.1 only may answer a CONNECT of MQTT 5 by hanging up.
-            raise _NotSpoken(f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not")
+            asks = self._settings.tls and not self._settings.cert
+            also = "; or it asks for a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
+            raise _NotSpoken(
+                f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
+            )
         if answer[0].is_failure:
             raise self._refusal(answer[0])
         self._client = client

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from edgert.errors import EdgeRTError
 from edgert.names import checked_id
 from edgert.telemetry import host, messages
+from edgert.telemetry.alarms import Alarms, Readings
 from edgert.telemetry.messages import Scalar, Topics
 from edgert.telemetry.spans import WindowRecorder, WindowReport
 from edgert.telemetry.spool import Spool
@@ -46,9 +47,12 @@ class Reporter:
         wall_clock: Callable[[], float] = time.time,
         wait: Callable[[float], bool] | None = None,
         host_facts: Callable[[], Mapping[str, object]] = lambda: host_facts_now(),
+        alarms: Alarms | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.windows_lost = 0
+        self._alarms = alarms or Alarms({})
+        self._readings = Readings()
         self._recorder = recorder
         self._spool = spool
         self._topics = topics
@@ -118,13 +122,21 @@ class Reporter:
         self._wake.clear()
         return self._stopping.is_set()
 
+    @property
+    def alarms(self) -> list[str]:
+        """The names of the alarms that are raised."""
+        return self._alarms.raised
+
     def _report(self, report: WindowReport, *, up: bool) -> None:
-        if not self._guarded(lambda: self._append(report, up)):
+        facts = dict(self._host_facts())
+        for change in self._alarms.judge(self._readings.of(report, facts)):
+            self._log(f"{report.model}: {change.event} {change.fields()}")
+            self.event(change.event, **change.fields())
+        if not self._guarded(lambda: self._append(report, up, {**facts, "alarms": len(self.alarms)})):
             self.windows_lost += 1
 
-    def _append(self, report: WindowReport, up: bool) -> None:
+    def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()
-        facts = dict(self._host_facts())
         metrics = messages.metrics_fields(report, up=up, model_version=self._model_version, host=facts)
         hist = messages.hist_fields(report, model_version=self._model_version)
 

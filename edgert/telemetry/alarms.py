@@ -1,0 +1,117 @@
+"""Alarms: what a window shows that somebody should look at, with hysteresis, so that a value at its limit does not flap.
+
+Theory of operation: an alarm is raised when its reading lies above its limit in RAISE_AFTER windows in a row, and
+cleared when it lies below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row; in between it stays what it is.
+A reading that the machine cannot give, or that stands on too few requests, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgert.config import AlarmConfig
+from edgert.telemetry.spans import Totals, WindowReport
+
+RAISE_AFTER = 2
+CLEAR_AFTER = 3
+CLEAR_SHARE = 0.9
+REQUESTS_MIN = 20  # fewer say nothing of a p99 or of a share of errors
+P99_FACTOR = 2.0  # of a model's target for its p95, where no limit for the p99 is set
+
+
+@dataclass(frozen=True)
+class Change:
+    """An alarm that was raised, or one that was cleared: `value` is what was read, in the limit's unit."""
+
+    alarm: str
+    raised: bool
+    value: float
+    limit: float
+
+    @property
+    def event(self) -> str:
+        return "alarm_raised" if self.raised else "alarm_cleared"
+
+    def fields(self) -> dict[str, str | float]:
+        return {"alarm": self.alarm, "value": round(self.value, 4), "limit": self.limit}
+
+
+@dataclass
+class _Alarm:
+    limit: float
+    raised: bool = False
+    streak: int = 0  # windows in a row that speak against what it is
+
+
+class Alarms:
+    """The alarms of one model by name; a limit of 0 leaves an alarm out."""
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self._alarms = {name: _Alarm(limit) for name, limit in limits.items() if limit > 0}
+
+    @classmethod
+    def of(cls, config: AlarmConfig, p95_ms: float, worker_mb_max: float) -> Alarms:
+        """`p95_ms` is the model's target and `worker_mb_max` its worker's memory limit, 0 where there is none."""
+        return cls(
+            {
+                "p99_ms": config.p99_ms or P99_FACTOR * p95_ms,
+                "error_share": config.error_share,
+                "temp_c": config.temp_c,
+                "throttled": 0.5 if config.throttled else 0.0,
+                "worker_mb": config.worker_mb or CLEAR_SHARE * worker_mb_max,
+                "silent_s": config.silent_s,
+            }
+        )
+
+    @property
+    def raised(self) -> list[str]:
+        return [name for name, alarm in self._alarms.items() if alarm.raised]
+
+    def judge(self, readings: Mapping[str, float | None]) -> list[Change]:
+        """What one window's readings change."""
+        changes = []
+        for name, alarm in self._alarms.items():
+            value = readings.get(name)
+            if value is None:
+                continue
+            against = value < CLEAR_SHARE * alarm.limit if alarm.raised else value > alarm.limit
+            alarm.streak = alarm.streak + 1 if against else 0
+            if alarm.streak >= (CLEAR_AFTER if alarm.raised else RAISE_AFTER):
+                alarm.raised, alarm.streak = not alarm.raised, 0
+                changes.append(Change(name, alarm.raised, value, alarm.limit))
+        return changes
+
+
+class Readings:
+    """Makes readings of windows: some of them need the window before."""
+
+    def __init__(self) -> None:
+        self._before = Totals()
+        self._silent_s = 0.0
+
+    def of(self, report: WindowReport, host: Mapping[str, object]) -> dict[str, float | None]:
+        """What alarms are judged by. `host` may hold temp_c, throttled and rss_bytes."""
+        totals, before = report.totals, self._before
+        self._before = totals
+        requests = totals.requests - before.requests
+        failed = totals.errors + totals.shed - before.errors - before.shed
+        # A model that nobody has asked yet is not silent: it was never heard.
+        self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
+        return {
+            "p99_ms": report.latency.quantile(0.99) if report.latency.count >= REQUESTS_MIN else None,
+            "error_share": failed / requests if requests >= REQUESTS_MIN else None,
+            "temp_c": _number(host.get("temp_c")),
+            "throttled": _number(host.get("throttled")),
+            "worker_mb": _scaled(host.get("rss_bytes"), 1e-6),
+            "silent_s": self._silent_s,
+        }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if value is None else float(value) * factor

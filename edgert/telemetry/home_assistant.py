@@ -1,0 +1,84 @@
+"""What Home Assistant must be told so that a device and its models appear there by themselves.
+
+One retained message a device, in the form of https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload
+(Home Assistant 2024.12 and later). The values are read from the topics that the device publishes anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgert.telemetry.messages import Topics
+
+SILENT_WINDOWS = 2.5  # after so many without a report a value is shown as not available
+
+# What is said of each model: key in `metrics`, name, unit, device class, state class
+_OF_MODEL: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
+    ("lat_p50_ms", "latency p50", "ms", "duration", "measurement"),
+    ("lat_p99_ms", "latency p99", "ms", "duration", "measurement"),
+    ("req_total", "requests", None, None, "total_increasing"),
+    ("err_total", "errors", None, None, "total_increasing"),
+    ("alarms", "alarms", None, None, "measurement"),
+    ("model_version", "version", None, None, None),
+)
+_OF_DEVICE: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
+    ("temp_c", "temperature", "°C", "temperature", "measurement"),
+    ("load_1m", "load", None, None, "measurement"),
+    ("mem_available_bytes", "memory available", "B", "data_size", "measurement"),
+    ("spool_rows", "reports waiting", None, None, "measurement"),
+)
+
+
+def discovery(
+    topics: Topics, prefix: str, models: Sequence[str], info: Mapping[str, object], window_s: float
+) -> tuple[str, bytes]:
+    """The topic and the payload to publish, retained. `prefix` is Home Assistant's own, usually homeassistant.
+
+    A model that is no longer named disappears there with the next message.
+    """
+    node = f"edgert_{topics.site}_{topics.device}".replace(".", "_")
+    expire_s = round(SILENT_WINDOWS * window_s)
+    components: dict[str, Any] = {}
+    for model in models:
+        for key, name, unit, kind, state in _OF_MODEL:
+            component = _sensor(topics.metrics(model), key, f"{model} {name}", unit, kind, state, expire_s)
+            components[f"{model}_{key}"] = component
+    for key, name, unit, kind, state in _OF_DEVICE:
+        components[key] = _sensor(topics.sys, key, name, unit, kind, state, expire_s)
+    for key, component in components.items():
+        component["unique_id"] = f"{node}_{key}"
+    said = {
+        "device": {
+            "identifiers": [node],
+            "name": topics.device,
+            "manufacturer": "EdgeRT",
+            "model": str(info.get("profile", "device")),
+            "sw_version": str(info.get("edgert", "")),
+            "suggested_area": topics.site,
+        },
+        "origin": {"name": "EdgeRT"},
+        "availability_topic": topics.status,
+        # `lost` is what the broker says of a device that vanished.
+        "availability_template": "{{ 'online' if value == 'online' else 'offline' }}",
+        "components": components,
+        "qos": 0,
+    }
+    return f"{prefix}/device/{node}/config", json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _sensor(
+    topic: str, key: str, name: str, unit: str | None, kind: str | None, state: str | None, expire_s: int
+) -> dict[str, Any]:
+    fields = {
+        "platform": "sensor",
+        "name": name,
+        "state_topic": topic,
+        "value_template": f"{{{{ value_json.{key} }}}}",
+        "unit_of_measurement": unit,
+        "device_class": kind,
+        "state_class": state,
+        "expire_after": expire_s,
+    }
+    return {field: value for field, value in fields.items() if value is not None}

@@ -1,0 +1,126 @@
+"""Alarms are raised and cleared by several windows, never by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.config import AlarmConfig, parse_config
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.alarms import Alarms, Change
+from edgert.telemetry.messages import Topics
+from edgert.telemetry.reporter import Reporter
+from edgert.telemetry.spans import Outcome, RequestSpan, WindowRecorder
+from edgert.telemetry.spool import Spool
+
+
+def changes(values: list[float | None], limit: float = 100.0) -> list[Change | None]:
+    alarms = Alarms({"temp_c": limit})
+    return [next(iter(alarms.judge({"temp_c": value})), None) for value in values]
+
+
+def test_it_takes_two_windows_above_the_limit_to_raise_and_three_well_below_it_to_clear() -> None:
+    said = changes([101, 99, 101, 102, 95, 101, 89, 88, 87, 50])
+    assert said == [
+        None,
+        None,
+        None,
+        Change("temp_c", True, 102, 100),
+        *[None] * 4,
+        Change("temp_c", False, 87, 100),
+        None,
+    ]
+
+
+def test_a_reading_that_is_not_there_changes_nothing() -> None:
+    assert changes([101, None, 102])[-1] == Change("temp_c", True, 102, 100)
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "p95_ms", "limit"), [(0.0, 10.0, 20.0), (5.0, 10.0, 5.0)], ids=["twice the target", "as set"]
+)
+def test_the_limit_of_the_p99_follows_the_models_target(p99_ms: float, p95_ms: float, limit: float) -> None:
+    alarms = Alarms.of(AlarmConfig(p99_ms=p99_ms), p95_ms, 0)
+    alarms.judge({"p99_ms": limit + 1})
+    assert alarms.judge({"p99_ms": limit + 1}) == [Change("p99_ms", True, limit + 1, limit)]
+
+
+def test_without_a_target_no_latency_is_an_alarm() -> None:
+    alarms = Alarms.of(AlarmConfig(), 0, 0)
+    assert not alarms.judge({"p99_ms": 1e9})
+    assert not alarms.judge({"p99_ms": 1e9})
+
+
+class Device:
+    """A reporter with alarms, whose windows the test ends."""
+
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        self.now, self.host = 0.0, {"temp_c": 40.0}
+        self.spool = Spool(folder / "telemetry.db")
+        self.recorder = WindowRecorder("digits", lambda: self.now)
+        self.reporter = Reporter(
+            self.recorder,
+            self.spool,
+            Topics("plant-a", "pi-07"),
+            boot="b1",
+            model_version="r7",
+            clock=lambda: self.now,
+            host_facts=lambda: self.host,
+            alarms=Alarms.of(AlarmConfig(**limits), 0, 0),
+        )
+
+    def window(self, outcomes: dict[Outcome, int], took_us: int = 1000) -> None:
+        for outcome, count in outcomes.items():
+            for _ in range(count):
+                self.recorder.record(RequestSpan(outcome, took_us))
+        self.now += 60
+        self.reporter.tick()
+
+    def said(self) -> list[dict[str, Any]]:
+        payloads = [json.loads(message.payload) for message in self.spool.take(1000, 0)]
+        return [payload for payload in payloads if "alarm" in payload]
+
+
+def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metrics(tmp_path: Path) -> None:
+    device = Device(tmp_path, p99_ms=20)
+    device.host["temp_c"] = 91.5
+    for _ in range(2):
+        device.window({"ok": 90, "error": 10}, took_us=30_000)
+    said = {(event["event"], event["alarm"]): event for event in device.said()}
+    assert set(said) == {("alarm_raised", name) for name in ("p99_ms", "error_share", "temp_c")}
+    assert said["alarm_raised", "error_share"]["value"] == 0.1
+    assert (
+        said["alarm_raised", "temp_c"] | {"value": 91.5, "limit": 85, "model": "digits"}
+        == said["alarm_raised", "temp_c"]
+    )
+    metrics = [json.loads(m.payload) for m in device.spool.take(1000, 0) if m.topic.endswith("metrics")]
+    assert [m["alarms"] for m in metrics] == [0, 3]
+
+
+def test_a_few_failures_in_a_quiet_window_are_no_alarm(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    for _ in range(4):
+        device.window({"error": 5})
+    assert not device.said()
+
+
+def test_a_model_that_is_asked_no_more_falls_silent_and_is_heard_again(tmp_path: Path) -> None:
+    device = Device(tmp_path, silent_s=100)
+    for _ in range(5):
+        device.window({})
+    assert not device.said()
+    device.window({"ok": 1})
+    for _ in range(3):
+        device.window({})
+    for _ in range(3):
+        device.window({"ok": 1})
+    assert [event["event"] for event in device.said()] == ["alarm_raised", "alarm_cleared"]
+
+
+@pytest.mark.parametrize("text", ["error_share = 2", "temp_c = -1", "p99 = 5", "throttled = 1"])
+def test_limits_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="alarms"):
+        parse_config(f'device = "d"\nprofile = "p"\n[alarms]\n{text}', "config.toml")
