@@ -149,3 +149,20 @@ def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> N
     with pytest.raises(EngineMissing, match="tensorrt"):
         install_on(device, device.bundle(engine="tensorrt"))
     assert store_of(device).read().state is State.EMPTY
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(device: Device) -> None:
+    bundle = device.bundle(first=("tensorrt", b"a graph"))
+    lines: list[str] = []
+    install(bundle, device.state, read_config(device.state), lines.append)
+    assert any("first cannot serve here" in line and "tensorrt is not installed" in line for line in lines)
+    assert store_of(device).read().state is State.FIRST_STAGED
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.prepare("[serving]\nstrict = true\n")
+    with pytest.raises(EngineMissing):
+        install_on(device, device.bundle(first=("tensorrt", b"a graph")))

@@ -1,0 +1,117 @@
+"""Which measure of a layer's harm finds the layers to put into float: `python -m bench.sensitivity [--json]`.
+
+Digits with outlier channels, which breaks it in INT8. Layers are sorted by each measure on the same calibration
+samples: "alone" (that layer in INT8, the others in float: what the packager does) and "all but one" (that layer in
+float, the others in INT8). Then the worst 1, 2, ... go back to float until top-1 on the hold-out is within 0.01 of
+FP32's. Fewer is better; the time is that of the measuring, relative to the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.common import DIGITS
+from edgert.engines.onnxruntime import sdk
+from edgert_deploy.accuracy import artifact_outputs, reference_outputs
+from edgert_deploy.builders import builder_for
+from edgert_deploy.builders.qdq import prepared, quantize
+from edgert_deploy.calibration import CalibrationSet, load_samples
+from edgert_deploy.layers import Layer, layers_of
+from edgert_deploy.metrics import sqnr_db
+from edgert_deploy.profiles import load_profile
+from edgert_deploy.sensitivity import SAMPLES, Sensitivity, recipe_like
+from edgert_deploy.source import SourceModel, load_source
+from tests import models
+
+MAX_DROP = 0.01
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
+        rows = measure(Path(folder))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        harms = ", ".join(f"{name} {db:.1f} dB" for name, db in row["sqnr_db"].items())
+        print(
+            f"{row['measure']:12} {row['layers_in_float']} of {row['layers']} in float, time {row['time']:.2f}: {harms}"
+        )
+
+
+def measure(folder: Path) -> list[dict[str, Any]]:
+    digits = load_source(DIGITS / "digits.onnx")
+    source = load_source(models.write(models.with_outlier(digits.proto), folder / "outlier.onnx"))
+    calibration = load_samples(DIGITS / "calibration.npz", source, at_least=10)
+    holdout = load_samples(DIGITS / "holdout.npz", source, at_least=10)
+    layers = layers_of(prepared(source))
+    rows, first_s = [], 0.0
+    for name, harm in (("alone", _alone), ("all but one", _all_but_one)):
+        began = time.perf_counter()
+        harms = harm(source, calibration, layers)
+        spent_s = time.perf_counter() - began
+        first_s = first_s or spent_s
+        worst = sorted(layers, key=lambda layer: harms[layer.name], reverse=name != "alone")
+        rows.append(
+            {
+                "measure": name,
+                "layers_in_float": _needed(source, calibration, holdout, worst, folder / name.replace(" ", "-")),
+                "layers": len(layers),
+                "time": round(spent_s / first_s, 2),
+                "sqnr_db": {layer.name: round(harms[layer.name], 1) for layer in layers},
+            }
+        )
+    return rows
+
+
+def _alone(source: SourceModel, calibration: CalibrationSet, layers: Sequence[Layer]) -> dict[str, float]:
+    recipe = recipe_like("onnxruntime", source, load_profile("this-machine"))
+    sensitivity = Sensitivity(prepared(source), calibration, recipe)
+    return {layer.name: sensitivity.of(layer).sqnr_db for layer in layers}
+
+
+def _all_but_one(source: SourceModel, calibration: CalibrationSet, layers: Sequence[Layer]) -> dict[str, float]:
+    recipe = recipe_like("onnxruntime", source, load_profile("this-machine"))
+    few = CalibrationSet({name: array[:SAMPLES] for name, array in calibration.inputs.items()}, None)
+    reference = reference_outputs(source, few)
+
+    def left(layer: Layer) -> float:
+        proto = quantize(source, few, recipe, [layer])
+        session = sdk().InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return sqnr_db(reference, session.run(None, few.inputs))
+
+    return {layer.name: left(layer) for layer in layers}
+
+
+def _needed(
+    source: SourceModel, calibration: CalibrationSet, holdout: CalibrationSet, worst: Sequence[Layer], folder: Path
+) -> int:
+    """How many of the worst must be float for the gate to pass."""
+
+    def top1(scores: Any) -> float:
+        return float((scores.argmax(axis=1) == holdout.labels).mean())
+
+    fp32 = top1(reference_outputs(source, holdout)[0])
+    for count in range(len(worst) + 1):
+        out = folder / str(count)
+        out.mkdir(parents=True)
+        builder = builder_for("onnxruntime")
+        artifact = builder.build(
+            source, calibration, load_profile("this-machine"), "int8", out, lambda line: None, worst[:count]
+        )
+        if fp32 - top1(artifact_outputs(artifact, source, holdout)[0]) <= MAX_DROP + 1e-9:
+            return count
+    return len(worst)
+
+
+if __name__ == "__main__":
+    main()
