@@ -36,8 +36,10 @@ from tests.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0
-MAX_WINDOWS = 3
-FASTER = 1.4
+MAX_WINDOWS = 2
+TRIES = 2  # another program may have taken the processor
+POLL_S = 1.0  # a scrape costs the bridge more than many reports do
+FASTER = 1.6
 STEPS_MAX = 12
 SHARES = (1, 2, 4)
 CALCULATED = 100_000
@@ -80,13 +82,19 @@ def find_max(devices: int, models: int, bridges: int, by: str) -> dict[str, Any]
     with a_fleet(devices, models, bridges, by, recorder=False) as fleet:
         window_s = WINDOW_S / 2
         for _ in range(STEPS_MAX):
-            said = fleet.measure(MAX_WINDOWS, window_s)
-            equal = round(devices * WINDOW_S / said["window_s"])
-            kept_up = said["window_s"] < window_s * 1.05
-            print(f"{bridges} bridges, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
-            if said["lost"] or said["drained_s"] > LATE_S or not kept_up:
-                return {**held, "limit": "the load generator" if not kept_up else "broker and bridge"}
-            held = {"equal_to_devices": equal, **said}
+            limit = ""
+            for _ in range(TRIES):
+                said = fleet.measure(MAX_WINDOWS, window_s)
+                equal = round(devices * WINDOW_S / said["window_s"])
+                print(f"{bridges} bridges, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
+                kept_up = said["window_s"] < window_s * 1.05
+                late = said["lost"] or said["drained_s"] > LATE_S
+                limit = "broker and bridge" if late else "" if kept_up else "the load generator"
+                if not limit:
+                    held = {"equal_to_devices": equal, **said}
+                    break
+            if limit:
+                return {**held, "limit": limit}
             window_s /= FASTER
     return held
 
@@ -179,7 +187,7 @@ class Fleet:
         while time.perf_counter() - last_change < LATE_S and counted < expected:
             if (now := self._counted()) != counted:
                 counted, last_change = now, time.perf_counter()
-            time.sleep(0.1)
+            time.sleep(POLL_S)
         return time.perf_counter() - began
 
     def _cpu_s(self) -> list[float]:
