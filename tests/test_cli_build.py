@@ -225,12 +225,24 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> N
     models.write_samples(shell.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
     models.write_samples(shell.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
     (shell.folder / "labels.txt").write_text("only one\n")
+    (shell.folder / "net.pt").write_bytes(b"\x80\x02 a pickle of old")
+    (shell.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
+    bomb = models.model(
+        "float[N,1,8,8] image) => (float[N,1,8,8] y",
+        "c = ConstantOfShape (s) r = ReduceSum <keepdims = 0> (c) y = Add (image, r)",
+        {"s": np.array([2**20, 2**20])},
+    )
+    models.write(bomb, shell.folder / "bomb.onnx")
     (shell.folder / "pre.toml").write_text('input = "nothing"\n')
     before = shell.files()
     cases: list[tuple[dict[str, str], str, int]] = [
         ({"model": "open.onnx"}, "input.source_invalid", 4),
         ({"model": "text.onnx"}, "input.source_invalid", 4),
         ({"model": "missing.onnx"}, "input.source_invalid", 4),
+        ({"model": "bomb.onnx"}, "input.source_invalid", 4),
+        ({"model": "cut.tflite"}, "input.source_invalid", 4),
+        ({"model": "net.pt", "convert-with": "/nowhere/python"}, "input.config_invalid", 4),
+        ({"calibration": "no_such_module:samples"}, "input.calibration_invalid", 4),
         ({"calibration": "few.npz"}, "input.calibration_invalid", 4),
         ({"calibration": "bytes.npz"}, "input.calibration_invalid", 4),
         ({"holdout": "missing.npz"}, "input.calibration_invalid", 4),

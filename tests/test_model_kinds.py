@@ -12,6 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("nncf")
 
+from edgert.engines.tensorrt import build_plan
 from edgert.tensors import TensorSpec
 from edgert_deploy.accuracy import artifact_outputs, reference_outputs
 from edgert_deploy.calibration import CalibrationSet
@@ -104,3 +105,20 @@ def test_every_kind_of_model_keeps_its_answers(engine: str, make: Any, batch: st
             assert (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other) > 0.99
         else:
             assert (one == other).mean() > 0.8
+
+
+@pytest.mark.parametrize("make", [tokens_and_mask, image_and_numbers, bytes_and_choice], ids=lambda make: make.__name__)
+def test_tensorrt_rtx_builds_every_kind_without_a_gpu(make: Any, tmp_path: Path) -> None:
+    rtx = pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="pip install tensorrt_rtx_cu13_libs tensorrt_rtx_cu13_bindings"
+    )
+    source = load_source(models.write(make("N"), tmp_path / "m.onnx"))
+    artifact = build("tensorrt", source, samples_for(source), "int8", tmp_path / "out")
+
+    def for_a_gpu_that_is_not_here(config: Any) -> None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
+
+    ignored: list[str] = []
+    content = artifact.path.read_bytes()
+    assert build_plan(rtx, content, source.inputs, 8, ignored.append, for_a_gpu_that_is_not_here)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("ai_edge_litert")
 
-from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert.signing import SigningKey
 from edgert_deploy.accuracy import artifact_outputs, reference_outputs
 from edgert_deploy.builders.tflite import TFLiteBuilder
@@ -73,6 +73,8 @@ def test_one_that_is_quantised_already_is_kept(
     assert kept.path.read_bytes() == made.path.read_bytes()
     want, got = reference_outputs(source, digits_calibration), artifact_outputs(kept, source, digits_calibration)
     np.testing.assert_array_equal(got[0], want[0])
+    with pytest.raises(BuildFailed, match="quantised already, there is no fp16 in it"):
+        TFLiteBuilder().build(source, digits_calibration, profile, "fp16", tmp_path / "out", lambda line: None)
 
 
 def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ class TFLiteBuilder:
         from edgert_deploy.tflite_lowering.half import with_half_weights
         from edgert_deploy.tflite_lowering.quantize import quantize_int8
 
+        if source.tflite and source.quantised and precision != "int8":
+            raise BuildFailed(
+                f"{source.path.name} is quantised already, there is no {precision} in it: build it with --precision int8, "
+                "or give the float model"
+            )
         if source.kind == "onnx":
             progress("tflite: lowering the ONNX graph")
         content = source.tflite or lower(float_proto(source))
@@ -55,7 +60,7 @@ class TFLiteBuilder:
             progress(f"tflite: calibrating with {min(len(calibration), SAMPLES_MAX)} samples")
             own = ranges_of(source.proto) if source.quantised else {}
             content = quantize_int8(content, _runs(source, calibration), _is_float(source, float_layers), own)
-        elif precision == "fp16" and not source.quantised:
+        elif precision == "fp16":
             content = with_half_weights(content)
         path = out_dir / FILE_NAME
         path.write_bytes(content)
