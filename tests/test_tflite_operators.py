@@ -55,6 +55,7 @@ CASES = [
         {"c": random(4)},
     ),
     Case("rank 6", "y = Add(x, c)", {"x": (2, 1, 3, 1, 2)}, {"c": random(2, 3, 1, 4, 2)}),
+    Case("above zero", "g = Greater(x, o) y = Where(g, x, z)", {"x": (4,), "z": (4,)}, {"o": np.float32(0)}),
     # matrices
     Case("matmul by a vector", "y = MatMul(x, v)", TOKENS, {"v": random(8)}),
     Case("matmul of a vector", "y = MatMul(v, x)", TOKENS, {"v": random(5)}),

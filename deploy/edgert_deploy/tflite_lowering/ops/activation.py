@@ -10,7 +10,7 @@ from edgert_deploy.tflite_lowering.fusion import clamp_name
 from edgert_deploy.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.tflite_lowering.lowering import FLOAT32, Layout, Lowering, Uncovered
 from edgert_deploy.tflite_lowering.ops.elementwise import identity
-from edgert_deploy.tflite_lowering.ops.operands import BOOL, Operands, Steps, channels_last_constant
+from edgert_deploy.tflite_lowering.ops.operands import BOOL, Operands, Steps, channels_last_constant, comparable_zero
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before it, Softmax took all axes from `axis` on as one
 # Operators that TFLite has as they are.
@@ -167,8 +167,9 @@ def swish(lowering: Lowering, node: Node) -> None:
 
 
 def thresholded_relu(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    above = steps.between("GREATER", steps.x, steps.constant(float(node.attributes.get("alpha", 1.0))), dtype=BOOL)
+    steps, alpha = Steps(lowering, node), float(node.attributes.get("alpha", 1.0))
+    threshold = steps.constant(alpha) if alpha else comparable_zero(lowering, node.outputs[0])
+    above = steps.between("GREATER", steps.x, threshold, dtype=BOOL)
     steps.last("SELECT_V2", above, steps.x, steps.constant(0.0))
 
 

@@ -9,7 +9,15 @@ import numpy as np
 from edgert_deploy.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
 from edgert_deploy.tflite_lowering.ops.elementwise import identity
-from edgert_deploy.tflite_lowering.ops.operands import BOOL, INT32, INT64, Operands, Steps, broadcast_constant
+from edgert_deploy.tflite_lowering.ops.operands import (
+    BOOL,
+    INT32,
+    INT64,
+    Operands,
+    Steps,
+    broadcast_constant,
+    comparable_zero,
+)
 from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES
 
 ARITHMETIC = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL"}
@@ -25,6 +33,7 @@ BINARY = {
     "Where": "SELECT_V2",
     "Xor": "NOT_EQUAL",
 }
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Three quotients of 22 bits or more hold 64.
 LONG_DIVISION_STEPS = 3
 VARIADIC = {"Max": "MAXIMUM", "Min": "MINIMUM", "Sum": "ADD"}
@@ -36,7 +45,18 @@ def arithmetic(lowering: Lowering, node: Node) -> None:
 
 
 def binary(lowering: Lowering, node: Node) -> None:
-    Operands(lowering, node).last(BINARY[node.op_type])
+    operands = Operands(lowering, node)
+    if node.op_type in COMPARISONS:
+        operands.tensors = [
+            comparable_zero(lowering, name) if _is_float_zero(lowering, name) else tensor
+            for name, tensor in zip(node.inputs, operands.tensors, strict=True)
+        ]
+    operands.last(BINARY[node.op_type])
+
+
+def _is_float_zero(lowering: Lowering, name: str) -> bool:
+    array = lowering.graph.constants.get(name)
+    return array is not None and array.dtype == FLOAT32 and array.size == 1 and not array.any()
 
 
 def variadic(lowering: Lowering, node: Node) -> None:
@@ -112,20 +132,31 @@ def modulo(lowering: Lowering, node: Node) -> None:
 
 
 def _rest_with_dividends_sign(lowering: Lowering, node: Node, operands: Operands, output: int | None = None) -> int:
-    """C's remainder, into `output` where it is given."""
+    """C's remainder, into `output` where it is given: that of the magnitudes, with the dividend's sign."""
     (x, y), (x_shape, y_shape), shape = operands.tensors, operands.shapes, lowering.shape(node.outputs[0])
-    dividend, divisor, rest, negative = (operands.scratch(s) for s in (x_shape, y_shape, shape, shape))
-    for value, size, among in ((x, dividend, x_shape), (y, divisor, y_shape)):
-        turned = operands.scratch(among)
-        lowering.emit("NEG", [value], [turned])
-        lowering.emit("MAXIMUM", [value, turned], [size])
-    lowering.emit("FLOOR_MOD", [dividend, divisor], [rest])
-    lowering.emit("NEG", [rest], [negative])
-    below = operands.scratch(x_shape, BOOL)
-    lowering.emit("LESS", [x, lowering.constant(0, f"{node.outputs[0]}_zero", operands.dtype)], [below])
+    rest = operands.scratch(shape)
+    lowering.emit("FLOOR_MOD", [_magnitude(operands, x, x_shape), _magnitude(operands, y, y_shape)], [rest])
     target = operands.scratch(shape) if output is None else output
+    if operands.dtype != INT64:
+        sign = operands.scratch(x_shape)
+        lowering.emit("SIGN", [x], [sign])
+        return lowering.arithmetic("MUL", [rest, sign], target)
+    negative, below = operands.scratch(shape), operands.scratch(x_shape, BOOL)
+    lowering.emit("NEG", [rest], [negative])
+    lowering.emit("LESS", [x, lowering.constant(0, f"{node.outputs[0]}_zero", INT64)], [below])
     lowering.emit("SELECT_V2", [below, negative, rest], [target])
     return target
+
+
+def _magnitude(operands: Operands, tensor: int, shape: BatchShape) -> int:
+    size = operands.scratch(shape)
+    if operands.dtype != INT64:
+        operands.lowering.emit("ABS", [tensor], [size])
+        return size
+    turned = operands.scratch(shape)
+    operands.lowering.emit("NEG", [tensor], [turned])
+    operands.lowering.emit("MAXIMUM", [tensor, turned], [size])
+    return size
 
 
 def power(lowering: Lowering, node: Node) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from edgert_deploy.tflite_lowering.fusion import RSQRT
 from edgert_deploy.tflite_lowering.graph import Node
 from edgert_deploy.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
-from edgert_deploy.tflite_lowering.ops.operands import BOOL, INT32, Steps
+from edgert_deploy.tflite_lowering.ops.operands import BOOL, INT32, Steps, comparable_zero
 from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES
 
 UNARY = {
@@ -127,9 +127,10 @@ def is_inf(lowering: Lowering, node: Node) -> None:
         steps.between("NOT_EQUAL", difference, difference, dtype=BOOL),
         steps.between("EQUAL", steps.x, steps.x, dtype=BOOL),
     ]
+    zero = comparable_zero(lowering, node.outputs[0])
     for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):
         if not node.attributes.get(f"detect_{sign_name}", 1):
-            conditions.append(steps.between(opposite, steps.x, steps.constant(0.0), dtype=BOOL))
+            conditions.append(steps.between(opposite, steps.x, zero, dtype=BOOL))
     held = conditions[0]
     for condition in conditions[1:-1]:
         held = steps.between("LOGICAL_AND", held, condition, dtype=BOOL)

@@ -125,3 +125,15 @@ def channels_last_constant(array: NDArray[Any], rank: int) -> NDArray[Any]:
     array = array.reshape((1,) * (rank - array.ndim) + array.shape)
     array = np.moveaxis(array, 1, -1)
     return array[:, None] if rank == 3 else array
+
+
+def comparable_zero(lowering: Lowering, label: str) -> int:
+    """A float 0, cut out of a constant with another element.
+
+    A constant of zeros alone gets a scale of 1 from the quantiser, at which TFLite's INT8 comparisons abort.
+    """
+    pair = lowering.constant([0.0, 0.5], f"{label}_pair")
+    zero = lowering.scratch(f"{label}_zero", BatchShape.fixed(1))
+    inputs = [pair, lowering.index_constant([0], "begin"), lowering.index_constant([1], "size")]
+    lowering.emit("SLICE", inputs, [zero])
+    return zero

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgert_deploy.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.tflite_lowering.lowering import Layout, Lowering
+from edgert_deploy.tflite_lowering.lowering import FLOAT32, Layout, Lowering
 from edgert_deploy.tflite_lowering.ops.operands import BOOL
 
 
@@ -69,19 +70,18 @@ def log_sum_exp(lowering: Lowering, node: Node) -> None:
     kept = shape
     for place in axes.places:
         kept = kept.with_length(place, 1)
-    places = lowering.index_constant(axes.places, "axes")
     largest = _scratch(lowering, node, kept)
-    lowering.emit("REDUCE_MAX", [x, places], [largest], keepDims=True)
+    lowering.emit("REDUCE_MAX", [x, lowering.index_constant(axes.places, "axes")], [largest], keepDims=True)
     centred = lowering.arithmetic("SUB", [x, largest], _scratch(lowering, node, shape))
     powers = _apply(lowering, "EXP", centred, _scratch(lowering, node, shape))
-    total = _scratch(lowering, node, kept)
-    lowering.emit("SUM", [powers, places], [total], keepDims=True)
+    whole = replace(axes, keep=True, result_layout=axes.layout)
+    total = _summed(lowering, node, powers, whole, _scratch(lowering, node, kept), kept)
     logarithm = _apply(lowering, "LOG", total, _scratch(lowering, node, kept))
     if axes.keep:
         lowering.arithmetic("ADD", [logarithm, largest], lowering.define(output, axes.result_layout))
         return
-    whole = lowering.arithmetic("ADD", [logarithm, largest], _scratch(lowering, node, kept))
-    lowering.reshape(whole, lowering.shape(output), lowering.define(output, axes.result_layout))
+    added = lowering.arithmetic("ADD", [logarithm, largest], _scratch(lowering, node, kept))
+    lowering.reshape(added, lowering.shape(output), lowering.define(output, axes.result_layout))
 
 
 def global_pool(lowering: Lowering, node: Node) -> None:
@@ -126,8 +126,23 @@ def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, outp
     if not axes.places:
         return x if output is None else lowering.reshape(x, shape, output)
     target = _scratch(lowering, node, shape) if output is None else output
+    if code == "SUM":
+        return _summed(lowering, node, x, axes, target, shape)
     lowering.emit(code, [x, lowering.index_constant(axes.places, "axes")], [target], keepDims=axes.keep)
     return target
+
+
+def _summed(lowering: Lowering, node: Node, x: int, axes: Axes, target: int, shape: BatchShape) -> int:
+    """Of floats, the mean times the count: the quantiser gives SUM's result the scale of its elements, and it overflows."""
+    source = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
+    counts, places = [source.signature[place] for place in axes.places], lowering.index_constant(axes.places, "axes")
+    if lowering.dtype(node.inputs[0]) != FLOAT32 or min(counts) < 1:
+        lowering.emit("SUM", [x, places], [target], keepDims=axes.keep)
+        return target
+    mean = _scratch(lowering, node, shape)
+    lowering.emit("MEAN", [x, places], [mean], keepDims=axes.keep)
+    count = lowering.constant(math.prod(counts), f"{node.outputs[0]}_count")
+    return lowering.arithmetic("MUL", [mean, count], target)
 
 
 def _apply(lowering: Lowering, code: str, x: int, output: int) -> int:
