@@ -500,7 +500,7 @@ def test_int8_of_a_value_that_overflows_is_a_failed_build() -> None:
 
 def test_int8_comparisons_that_would_abort_are_a_failed_build() -> None:
     case = Case(
-        "zero", "g = Greater(x, zero) y = Where(g, x, half)", FEATURES, {"zero": np.float32(0), "half": np.float32(0.5)}
+        "wide", "g = Greater(x, far) y = Where(g, x, half)", FEATURES, {"far": np.float32(999), "half": np.float32(0.5)}
     )
     with pytest.raises(BuildFailed, match="the comparison that makes 'g'"):
         quantized(case, 5)
