@@ -82,11 +82,11 @@ class Page:
         return self.tab.screenshot(path=path, full_page=whole)
 
     def colours(self) -> int:
-        """How many different colours its picture has: a blank page has one."""
+        """How many different colours the window shows: a blank page has one."""
         from PIL import Image
 
-        pixels = np.asarray(Image.open(io.BytesIO(self.screenshot())).convert("RGB"))
-        return len(np.unique(pixels.reshape(-1, 3), axis=0))
+        picture = Image.open(io.BytesIO(self.screenshot(whole=False))).convert("RGBA")
+        return len(np.unique(np.asarray(picture).view(np.uint32)))
 
     def overflow_px(self) -> int:
         """By how many CSS pixels the page is wider than its window."""

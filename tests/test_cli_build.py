@@ -90,7 +90,8 @@ def code_of(done: subprocess.CompletedProcess[str]) -> str:
 def test_build_inspect_and_verify(shell: Shell) -> None:
     for module in ("nncf", "openvino", "ai_edge_litert"):
         pytest.importorskip(module)
-    extras = ("--preprocess", str(DIGITS / "preprocess.toml"), "--labels", str(DIGITS / "labels.txt"))
+    extras = ["--preprocess", str(DIGITS / "preprocess.toml"), "--labels", str(DIGITS / "labels.txt")]
+    extras += ["--licence", "CC-BY-4.0", "--notes", "trained on UCI digits"]
     done = shell.build("--target", "jetson-orin-nano", *extras)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -93,7 +93,8 @@ def test_it_is_whole_and_readable_on_any_screen(opened_page: Any, width: int, sc
     ]
     ratio, text = seen.contrast_min()
     assert ratio >= 4.5, text
-    assert seen.violations() == []
+    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second; the four hardly differ for it
+        assert seen.violations() == []
     assert seen.problems == []
     assert len(seen.requests) == 1  # the page itself
     assert seen.colours() > 20

@@ -65,6 +65,7 @@ class BuildRequest:
     `engines` "all" packs an artifact for every engine of a profile's ladder that takes the model, "first" one for
     the first. `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is:
     devices can compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
+    `licence` and `notes` are the user's words for those who inspect the bundle.
     `metric` is one of metrics.py's names. `budget_s` is how long all fallbacks may look for layers to put into float;
     `measure` times the candidates, so that the fastest that passes is taken. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
     once, 0: as many as fit.
@@ -85,6 +86,8 @@ class BuildRequest:
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade: bool = False
+    licence: str = ""
+    notes: str = ""
     metric: str = "auto"
     budget_s: float = BUDGET_S
     measure: Measurer | None = None
@@ -331,7 +334,14 @@ def _manifest(
     artifacts = tuple(_entry(shop, packed[name], samples, files, work) for name in sorted(packed))
     files[receipt.PATH] = work / receipt.PATH
     files[receipt.PATH].write_bytes(
-        receipt.receipt(request.limits, choices, shop.made, activations(request.source, request.calibration))
+        receipt.receipt(
+            request.limits,
+            choices,
+            shop.made,
+            activations(request.source, request.calibration),
+            request.licence,
+            request.notes,
+        )
     )
     manifest = Manifest(
         model=request.model,

@@ -5,7 +5,7 @@ with its accuracy for each class and slice, its layers in float, its times where
 out. It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, but where
 candidates were measured.
 
-    {"format": 1,
+    {"format": 1, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
      "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text],
                   "fallbacks": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
@@ -39,7 +39,12 @@ BYTES_MAX = 16 * 1024**2
 
 
 def receipt(
-    limits: Limits, choices: Sequence[Choice], candidates: Sequence[Candidate], activations: Sequence[Activation] = ()
+    limits: Limits,
+    choices: Sequence[Choice],
+    candidates: Sequence[Candidate],
+    activations: Sequence[Activation] = (),
+    licence: str = "",
+    notes: str = "",
 ) -> bytes:
     """The file's bytes: JSON with sorted keys, readable lines, ASCII."""
     packed = {id(candidate) for choice in choices for candidate in choice.ladder}
@@ -48,6 +53,8 @@ def receipt(
     accuracy = candidates[0].verdict.accuracy
     value = {
         "format": FORMAT,
+        "licence": licence,
+        "notes": notes,
         "gate": {
             "metric": accuracy.metric,
             "samples": accuracy.samples,

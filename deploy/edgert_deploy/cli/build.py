@@ -19,6 +19,7 @@ from edgert_deploy.choice import Choice
 from edgert_deploy.cli.fleet_options import columns, inventory_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.cli.progress import BuildProgress
+from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.convert import Conversion, read_inputs
 from edgert_deploy.fold import folded
 from edgert_deploy.inventory import find_inventory
@@ -46,6 +47,7 @@ COLUMNS = (
     ("diff", 8),
     ("gate", 4),
 )
+WORDS_LETTERS_MAX = 10_000
 FILE = click.Path(path_type=Path)
 
 
@@ -83,6 +85,8 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="What the gate compares: auto, top1, top5, map, cosine or module:function; see below.",
 )
+@click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
+@click.option("--notes", default="", help="What else they should know: where the data came from, what changed.")
 @click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
 @click.option(
     "--precision",
@@ -148,6 +152,8 @@ def build(
     max_drop: float,
     max_class_drop: float | None,
     metric: str,
+    licence: str,
+    notes: str,
     downgrade: bool,
     precision: Any,
     engines: Any,
@@ -223,6 +229,8 @@ def build(
         engines=engines,
         metric=metric,
         downgrade=downgrade,
+        licence=_words("licence", licence),
+        notes=_words("notes", notes),
         precision=precision,
         with_reference=with_reference,
         preprocess=before,
@@ -249,7 +257,7 @@ def build(
         click.echo(json.dumps(_as_json(result, request)))
     else:
         click.echo(
-            f"{result.path}: {_size(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}, signed by {result.key_id}"
+            f"{result.path}: {size_text(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}, signed by {result.key_id}"
         )
 
 
@@ -276,6 +284,12 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
+def _words(option: str, text: str) -> str:
+    if len(text) > WORDS_LETTERS_MAX:
+        raise ConfigInvalid(f"--{option} has {len(text)} letters; at most {WORDS_LETTERS_MAX}: shorten it")
+    return text
+
+
 def _print_row(row: BuildRow) -> None:
     artifact, accuracy = row.candidate.artifact, row.verdict.accuracy
     _print_cells(
@@ -283,7 +297,7 @@ def _print_row(row: BuildRow) -> None:
             row.target,
             artifact.engine,
             artifact.kind,
-            f"{_size(row.candidate.size_bytes)} ({_compared(row.candidate.size_bytes, row.source_size_bytes)})",
+            f"{size_text(row.candidate.size_bytes)} ({_compared(row.candidate.size_bytes, row.source_size_bytes)})",
             accuracy.metric,
             f"{accuracy.fp32:.4f}",
             f"{accuracy.artifact:.4f}",
@@ -323,10 +337,6 @@ def _print_cells(cells: Any) -> None:
 def _compared(size_bytes: int, source_size_bytes: int) -> str:
     less, more = source_size_bytes / max(size_bytes, 1), size_bytes / max(source_size_bytes, 1)
     return f"{less:.1f}x less" if less >= 1 else f"{more:.1f}x more"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from edgert.bundle import Bundle, open_bundle
+from edgert.bundle import open_bundle
 from edgert.manifest import ArtifactEntry, Detect, Manifest, Preprocess
 from edgert.tensors import TensorSpec
-from edgert_deploy.artifact_layers import layer_precisions
 from edgert_deploy.cli.sizes import size_text
+from edgert_deploy.report import Report, gather
 
 Layers = dict[str, dict[str, int]]
 LABELS_SHOWN_MAX = 12
@@ -35,22 +34,22 @@ def inspect(bundle: Path, as_json: bool) -> None:
       edgert inspect digits.edgert --json | python3 -m json.tool
     """
     with open_bundle(bundle, trusted=None) as opened:
-        layers = layers_of_artifacts(opened)
+        found = gather(opened, bundle.stat().st_size)
         if as_json:
-            said = {"digest": opened.digest, "key_ids": opened.envelope.key_ids, "size_bytes": bundle.stat().st_size}
-            click.echo(json.dumps({**said, "manifest": json.loads(opened.manifest.to_bytes()), "layers": layers}))
+            click.echo(json.dumps({"manifest": json.loads(opened.manifest.to_bytes()), **found.as_json()}))
             return
-        click.echo("\n".join(_lines(opened, bundle.stat().st_size, layers)))
+        click.echo("\n".join(_lines(found)))
 
 
-def _lines(bundle: Bundle, size_bytes: int, layers: Mapping[str, Layers]) -> list[str]:
-    manifest = bundle.manifest
+def _lines(found: Report) -> list[str]:
+    manifest, receipt = found.manifest, found.receipt
     lines = [
         f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
-        f"digest    {bundle.digest}",
-        f"signed    by key {', '.join(bundle.envelope.key_ids)} (not checked; edgert verify does)",
-        f"size      {size_text(size_bytes)}, {len(manifest.files)} files",
-        f"source    {manifest.source_size_bytes} bytes, SHA-256 {manifest.source_sha256}",
+        f"digest    {found.digest}",
+        f"signed    by key {', '.join(found.key_ids)} (not checked; edgert verify does)",
+        f"size      {size_text(found.size_bytes)}, {len(manifest.files)} files",
+        f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}",
+        *(f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name)),
         *(f"input     {_spec(spec)}" for spec in manifest.inputs),
         *(f"output    {_spec(spec)}" for spec in manifest.outputs),
     ]
@@ -64,17 +63,22 @@ def _lines(bundle: Bundle, size_bytes: int, layers: Mapping[str, Layers]) -> lis
     if manifest.detect is not None:
         lines += _after(manifest.detect)
         lines.append(f"labels    {_first(manifest.detect.labels)}")
+    lines.append(f"golden    {found.golden_samples} samples with each artifact's answers")
+    said = {one["profile"]: one for one in receipt.get("targets", [])}
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
         lines.append(f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}")
         if target.reference:
             lines.append(f"          live answers may be compared with {target.reference}")
+        left_out = said.get(target.profile, {}).get("left_out", [])
+        lines += [f"          without {one['engine']}: {one['reason']}" for one in left_out]
+    floats = {one["id"]: one.get("float_layers", []) for one in found.candidates() if one["packed"]}
     for artifact in manifest.artifacts:
-        lines += _artifact(manifest, artifact, layers.get(artifact.id, {}))
+        lines += _artifact(manifest, artifact, found.layers.get(artifact.id, {}), floats.get(artifact.id, []))
     return lines
 
 
-def _artifact(manifest: Manifest, artifact: ArtifactEntry, layers: Layers) -> list[str]:
+def _artifact(manifest: Manifest, artifact: ArtifactEntry, layers: Layers, floats: Sequence[str]) -> list[str]:
     size = sum(manifest.file(path).size_bytes for path in artifact.files)
     accuracy = artifact.accuracy
     lines = [
@@ -85,21 +89,14 @@ def _artifact(manifest: Manifest, artifact: ArtifactEntry, layers: Layers) -> li
     if layers:
         kinds = [f"{kind} {_counts(by_precision)}" for kind, by_precision in layers.items()]
         lines.append(f"          layers: {', '.join(kinds)}")
+    if floats:
+        lines.append(f"          in float for accuracy: {', '.join(floats)}")
     tolerances = ", ".join(
         f"{spec.name} within {atol:g}" for spec, atol in zip(manifest.outputs, artifact.golden_atol, strict=False)
     )
     lines.append(f"          golden answers: {tolerances}")
     lines.append(f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}")
     return lines
-
-
-def layers_of_artifacts(bundle: Bundle) -> dict[str, Layers]:
-    """{artifact's id: its layers, by kind and precision}. Raises BundleCorrupt where a file is not what was signed."""
-    with tempfile.TemporaryDirectory(prefix="edgert-inspect-") as folder:
-        bundle.unpack(
-            Path(folder), frozenset(path for artifact in bundle.manifest.artifacts for path in artifact.files)
-        )
-        return {a.id: layer_precisions(a.engine, Path(folder) / a.entry) for a in bundle.manifest.artifacts}
 
 
 def _counts(by_precision: Mapping[str, int]) -> str:

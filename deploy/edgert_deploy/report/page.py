@@ -5,7 +5,7 @@ Each section appears when there is something to show in it. A plot stands in a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,10 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report
 from edgert_deploy.report.plots import Scale, bars, segments, spread
+from edgert_deploy.report.tables import NUMBER, PLOT, ROWS_SHOWN_MAX, legend, table
 
 STYLE = Path(__file__).with_name("style.css")
-ROWS_SHOWN_MAX = 20  # of a long table; the rest is folded away
-ROWS_MAX = 2000
 PRECISION_CLASSES = {"int8": "int8", "fp32": "fp32", "fp16": "other"}
-NUMBER, PLOT = "n", "p"
-
-Cell = str  # of HTML, escaped
-Column = tuple[str, str]  # heading, class
 
 
 def page(report: Report) -> str:
@@ -127,7 +122,7 @@ def _candidates(report: Report) -> str:
         ("", ""),
         ("Counted as well", ""),
     ]
-    return lead + _table("All candidates that were built and judged", columns, rows)
+    return lead + table("All candidates that were built and judged", columns, rows)
 
 
 def _limits(report: Report) -> str:
@@ -160,7 +155,7 @@ def _by_group(report: Report, key: str, heading: str) -> str:
     ]
     if not tables:
         return ""
-    return _key([("fp32", "FP32 source"), ("int8", "artifact")]) + "".join(shown + folded)
+    return legend([("fp32", "FP32 source"), ("int8", "artifact")]) + "".join(shown + folded)
 
 
 def _worst_words(worst: dict[str, Any]) -> str:
@@ -196,7 +191,7 @@ def _groups(candidate: dict[str, Any], groups: list[dict[str, Any]], heading: st
         ("Samples", NUMBER),
     ]
     caption = f"{candidate['id']}: {candidate['accuracy']['metric']} by {heading.lower()}"
-    return _table(caption, columns, rows)
+    return table(caption, columns, rows)
 
 
 def _change(value: float) -> str:
@@ -220,7 +215,7 @@ def _sizes(report: Report) -> str:
         ]
         for name, size in sizes
     ]
-    return _table("Bytes of the model's files", [("", ""), ("", PLOT), ("Size", NUMBER), ("Smaller by", NUMBER)], rows)
+    return table("Bytes of the model's files", [("", ""), ("", PLOT), ("Size", NUMBER), ("Smaller by", NUMBER)], rows)
 
 
 def _latency(report: Report) -> str:
@@ -240,7 +235,7 @@ def _latency(report: Report) -> str:
     ]
     columns = [("Target", ""), ("Candidate", ""), ("Measured on", ""), ("", PLOT)]
     columns += [("p50, ms", NUMBER), ("p90, ms", NUMBER), ("Threads", NUMBER)]
-    return _table("Time of one inference", columns, rows) if rows else ""
+    return table("Time of one inference", columns, rows) if rows else ""
 
 
 def _ranges(report: Report) -> str:
@@ -263,7 +258,7 @@ def _ranges(report: Report) -> str:
         "<p>What passes between the layers of the FP32 model on calibration samples, in the order of the graph. The axis "
         "is the same for all, logarithmic away from 0. SQNR: signal to noise of the layer's own answer rounded to 8 bits.</p>"
     )
-    key = _key([("most", "99.8 % of the values"), ("", "line: all of them; tick: the median")])
+    legends = legend([("most", "99.8 % of the values"), ("", "line: all of them; tick: the median")])
     columns = [
         ("Layer", ""),
         ("Kind", ""),
@@ -272,7 +267,7 @@ def _ranges(report: Report) -> str:
         ("Greatest", NUMBER),
         ("SQNR, dB", NUMBER),
     ]
-    return lead + key + _table("Activation ranges", columns, rows)
+    return lead + legends + table("Activation ranges", columns, rows)
 
 
 def _harm(report: Report) -> str:
@@ -306,7 +301,7 @@ def _harm_table(caption: str, layers: Sequence[dict[str, Any]], name: str) -> st
         ]
         for one in layers
     ]
-    return _table(caption, [("Layer", ""), ("Kind", ""), ("Harm", PLOT), ("SQNR, dB", NUMBER)], rows)
+    return table(caption, [("Layer", ""), ("Kind", ""), ("Harm", PLOT), ("SQNR, dB", NUMBER)], rows)
 
 
 def _layers(report: Report) -> str:
@@ -319,9 +314,9 @@ def _layers(report: Report) -> str:
             rows.append([f"<code>{escape(name)}</code>", escape(kind), segments(shares), words])
     if not rows:
         return ""
-    key = _key([("int8", "INT8"), ("fp32", "FP32"), ("other", "other")])
+    legends = legend([("int8", "INT8"), ("fp32", "FP32"), ("other", "other")])
     columns = [("Artifact", ""), ("Kind", ""), ("", PLOT), ("Layers", "")]
-    return key + _table("As the artifacts' files say", columns, rows)
+    return legends + table("As the artifacts' files say", columns, rows)
 
 
 def _goldens(report: Report) -> str:
@@ -353,11 +348,11 @@ def _goldens(report: Report) -> str:
         ("Tolerance", NUMBER),
         ("Same class", NUMBER),
     ]
-    compared = _table("Golden answers, artifact beside artifact", columns, rows) if rows else ""
+    compared = table("Golden answers, artifact beside artifact", columns, rows) if rows else ""
     return (
         lead
         + compared
-        + _table("What a device may differ by", [("Artifact", ""), ("Output", ""), ("Tolerance", NUMBER)], tolerances)
+        + table("What a device may differ by", [("Artifact", ""), ("Output", ""), ("Tolerance", NUMBER)], tolerances)
     )
 
 
@@ -382,9 +377,10 @@ def _meaning(report: Report) -> str:
         )
     facts.append(("Source", f"{manifest.source_size_bytes} bytes"))
     facts.append(("A downgrade", "yes: devices take this release after a higher one" if manifest.downgrade else "no"))
+    facts += [(name.capitalize(), report.receipt[name]) for name in ("licence", "notes") if report.receipt.get(name)]
     rows = [[escape(name), escape(value)] for name, value in facts]
     rows.append(["Source's SHA-256", f"<code>{escape(manifest.source_sha256)}</code>"])
-    return _table("", [("", ""), ("", "")], rows)
+    return table("", [("", ""), ("", "")], rows)
 
 
 def _contents(report: Report) -> str:
@@ -399,8 +395,8 @@ def _contents(report: Report) -> str:
         ]
         for a in report.manifest.artifacts
     ]
-    files = _table("Files, each signed by its SHA-256", [("File", ""), ("Bytes", NUMBER), ("SHA-256 begins", "")], rows)
-    return files + _table("Made with", [("Artifact", ""), ("Tools", "")], tools)
+    files = table("Files, each signed by its SHA-256", [("File", ""), ("Bytes", NUMBER), ("SHA-256 begins", "")], rows)
+    return files + table("Made with", [("Artifact", ""), ("Tools", "")], tools)
 
 
 def _spec(spec: TensorSpec) -> str:
@@ -409,51 +405,6 @@ def _spec(spec: TensorSpec) -> str:
 
 def _decibels(value: float) -> str:
     return "exact" if value >= 200 else f"{value:.1f}"
-
-
-def _key(entries: Iterable[tuple[str, str]]) -> str:
-    return (
-        '<ul class="key">'
-        + "".join(f"<li>{f'<i class={name!r}></i>' if name else ''}{escape(text)}</li>" for name, text in entries)
-        + "</ul>"
-    )
-
-
-def _table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table that scrolls by itself where it is too wide; what is behind ROWS_SHOWN_MAX rows is folded away."""
-    first = _one_table(caption, columns, rows[:ROWS_SHOWN_MAX])
-    rest = rows[ROWS_SHOWN_MAX:ROWS_MAX]
-    if not rest:
-        return first
-    left = f" ({len(rows) - ROWS_MAX} more are left out)" if len(rows) > ROWS_MAX else ""
-    return (
-        first
-        + f"<details><summary>{len(rest)} more{left}</summary>{_one_table(f'{caption}, the rest', columns, rest)}</details>"
-    )
-
-
-def _one_table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    head = "".join(
-        f'<th scope="col"{_class(kind)}>{escape(name)}</th>' if name else f"<td{_class(kind)}></td>"
-        for name, kind in columns
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<th scope="row">{cell}</th>' if i == 0 else f"<td{_class(columns[i][1])}>{cell}</td>"
-            for i, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    label = escape(caption or "Facts", quote=True)
-    named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    heading = f"<thead><tr>{head}</tr></thead>" if any(name for name, _ in columns) else ""
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}"><table>{named}{heading}<tbody>{body}</tbody></table></div>'
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
