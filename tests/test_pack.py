@@ -152,12 +152,12 @@ def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
-        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Mod<fmod=1>(x, x)"), tmp_path / "m.onnx")
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax(x)"), tmp_path / "m.onnx")
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     pi = profile("pi", "tflite", "aarch64")
     asked = replace(request_, source=source, calibration=samples, holdout=samples, preprocess=None, classify=None)
-    with pytest.raises(OperatorUnsupported, match=r"Mod .* leave out --target pi$"):
+    with pytest.raises(OperatorUnsupported, match=r"Hardmax .* leave out --target pi$"):
         pack(replace(asked, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
     with pytest.raises(OperatorUnsupported) as caught:
         pack(replace(asked, targets=(pi,)), signing_key, tmp_path / "x.edgert")
@@ -245,7 +245,7 @@ def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
-        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Mod<fmod=1>(x, x)"), tmp_path / "m.onnx")
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax(x)"), tmp_path / "m.onnx")
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
@@ -254,7 +254,7 @@ def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left
     )
     result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
     assert [(row.artifact, row.rung) for row in result.rows] == [("onnxruntime-fp32", 0), ("tensorrt-fp32", 1)]
-    assert any("box goes without tflite" in warning and "Mod" in warning for warning in result.warnings)
+    assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
         told = read_receipt(bundle)
