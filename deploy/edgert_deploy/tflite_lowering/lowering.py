@@ -124,6 +124,10 @@ class Lowering:
         users = self._users.get(name, [])
         return users[0] if len(users) == 1 and name not in self.graph.outputs else None
 
+    def is_read(self, name: str) -> bool:
+        """Whether anything needs `name`, an output of a node that may be absent."""
+        return bool(name) and (name in self._users or name in self.graph.outputs)
+
     def is_non_negative(self, name: str) -> bool:
         return name in self._non_negative
 

@@ -64,7 +64,7 @@ def recurrent(lowering: Lowering, node: Node) -> None:
         runs.append(_run(sequence, cell, given, State(hidden[i], memory[i]), is_reverse))
     _write_results(sequence, runs)
     for place, tensors in ((1, [run.last.hidden for run in runs]), (2, [run.last.memory for run in runs])):
-        if len(node.outputs) > place and node.outputs[place]:
+        if len(node.outputs) > place and lowering.is_read(node.outputs[place]):
             _stack(sequence, [t for t in tensors if t is not None], 0, sequence.state, node.outputs[place])
 
 
@@ -195,7 +195,7 @@ def _kept(cell: Cell, mask: int, old: int | None, new: int | None) -> int | None
 def _write_results(sequence: _Sequence, runs: list[_Run]) -> None:
     """Y, [steps, directions, batch, hidden]."""
     lowering, node = sequence.lowering, sequence.node
-    if not node.outputs[0]:
+    if not lowering.is_read(node.outputs[0]):
         return
     whole, packed = sequence.state.with_axis(0, sequence.steps), []
     for run in runs:

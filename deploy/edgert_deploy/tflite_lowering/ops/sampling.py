@@ -26,24 +26,25 @@ class Sampling:
     first: float = 0.0
     last: float = 1.0
 
-    def positions(self) -> NDArray[np.float64]:
-        """Where each output lies on the axis, in elements."""
-        x = np.arange(self.outputs, dtype=np.float64)
-        resized = self.scale * self.length  # not a whole number where the scale does not make it one
+    def positions(self) -> NDArray[np.float32]:
+        """Where each output lies on the axis, in elements; in float32, as runtimes round where nearest lies between two."""
+        x, half = np.arange(self.outputs, dtype=np.float32), np.float32(0.5)
+        scale = np.float32(self.scale)
+        resized = np.float32(self.scale * self.length)  # not a whole number where the scale does not make it one
+        placed: NDArray[np.float32] = (x + half) / scale - half
         match self.rule:
             case "asymmetric":
-                return x / self.scale
+                placed = x / scale
             case "align_corners":
-                return x * 0 if resized == 1 else x * (self.length - 1) / (resized - 1)
+                placed = x * 0 if resized == 1 else x * np.float32(self.length - 1) / (resized - 1)
             case "tf_crop_and_resize":
-                first, last = self.first * (self.length - 1), self.last * (self.length - 1)
-                return x * 0 + (first + last) / 2 if resized == 1 else first + x * (last - first) / (resized - 1)
+                first, last = (np.float32(edge * (self.length - 1)) for edge in (self.first, self.last))
+                placed = x * 0 + (first + last) / 2 if resized == 1 else first + x * (last - first) / (resized - 1)
             case "half_pixel_symmetric":
-                offset = self.length / 2 * (1 - self.outputs / resized)
-                return offset + (x + 0.5) / self.scale - 0.5
+                placed = placed + np.float32(self.length / 2) * (1 - self.outputs / resized)
             case "pytorch_half_pixel" if self.outputs == 1:
-                return x
-        return (x + 0.5) / self.scale - 0.5
+                placed = x
+        return placed
 
     def is_outside(self) -> NDArray[np.bool_]:
         """Which outputs lie off the axis and are given a value of their own; only a crop has such."""
@@ -69,7 +70,7 @@ class Sampling:
         """What each output weighs each element by, [outputs, length]: elements off the axis are those at its end."""
         shrink = min(self.scale, 1.0) if antialias else 1.0
         reach = int(np.ceil(REACH[mode] / shrink)) + 1
-        x = self.positions()[:, None]
+        x = self.positions()[:, None].astype(np.float64)
         elements = np.floor(x).astype(np.intp) + np.arange(-reach, reach + 1)
         weights = _kernel(np.abs(elements - x) * shrink, mode, coefficient)
         if exclude_outside:
