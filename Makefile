@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test hil hil-arm64 check format servers clean
+.PHONY: setup demo test hil hil-arm64 hil-power check format servers clean
 
 setup: $(VENV)/installed
 
@@ -52,6 +52,10 @@ CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts
 # An emulated Raspberry-Pi-class machine, as root; about half an hour, most of it in the emulator.
 hil-arm64: setup servers
 	@EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
+
+# Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances.
+hil-power: setup servers
+	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(SEED),--seed $(SEED))
 
 # The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
 # these need only be installed.

@@ -19,7 +19,7 @@ from edgert.errors import ConfigInvalid
 from hil import rootfs
 from hil.sshd import new_ssh_key
 
-RECIPE = "1"
+RECIPE = "2"
 SIZE = "4G"  # sparse
 DATA_LABEL = "edgert-data"  # a second disk of this label is mounted where the state lies
 STATE = "/var/lib/edgert"
@@ -35,7 +35,8 @@ MASKED = (
     "serial-getty@ttyS0.service", "systemd-networkd-wait-online.service", "systemd-binfmt.service",
 )  # fmt: skip
 _NETWORK = "[Match]\nName=en* eth*\n[Network]\nDHCP=yes\n[DHCPv4]\nUseDNS=no\n"
-_FSTAB = f"/dev/vda / ext4 rw,noatime 0 1\nLABEL={DATA_LABEL} {STATE} ext4 rw,noatime,nofail,x-systemd.device-timeout=1s 0 2\n"
+_FSTAB = "/dev/vda / ext4 rw,noatime 0 1\n"
+_FSTAB_DATA = f"LABEL={DATA_LABEL} {STATE} ext4 rw,noatime 0 2\n"
 _INIT = """\
 #!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /newroot
@@ -94,26 +95,36 @@ def image(arch: str, say: Callable[[str], None] = lambda _: None) -> Image:
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            _make(partial, below, kernel)
+            _make(partial, (below,), kernel)
             partial.rename(folder)
     return Image(folder)
 
 
-def _make(out: Path, below: Path, kernel: Path) -> None:
+def image_over(folder: Path, arch: str, changes: Path) -> Image:
+    """An image in `folder`, of the system with the `changes` that an ended container made, and a second disk for its state.
+
+    Raises ConfigInvalid.
+    """
+    folder.mkdir()
+    _make(folder, (changes, rootfs.rootfs(arch)), rootfs.kernel(arch), _FSTAB + _FSTAB_DATA)
+    return Image(folder)
+
+
+def _make(out: Path, layers: tuple[Path, ...], kernel: Path, fstab: str = _FSTAB) -> None:
     for key in ("host_key", "client_key"):
         new_ssh_key(out / key)
     release = next((kernel / "lib/modules").iterdir()).name
     shutil.copyfile(next((kernel / "boot").glob("vmlinuz-*")), out / "vmlinuz")
     _run("depmod", "-b", str(kernel), release)
-    _make_initrd(out / "initrd", below, kernel, release)
+    _make_initrd(out / "initrd", layers[-1], kernel, release)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         upper, work, root = (Path(scratch) / name for name in ("upper", "work", "root"))
         for path in (upper, work, root):
             path.mkdir()
-        words = f"lowerdir={below},upperdir={upper},workdir={work}"
+        words = f"lowerdir={':'.join(map(str, layers))},upperdir={upper},workdir={work}"
         _run("mount", "-t", "overlay", "overlay", "-o", words, str(root))
         try:
-            _fill(root, out, kernel / "lib/modules" / release)
+            _fill(root, out, fstab, kernel / "lib/modules" / release)
             (out / "root.img").touch()
             _run("truncate", "--size", SIZE, str(out / "root.img"))
             _run("mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=1", "-L", "root", "-d", str(root), "-F", str(out / "root.img"))  # fmt: skip
@@ -121,10 +132,10 @@ def _make(out: Path, below: Path, kernel: Path) -> None:
             _run("umount", str(root))
 
 
-def _fill(root: Path, keys: Path, modules: Path) -> None:
+def _fill(root: Path, keys: Path, fstab: str, modules: Path) -> None:
     rootfs.personalise(root, NAME, keys)
     (root / "etc/resolv.conf").unlink(missing_ok=True)
-    (root / "etc/fstab").write_text(_FSTAB)
+    (root / "etc/fstab").write_text(fstab)
     (root / "etc/systemd/network/20-wired.network").write_text(_NETWORK)
     units = root / "etc/systemd/system"
     (units / "multi-user.target.wants").mkdir(exist_ok=True)

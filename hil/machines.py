@@ -48,14 +48,22 @@ def why_not(arch: str) -> str:
 class Machine:
     """One machine; also its own power switch. What it writes lies in `folder`.
 
-    `more` are further words for qemu. The disk's writes go to this host's page cache, which outlives qemu: a power cut
+    `more` are further words for qemu, `forwarded` a further port of the machine that can be reached at `forward_port`.
+    The disk's writes go to this host's page cache, which outlives qemu: a power cut
     loses what lies in the machine's own memory, as it would beside a disk that keeps no cache.
     """
 
-    def __init__(self, folder: Path, arch: str, more: Sequence[str] = ()) -> None:
-        self.folder, self.arch, self._more = folder, arch, tuple(more)
-        self.image = images.image(arch)
-        self.port = free_port()
+    def __init__(
+        self,
+        folder: Path,
+        arch: str,
+        more: Sequence[str] = (),
+        forwarded: int = 0,
+        image: images.Image | None = None,
+    ) -> None:
+        self.folder, self.arch, self._more, self._forwarded = folder, arch, tuple(more), forwarded
+        self.image = image or images.image(arch)
+        self.port, self.forward_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -83,20 +91,45 @@ class Machine:
         log = self.folder / "console.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
-    def on(self, words: Sequence[str] = ()) -> None:
+    def on(self) -> None:
         """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
+        self.start()
+        self.wait_for_ssh()
+
+    def save(self, memory: Path) -> None:
+        """Write the machine's memory to a file, and end it: `resume` goes on from there, any number of times."""
+        said = self.tell("stop", f'migrate "exec:cat >{memory}"', "info migrate")
+        if "completed" not in said:
+            raise ConfigInvalid(f"qemu did not save the machine: {said}")
+        self.off()
+
+    def resume(self, memory: Path) -> None:
+        """Go on where `save` left it, in well under a second of the machine's time; its disk forgets what it writes then."""
+        self.start(("-incoming", f"exec:cat {memory}"), keep=False)
+        until = time.monotonic() + START_S_MAX
+        while "inmigrate" in self.tell("info status"):
+            if time.monotonic() > until:
+                raise ConfigInvalid("qemu did not take the machine's memory back")
+            time.sleep(0.05)
+        self.tell("cont")
+
+    def start(self, words: Sequence[str] = (), *, keep: bool = True) -> None:
+        """Start qemu, and wait for nothing but its monitor."""
+        self.monitor.unlink(missing_ok=True)
         if not self.disk.exists():
             _run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(self.image.disk), "-F", "raw", str(self.disk))
         with (self.folder / "qemu.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command(), *words],
+                [*self._command(keep), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
             )
-        self.wait_for_ssh()
+        until = time.monotonic() + START_S_MAX
+        while not self.monitor.exists() and self._process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
 
     def off(self) -> None:
         """SIGKILL for qemu: its processor stops between two instructions."""
@@ -135,15 +168,17 @@ class Machine:
                 said = _until_prompt(monitor)
         return said
 
-    def _command(self) -> list[str]:
+    def _command(self, keep: bool) -> list[str]:
+        forward = f",hostfwd=tcp:127.0.0.1:{self.forward_port}-:{self._forwarded}" if self._forwarded else ""
+        forget = "" if keep else ",snapshot=on"
         program, _, machine, console = EMULATORS[self.arch]
         return [
             program, *machine, "-accel", "tcg,thread=multi,tb-size=256", "-smp", str(PROCESSORS), "-m", str(MEMORY_MB),
             "-nodefaults", "-no-user-config", "-display", "none", "-serial", f"file:{self.folder}/console.log",
             "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
             "-append", f"console={console} {ARGUMENTS}",
-            "-drive", f"if=none,id=root,file={self.disk},format=qcow2,cache=writeback", "-device", "virtio-blk-pci,drive=root",
-            "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22",
+            "-drive", f"if=none,id=root,file={self.disk},format=qcow2,cache=writeback{forget}", "-device", "virtio-blk-pci,drive=root",
+            "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22{forward}",
             "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
             "-monitor", f"unix:{self.monitor},server=on,wait=off", *self._more,
         ]  # fmt: skip

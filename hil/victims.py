@@ -1,0 +1,281 @@
+"""What power-cut tests cut: an emulated machine, or this machine's own kernel with an ext4 on a disk that forgets.
+
+Both answer through `on_device/slots_agent.py`, and keep their state on a `ForgetfulDisk` that outlives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgert.config import read_config
+from edgert.errors import ConfigInvalid
+from edgert.installer import install
+from edgert.signing import write_key_pair
+from edgert.slots import BOOT_ID_VARIABLE, SlotStore
+from edgert_deploy.transports import open_transport
+from hil import containers, images, machines
+from hil.containers import running_container
+from hil.disk import ForgetfulDisk
+from hil.dut import Dut
+from hil.host import ROOT, Host
+from hil.machines import Machine
+from hil.sshd import free_port
+from tests.bundles import make_null_bundle
+from tests.devices import Device
+
+ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "victim", "echo"
+AGENT_PORT, AGENT = 7777, "/opt/rig"
+SOCKET = "/run/edgert/edgert.sock"
+DISK_BYTES = 48 * 1024**2
+ANSWER_S_MAX = 300.0
+QUICK_S_MAX = 60.0
+
+# The agent is there after a boot, too.
+_AGENT_UNIT = f"""\
+[Service]
+Environment=PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={AGENT}
+ExecStart=/opt/edgert/venv/bin/python {AGENT}/slots_agent.py {AGENT_PORT} {AGENT}/key.pem {images.STATE} {SOCKET}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Agent:
+    """The line to `on_device/slots_agent.py`."""
+
+    def __init__(self, port: int) -> None:
+        until = time.monotonic() + ANSWER_S_MAX
+        while True:
+            try:
+                self._link, self._data = socket.create_connection(("127.0.0.1", port), 5), b""
+                self.ask("slots", within_s=20.0)  # qemu takes a connection before the machine does
+                return
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def ask(self, do: str, within_s: float = ANSWER_S_MAX, **words: Any) -> dict[str, Any]:
+        """Raises OSError where nothing comes."""
+        self.send(do, **words)
+        answer = self.answer(within_s)
+        if answer is None:
+            raise TimeoutError(f"no answer to {do} within {within_s:.0f} s")
+        return answer
+
+    def must(self, do: str, **words: Any) -> dict[str, Any]:
+        answer = self.ask(do, **words)
+        if "error" in answer:
+            raise RuntimeError(f"{do} {words}: {answer['error']}")
+        return answer
+
+    def send(self, do: str, **words: Any) -> None:
+        self._link.sendall(json.dumps({"do": do, **words}).encode() + b"\n")
+
+    def answer(self, within_s: float) -> dict[str, Any] | None:
+        """The next line; None where none has come by then. Raises OSError where the line is dead."""
+        until = time.monotonic() + within_s
+        while b"\n" not in self._data:
+            if not select.select([self._link], [], [], max(0.0, until - time.monotonic()))[0]:
+                return None
+            more = self._link.recv(65536)
+            if not more:
+                raise ConnectionError("the agent closed the line")
+            self._data += more
+        line, _, self._data = self._data.partition(b"\n")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class Victim(Protocol):
+    """Something with a daemon, an agent, and a plug. `disk` is what of it outlives a cut."""
+
+    disk: ForgetfulDisk
+
+    def on(self, boot: str, *, cold: bool) -> Agent:
+        """Start, with the disk as it is; `boot` is what this boot is called. `cold` is a real boot, where there is one."""
+        ...
+
+    def off(self) -> None:
+        """At once, and nothing more reaches the disk."""
+        ...
+
+
+class MachineVictim:
+    """An emulated machine. Unless `cold`, it goes on from a moment when its disk for the state was not mounted yet."""
+
+    def __init__(self, folder: Path) -> None:
+        changes, state = _bootstrapped(folder)
+        self.disk = ForgetfulDisk(folder / "disk", _ext4(folder / "ext4", state))
+        image = images.image_over(folder / "image", ARCH, changes)
+        drive = ("-drive", f"if=none,id=data,file={self.disk.url},format=raw,cache=writeback")
+        words = (*drive, "-device", "virtio-blk-pci,drive=data")
+        self._machine = Machine(folder, ARCH, words, forwarded=AGENT_PORT, image=image)
+        self._memory = folder / "memory"
+        self._machine.on()
+        Agent(self._machine.forward_port).close()
+        ssh = ["ssh", "-i", str(image.keys / "client_key"), "-p", str(self._machine.port), "-o", "LogLevel=ERROR"]
+        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1"]
+        _run(*ssh, f"systemctl stop edgertd && umount {images.STATE} && sync")
+        self._machine.save(self._memory)
+
+    def on(self, boot: str, *, cold: bool) -> Agent:
+        if cold:
+            self._machine.start(keep=False)
+            self._machine.wait_for_ssh()
+        else:
+            self._machine.resume(self._memory)
+        return Agent(self._machine.forward_port)
+
+    def off(self) -> None:
+        self._machine.off()
+        self.disk.struck.set()
+
+
+class LocalVictim:
+    """This machine's kernel: ext4 on a loop device on a file that a process serves from the disk.
+
+    A cut stops the disk, kills what runs on it, and mounts anew: the page cache in between is lost, as in a machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file, self._mount = folder, folder / "file", folder / "state"
+        device = Device(folder / "made")
+        device.prepare()
+        device.state.config.write_text(f'device = "{NAME}"\nprofile = "{PROFILE}"\n')
+        self._key = folder / "key.pem"
+        write_key_pair(device.key, self._key, folder / "public.pem")
+        for release in (1, 2):
+            bundle = device.bundle(release=release, profile=PROFILE, op="copy" if release % 2 else "sum")
+            install(bundle, device.state, read_config(device.state))
+            store = SlotStore(device.state.models / MODEL)
+            store.activate(QUICK_S_MAX)
+            store.mark_good()
+        self.disk = ForgetfulDisk(folder / "disk", _ext4(folder / "ext4", device.state.root))
+        self._boot, self._loop = "", ""
+        self._server: subprocess.Popen[bytes] | None = None
+        for path in (self._mount, folder / "run"):
+            path.mkdir()
+        self._file.touch()
+
+    def on(self, boot: str, *, cold: bool) -> Agent:
+        self._boot = boot
+        words = ["--blockdev", f"driver=nbd,node-name=disk,server.type=unix,server.path={self.disk.path}"]
+        words += ["--export", f"type=fuse,id=disk,node-name=disk,mountpoint={self._file},writable=on"]
+        self._server = subprocess.Popen(["qemu-storage-daemon", *words], stdin=subprocess.DEVNULL)
+        until = time.monotonic() + QUICK_S_MAX
+        while self._file.stat().st_size != DISK_BYTES:
+            if self._server.poll() is not None or time.monotonic() > until:
+                raise ConfigInvalid("qemu-storage-daemon does not serve the disk")
+            time.sleep(0.01)
+        self._loop = _run("losetup", "--find", "--show", str(self._file)).strip()
+        _run("mount", "-t", "ext4", self._loop, str(self._mount))
+        environment = {**os.environ, BOOT_ID_VARIABLE: boot, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'deploy'}"}
+        port = free_port()
+        agent = [str(ROOT / "hil/on_device/slots_agent.py"), str(port), str(self._key), str(self._mount)]
+        with (self._folder / "log").open("ab") as log:
+            for words in (
+                ["-m", "edgert.cli", "--state", str(self._mount), "serve"],
+                [*agent, str(self._mount / "edgert.sock")],
+            ):
+                subprocess.Popen(
+                    [sys.executable, *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+        return Agent(port)
+
+    def off(self) -> None:
+        self.disk.struck.set()
+        for pid in self._processes():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        subprocess.run(["umount", "--lazy", self._mount], capture_output=True)
+        subprocess.run(["losetup", "--detach", self._loop], capture_output=True)
+        if self._server is not None:
+            subprocess.run(["umount", "--lazy", self._file], capture_output=True)
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def _processes(self) -> list[int]:
+        """Whatever was started under this boot's name: daemon, workers, agent."""
+        found, mark = [], f"{BOOT_ID_VARIABLE}={self._boot}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
+
+
+# victim: (class, why it cannot be had here)
+VICTIMS: dict[str, tuple[Callable[[Path], Victim], Callable[[], str]]] = {
+    "machine": (MachineVictim, lambda: machines.why_not(ARCH) or containers.why_not()),
+    "local": (LocalVictim, lambda: _why_not_local()),
+}
+
+
+def _why_not_local() -> str:
+    if os.geteuid() != 0:
+        return "only root can mount file systems"
+    for program, package in (("qemu-storage-daemon", "qemu-utils"), ("losetup", "mount"), ("mke2fs", "e2fsprogs")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed: apt-get install {package}"
+    return "" if Path("/dev/fuse").exists() else "the kernel has no FUSE"
+
+
+def _bootstrapped(folder: Path) -> tuple[Path, Path]:
+    """A container that was bootstrapped as a user does, with two releases: what it changed, and its state folder.
+
+    On the machine itself it would take an emulated processor a quarter of an hour.
+    """
+    with running_container(folder / "made") as container:
+        host = Host(folder / "host")
+        host.edgert("keys", "new")
+        host.add(Dut(NAME, PROFILE, container.address, container.fingerprint, identity=str(container.client_key)))
+        host.edgert("bootstrap", NAME, "--engine", "null")
+        for release in (1, 2):
+            bundle = make_null_bundle(folder, host.key, MODEL, release, PROFILE, op="copy" if release % 2 else "sum")
+            host.edgert("deploy", bundle, "--to", NAME)
+        transport = open_transport(host.device(NAME))
+        transport.put(ROOT / "hil/on_device/slots_agent.py", f"{AGENT}/slots_agent.py")
+        transport.put(ROOT / "tests/bundles.py", f"{AGENT}/tests/bundles.py")
+        transport.put(host.folder / "keys/default.key.pem", f"{AGENT}/key.pem", mode=0o600)
+        transport.close()
+        unit = container.root / "etc/systemd/system/slots-agent.service"
+        unit.write_text(_AGENT_UNIT)
+        host.on(NAME, "sh", "-c", "systemctl enable slots-agent && systemctl stop edgertd && sync")
+        state = folder / "state"
+        shutil.move(container.root / images.STATE[1:], state)
+        (container.root / images.STATE[1:]).mkdir()
+    return folder / "made/upper", state
+
+
+def _ext4(path: Path, content: Path) -> bytes:
+    """A file system with `content`, of the label that a machine mounts at its state folder."""
+    with path.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    _run("mke2fs", "-q", "-t", "ext4", "-L", images.DATA_LABEL, "-d", str(content), "-F", str(path))
+    return path.read_bytes()
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S_MAX)
+    if done.returncode != 0:
+        raise ConfigInvalid(f"`{words[0]}` failed: {done.stderr.strip()[-600:]}")
+    return done.stdout
