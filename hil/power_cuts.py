@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import EdgeRTError
+from edgert.errors import DeviceError, EdgeRTError
 from hil.victims import VICTIMS, Agent, Victim
 
 SERVES_S_MAX = 10.0  # from the daemon's start to an answer, as promised
@@ -151,6 +151,8 @@ def judged(cut: Cut, found: dict[str, Any]) -> Cut:
 def cuts(rig: Rig, number: int, cold: int, say: Say) -> Iterator[Cut]:
     """Cut `number` times, `cold` of them followed by a real boot; stops where the machine does not come back."""
     agent, found = rig.begin()
+    if "error" in found:
+        raise DeviceError(f"it does not serve before any cut: {found['error']}")
     say(f"it serves: {found}")
     new = int(agent.must("slots")["ratchet"]) + 1
     for operation in ("install", "activate", "mark-good"):

@@ -1,17 +1,28 @@
-"""A TCP relay that stands in a link, to cut or freeze it in the middle of a transfer."""
+"""A TCP relay that stands in a link, to cut, freeze or slow it in the middle of a transfer."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 
 
 class Relay:
-    """Passes connections on to a port; per connection it can cut or freeze after so many bytes towards the server."""
+    """Passes connections on to a port; per connection it can cut or freeze after so many bytes towards the server.
 
-    def __init__(self, target_port: int, cut_after: list[int] | None = None, freeze_after: int | None = None) -> None:
+    `bytes_per_s` bounds what passes in that direction.
+    """
+
+    def __init__(
+        self,
+        target_port: int,
+        cut_after: list[int] | None = None,
+        freeze_after: int | None = None,
+        bytes_per_s: float | None = None,
+    ) -> None:
         self._target_port = target_port
+        self._bytes_per_s = bytes_per_s
         self._cut_after = list(cut_after or [])  # one entry a connection, then no more cuts
         self._freeze_after = freeze_after
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -40,20 +51,27 @@ class Relay:
             self.connections += 1
             self._sockets += [client, server]
             limit = self._cut_after.pop(0) if self._cut_after else None
-            threading.Thread(target=self._pass, args=(client, server, limit, self._freeze_after), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, None, None), daemon=True).start()
+            threading.Thread(
+                target=self._pass, args=(client, server, limit, self._freeze_after, True), daemon=True
+            ).start()
+            threading.Thread(target=self._pass, args=(server, client, None, None, False), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, cut: int | None, freeze: int | None) -> None:
+    def _pass(
+        self, source: socket.socket, target: socket.socket, cut: int | None, freeze: int | None, slow: bool
+    ) -> None:
         passed = 0
         with contextlib.suppress(OSError):
             while data := source.recv(16384):
                 if freeze is not None and passed > freeze:
                     return  # reads no more, closes nothing: the link is dead and does not say so
+                if cut is not None and passed + len(data) > cut:
+                    target.sendall(data[: cut - passed])
+                    break
                 target.sendall(data)
                 passed += len(data)
                 self.bytes_passed += len(data)
-                if cut is not None and passed > cut:
-                    break
+                if slow and self._bytes_per_s is not None:
+                    time.sleep(len(data) / self._bytes_per_s)
             for each in (source, target):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)

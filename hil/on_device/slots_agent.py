@@ -79,7 +79,11 @@ def _first_answer() -> InferResponse:
                 return client.request(MODEL, GOLDEN)
         except (EdgeRTError, OSError) as error:
             if time.monotonic() > until:
-                raise RuntimeError(f"nothing is served after {SERVES_S_MAX:.0f} s: {error}") from error
+                said = subprocess.run(
+                    ["journalctl", "-b", "-u", "edgertd", "-n", "30", "--no-pager"], capture_output=True
+                )
+                tail = said.stdout.decode(errors="replace")
+                raise RuntimeError(f"nothing is served after {SERVES_S_MAX:.0f} s: {error}; {tail}") from error
             time.sleep(0.05)
 
 

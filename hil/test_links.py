@@ -1,0 +1,71 @@
+"""Links as the field has them: cut at any byte, slow, dead without a word; and hosts that die in the middle.
+
+tests/test_transports.py has the transport's own promises; here is what becomes of whole files, devices and fleets.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import DeviceUnreachable
+from edgert_deploy.transports.ssh import LinkLimits, SshTransport
+from hil.relay import Relay
+from hil.sshd import SshDevice, running_sshd
+
+CUTS = 200
+SEED = 20261121
+FILE_BYTES = 1_500_000  # beyond the handshake, a cut falls into it
+PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pause_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.mark.timeout(900)
+def test_a_transfer_cut_at_two_hundred_random_bytes_arrives_whole_or_not_at_all(
+    sshd: SshDevice, tmp_path: Path
+) -> None:
+    """Some cuts fall into the key exchange, some into the file, some into the words around it."""
+    chance = random.Random(SEED)
+    source, there = tmp_path / "source", tmp_path / "far" / "file"
+    there.parent.mkdir()
+    left = [chance.randrange(int(FILE_BYTES / 2)) for _ in range(CUTS)]
+    files = 0
+    with Relay(sshd.port, cut_after=left) as relay:
+        while relay.connections < CUTS:
+            source.write_bytes(chance.randbytes(FILE_BYTES))
+            before = there.read_bytes() if there.exists() else None
+            transport = SshTransport(sshd.device(port=relay.port), PATIENT)
+            try:
+                transport.put(source, str(there))
+                assert there.read_bytes() == source.read_bytes()
+                files += 1
+            except DeviceUnreachable:  # a command around the file was cut: that is told, and nothing is replaced
+                assert (there.read_bytes() if there.exists() else None) == before
+            finally:
+                transport.close()
+    assert files > 0
+    transport = SshTransport(sshd.device(), PATIENT)
+    transport.put(source, str(there))
+    transport.close()
+    assert there.read_bytes() == source.read_bytes()
+
+
+def test_a_slow_link_is_no_dead_link(sshd: SshDevice, tmp_path: Path) -> None:
+    """Each block takes longer than silence may last; yet something always moves."""
+    source, there = tmp_path / "source", tmp_path / "far" / "file"
+    source.write_bytes(os.urandom(400_000))
+    limits = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=2.0, attempts=1, pause_s=0.0)
+    with Relay(sshd.port, bytes_per_s=100_000) as relay:
+        transport = SshTransport(sshd.device(port=relay.port), limits)
+        transport.put(source, str(there))
+        transport.close()
+    assert there.read_bytes() == source.read_bytes()
