@@ -95,6 +95,13 @@ class Machine:
         """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
         self.start()
         self.wait_for_ssh()
+        self.sh("systemctl is-system-running --wait || true")  # busy with its boot it would keep others waiting
+
+    def sh(self, script: str) -> None:
+        """Run a script as root, however long the machine takes to let anybody in. Raises ConfigInvalid."""
+        never = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")  # it is our own, on loopback
+        options = (*never, "-o", "LogLevel=ERROR", "-o", f"ConnectTimeout={START_S_MAX:.0f}")
+        _run("ssh", "-i", str(self.client_key), "-p", str(self.port), *options, "root@127.0.0.1", script)
 
     def save(self, memory: Path) -> None:
         """Write the machine's memory to a file, and end it: `resume` goes on from there, any number of times."""

@@ -128,9 +128,7 @@ class MachineVictim:
         self._memory = folder / "memory"
         self._machine.on()
         Agent(self._machine.forward_port).close()
-        ssh = ["ssh", "-i", str(image.keys / "client_key"), "-p", str(self._machine.port), "-o", "LogLevel=ERROR"]
-        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1"]
-        _run(*ssh, f"systemctl stop edgertd && umount {images.STATE} && sync")
+        self._machine.sh(f"systemctl stop edgertd && umount {images.STATE} && sync")
         self._machine.save(self._memory)
 
     def on(self, boot: str, *, cold: bool) -> Agent:
