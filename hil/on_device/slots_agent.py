@@ -38,7 +38,7 @@ DISK = "/dev/vdb"
 BUNDLES = KEY_FILE.parent / "bundles"
 DROP_IN = Path("/run/systemd/system/edgertd.service.d")
 BALLAST_BYTES = 192 * 1024
-SERVES_S_MAX = 120.0
+SERVES_S_MAX = 400.0
 GOLDEN = np.linspace(-1.0, 1.5, 4, dtype=np.float32).reshape(1, 4)
 
 
