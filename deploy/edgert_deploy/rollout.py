@@ -23,7 +23,7 @@ from edgert_deploy.inventory import Device
 from edgert_deploy.plan import Offer, Plan, Step, make_plan
 from edgert_deploy.remote import ACTIVATE_S_MAX, CHECK_S_MAX, INSTALL_S_MAX, RemoteDaemon
 from edgert_deploy.service import start
-from edgert_deploy.stop import Stop, for_each
+from edgert_deploy.stop import AT_ONCE_MAX, Stop, for_each
 from edgert_deploy.transports import Transport
 
 QUICK_S_MAX = 60.0
@@ -38,8 +38,9 @@ Opener = Callable[[Device], Transport]
 class Outcome:
     """What became of a deployment on one device.
 
-    `result` is live, unchanged (it was live already), planned (a dry run), failed with `error`, or, where the
-    user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by itself).
+    `result` is live, unchanged (it was live already), planned (a dry run), held (not begun), failed with `error`,
+    or, where the user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by
+    itself).
     `serving` is the release that is live there now as far as known.
     """
 
@@ -85,15 +86,36 @@ def read_offer(path: Path) -> Offer:
         return Offer(bundle.manifest, bundle.digest, bundle.envelope.key_ids, path.stat().st_size)
 
 
-def deploy(rollout: Rollout, devices: Sequence[Device], say: Callable[[str, str], None]) -> list[Outcome]:
-    """Deploy to each device, several at a time; the outcomes in the order of `devices`.
+def deploy(
+    rollout: Rollout,
+    devices: Sequence[Device],
+    say: Callable[[str, str], None],
+    *,
+    at_once: int = AT_ONCE_MAX,
+    may_begin: Callable[[], bool] = lambda: True,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Deploy to each device, `at_once` at a time; the outcomes in the order of `devices`.
 
-    `say(device name, line)` is called from several threads.
+    `say(device name, line)` is called from several threads; so are `may_begin` before each device is touched (where
+    it says no, the device is held) and `on_outcome` with each outcome as it comes.
     """
-    outcomes = for_each(
-        devices, lambda device: deploy_one(rollout, device, lambda line: say(device.name, line)), rollout.stop
-    )
-    return [_abandoned(rollout, d) if o is None else o for d, o in zip(devices, outcomes, strict=True)]
+
+    def work(device: Device) -> Outcome:
+        if not may_begin():
+            return Outcome(device.name, "held")
+        outcome = deploy_one(rollout, device, lambda line: say(device.name, line))
+        on_outcome(outcome)
+        return outcome
+
+    given = for_each(devices, work, rollout.stop, at_once)
+    outcomes = []
+    for device, outcome in zip(devices, given, strict=True):
+        if outcome is None:
+            outcome = _abandoned(rollout, device)
+            on_outcome(outcome)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def deploy_one(rollout: Rollout, device: Device, say: Say) -> Outcome:
@@ -113,11 +135,11 @@ def deploy_one(rollout: Rollout, device: Device, say: Say) -> Outcome:
     return replace(outcome, seconds=time.monotonic() - begun)
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 where every device took it, that of Ctrl-C where it kept one from it, else that of the first that did not."""
-    if any(isinstance(outcome.error, Interrupted) for outcome in outcomes):
+def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
+    """0 where no device has an error, that of Ctrl-C where it kept one from it, else that of the first."""
+    if any(isinstance(error, Interrupted) for error in errors):
         return Interrupted.exit_code
-    return next((o.error.exit_code for o in outcomes if o.error is not None), 0)
+    return next((error.exit_code for error in errors if error is not None), 0)
 
 
 def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) -> Outcome:

@@ -58,8 +58,13 @@ class Stop:
             signal.signal(signal.SIGINT, before)
 
 
-def for_each(items: Sequence[Item], work: Callable[[Item], Answer], stop: Stop) -> list[Answer | None]:
-    """`work(item)` for each, AT_ONCE_MAX at a time, the answers in the order of `items`.
+def for_each(
+    items: Sequence[Item],
+    work: Callable[[Item], Answer],
+    stop: Stop,
+    at_once: int = AT_ONCE_MAX,
+) -> list[Answer | None]:
+    """`work(item)` for each, `at_once` at a time, the answers in the order of `items`.
 
     None for those that were not done when `stop` was pressed twice. What `work` raises is raised here.
     """
@@ -79,7 +84,7 @@ def for_each(items: Sequence[Item], work: Callable[[Item], Answer], stop: Stop) 
             except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
                 done.put((i, None, error))
 
-    for _ in range(min(AT_ONCE_MAX, len(items))):
+    for _ in range(min(at_once, len(items))):
         threading.Thread(target=worker, daemon=True).start()
     answers: list[Answer | None] = [None] * len(items)
     left = len(items)

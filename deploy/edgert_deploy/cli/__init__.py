@@ -24,6 +24,7 @@ COMMANDS = {
     "device": ("edgert_deploy.cli.device:device", "Add, list and remove devices."),
     "bootstrap": ("edgert_deploy.cli.bootstrap:bootstrap", "Install edgert and an engine on a bare device."),
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),
+    "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or give up deployments."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),
     "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
 }

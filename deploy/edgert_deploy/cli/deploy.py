@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgert.errors import NotBootstrapped
+from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
+from edgert_deploy.campaign import Campaign, CampaignStore, go_on
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
-from edgert_deploy.inventory import Device, find_inventory
+from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
 from edgert_deploy.rollout import deploy as roll_out
 from edgert_deploy.transports import Transport, open_transport
+from edgert_deploy.waves import PARALLEL, PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
 SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"
@@ -32,11 +36,31 @@ SECOND = "let go: a device in the middle of it goes back by itself when the tria
     show_default=True,
     help="After so many seconds a version that was not marked good ends by itself.",
 )
+@click.option("--canary", type=click.IntRange(min=0), default=0, help="So many devices go first.", show_default=True)
+@click.option("--wave", "waves", default="", metavar="SHARES", help="Then in waves: 10%,50%,100% of the devices.")
+@click.option(
+    "--max-failures",
+    metavar="SHARE",
+    help="Stop when more than so many (3) or such a share (5%) of the devices of the waves begun failed "
+    "[default: 0 with --canary or --wave, else never].",
+)
+@click.option("--pause", "pause_s", type=click.FloatRange(min=0), default=0.0, help="Seconds between two waves.")
+@click.option("--parallel", type=click.IntRange(1, PARALLEL_MAX), default=PARALLEL, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @inventory_option
 @json_option
 def deploy(
-    bundle: Path, selector: str, trial_s: float, dry_run: bool, inventory_file: Path | None, as_json: bool
+    bundle: Path,
+    selector: str,
+    trial_s: float,
+    canary: int,
+    waves: str,
+    max_failures: str | None,
+    pause_s: float,
+    parallel: int,
+    dry_run: bool,
+    inventory_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Ship BUNDLE to devices and make it live, or put back what was.
 
@@ -44,6 +68,10 @@ def deploy(
     trial, asked again through the socket, and kept. Where anything fails, the version before serves on.
     A device that does not answer does not hold up the others. A local device that was never bootstrapped is
     made ready on the way. One deployment of a model works on a device at a time; another one is refused.
+
+    Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
+    stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
+    `edgert rollout resume` goes on.
 
     Ctrl-C stops at the next step and puts back what was live on devices that are not done; again, it lets go at
     once: a device in the middle of it then goes back by itself when the trial ends.
@@ -55,24 +83,120 @@ def deploy(
     Examples:
       edgert deploy digits.edgert --to kitchen
       edgert deploy digits.edgert --to canary,nuc-3 --trial-s 300
+      edgert deploy digits.edgert --to all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 600
       edgert deploy digits.edgert --to all --dry-run --json
     """
-    devices = find_inventory(inventory_file).select(selector)
-    offer = read_offer(bundle)
-    rollout = Rollout(bundle, offer, trial_s, open_transport, _make_ready, dry_run)
+    strategy = Strategy.parse(canary, waves, max_failures, parallel, pause_s)
+    inventory = find_inventory(inventory_file)
+    devices = inventory.select(selector)
+    rollout = Rollout(bundle, read_offer(bundle), trial_s, open_transport, _make_ready, dry_run)
+    if dry_run:
+        _say_what_would_be_done(rollout, strategy, devices, as_json)
+        return
+    manifest, now_s = rollout.offer.manifest, time.time()
+    store = CampaignStore(campaigns_folder())
+    campaign = Campaign(
+        id=store.new_id(manifest.model, manifest.release, now_s),
+        bundle=str(bundle.absolute()),
+        digest=rollout.offer.digest,
+        model=manifest.model,
+        release=manifest.release,
+        inventory=str(inventory.path.absolute()),
+        devices=tuple(device.name for device in devices),
+        strategy=strategy,
+        trial_s=trial_s,
+        started_at=now_s,
+    )
+    store.tidy()
+    run_campaign(store, campaign, rollout, devices, as_json)
+
+
+def resume(campaign: Campaign, as_json: bool) -> None:
+    """Do what is left of a rollout, with its bundle and inventory as they are now."""
+    rollout = Rollout(
+        Path(campaign.bundle), read_offer(Path(campaign.bundle)), campaign.trial_s, open_transport, _make_ready
+    )
+    if rollout.offer.digest != campaign.digest:
+        raise ConfigInvalid(
+            f"{campaign.bundle} is another bundle now than the one that rollout {campaign.id} began with; "
+            "begin a new one with edgert deploy"
+        )
+    found = {device.name: device for device in Inventory(Path(campaign.inventory)).devices()}
+    # A device that was taken out of the inventory meanwhile is no longer part of the rollout.
+    devices = [found[name] for name in campaign.devices if name in found]
+    if not devices:
+        raise ConfigInvalid(f"no device of rollout {campaign.id} is in {campaign.inventory} any more")
+    campaign = replace(campaign, devices=tuple(device.name for device in devices))
+    run_campaign(CampaignStore(campaigns_folder()), campaign, rollout, devices, as_json)
+
+
+def run_campaign(
+    store: CampaignStore, campaign: Campaign, rollout: Rollout, devices: list[Device], as_json: bool
+) -> None:
+    """Run it to its end or stop, print what became of it, and exit with the code that says so."""
+    with store.at_work(campaign.id), rollout.stop.on_interrupt(FIRST, SECOND):
+        campaign = go_on(store, campaign, rollout, devices, say)
+    code = exit_code(campaign.errors)
+    value = campaign_json(campaign) | {"ok": code == 0 and not campaign.left}
+    first = next((error for error in campaign.errors if error is not None), None)
+    if first is not None and len(devices) == 1:
+        value["error"] = {"code": first.code, "message": first.message}
+    emit(value, campaign_table(campaign), as_json)
+    click.get_current_context().exit(code)
+
+
+def campaigns_folder() -> Path:
+    """Where how far rollouts came is kept."""
+    return config_folder() / "rollouts"
+
+
+def campaign_json(campaign: Campaign) -> dict[str, Any]:
+    return {
+        "rollout": {"id": campaign.id, "state": campaign.state, "reason": campaign.reason, "left": campaign.left},
+        "bundle": {"model": campaign.model, "release": campaign.release, "digest": campaign.digest},
+        "devices": [campaign.outcomes.get(name, Outcome(name, "held").as_json()) for name in campaign.devices],
+    }
+
+
+def campaign_table(campaign: Campaign) -> str:
+    """A row a device, what went wrong, and where the rollout stands."""
+    rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
+    for outcome in campaign_json(campaign)["devices"]:
+        live = "" if outcome["serving"] is None else f"{campaign.model} {outcome['serving']}"
+        rows.append((outcome["device"], outcome["result"], live, f"{outcome['seconds']:.1f}"))
+    named = zip(campaign.devices, campaign.errors, strict=True)
+    errors = [(name, error.code, error.message) for name, error in named if error is not None]
+    done = len(campaign.devices) - len(campaign.left)
+    lines = f"{columns(rows)}\n{error_lines(errors)}"
+    lines += f"{campaign.model} release {campaign.release}: {done} of {len(campaign.devices)} devices"
+    if campaign.left and len(campaign.devices) > 1:
+        lines += f"; {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
+        lines += (
+            f"\nnext: edgert rollout resume {campaign.id}, or take it back: edgert rollback {campaign.model} --on ..."
+        )
+    return lines
+
+
+def _say_what_would_be_done(rollout: Rollout, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
     with rollout.stop.on_interrupt(FIRST, SECOND):
-        outcomes = roll_out(rollout, devices, say)
-    code = exit_code(outcomes)
-    manifest = offer.manifest
+        outcomes = roll_out(rollout, devices, say, at_once=strategy.parallel)
+    code = exit_code([outcome.error for outcome in outcomes])
+    manifest = rollout.offer.manifest
+    waves = [[devices[i].name for i in wave] for wave in strategy.split(len(devices))]
     value: dict[str, Any] = {
         "ok": code == 0,
-        "bundle": {"model": manifest.model, "release": manifest.release, "digest": offer.digest},
+        "bundle": {"model": manifest.model, "release": manifest.release, "digest": rollout.offer.digest},
         "devices": [outcome.as_json() for outcome in outcomes],
+        "waves": waves,
     }
-    first = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
-    if first is not None and len(outcomes) == 1:
-        value["error"] = {"code": first.code, "message": first.message}
-    emit(value, _table(manifest.model, manifest.release, outcomes), as_json)
+    rows = [("DEVICE", "WAVE", "RESULT", "STEPS")]
+    for outcome in outcomes:
+        wave = next(number for number, names in enumerate(waves, start=1) if outcome.device in names)
+        rows.append((outcome.device, str(wave), outcome.result, " ".join(step.value for step in outcome.steps)))
+    errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
+    planned = sum(outcome.error is None for outcome in outcomes)
+    text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
+    emit(value, text, as_json)
     click.get_current_context().exit(code)
 
 
@@ -82,14 +206,3 @@ def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
     say_line("setting this machine up as a device, with the default key")
     set_up(device, load_profile(device.profile), Wishes(trusted_keys(("default",))), transport, say_line)
-
-
-def _table(model: str, release: int, outcomes: list[Outcome]) -> str:
-    rows = [("DEVICE", "RESULT", "LIVE", "SECONDS", "")]
-    for outcome in outcomes:
-        detail = " ".join(step.value for step in outcome.steps) if outcome.result == "planned" else ""
-        live = "" if outcome.serving is None else f"{model} {outcome.serving}"
-        rows.append((outcome.device, outcome.result, live, f"{outcome.seconds:.1f}", detail))
-    done = sum(outcome.error is None for outcome in outcomes)
-    errors = [(outcome.device, outcome.error.code, outcome.error.message) for outcome in outcomes if outcome.error]
-    return f"{columns(rows)}\n{error_lines(errors)}{model} release {release}: {done} of {len(outcomes)} devices"
