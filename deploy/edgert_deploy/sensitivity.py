@@ -35,6 +35,7 @@ from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel
 
 SAMPLES = 32
+BATCH_BYTES_MAX = 4 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,12 @@ class Sensitivity:
         return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
     def _feeds(self) -> Iterator[dict[str, NDArray[Any]]]:
-        if self._batches:
-            yield self._samples
-            return
-        for i in range(len(next(iter(self._samples.values())))):
-            yield {name: array[i : i + 1] for name, array in self._samples.items()}
+        count = len(next(iter(self._samples.values())))
+        sample_bytes = sum(array.nbytes for array in self._samples.values()) // count
+        # What a batch makes inside of the model is many times its own size.
+        step = max(1, BATCH_BYTES_MAX // max(1, sample_bytes)) if self._batches else 1
+        for i in range(0, count, step):
+            yield {name: array[i : i + step] for name, array in self._samples.items()}
 
 
 class _Feeds:
