@@ -254,7 +254,9 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> N
         ({"name": "Not Allowed"}, "input.config_invalid", 4),
         ({"out": "missing/digits.edgert"}, "input.config_invalid", 4),
         ({"release": "0"}, "input.usage", 2),
-        ({"max-drop": "2"}, "input.usage", 2),
+        ({"max-drop": "-1"}, "input.usage", 2),
+        ({"budget": "soon"}, "input.usage", 2),
+        ({"metric": "f1"}, "input.config_invalid", 4),
     ]
     for replaced, code, exit_code in cases:
         done = shell.build("--json", **replaced)

@@ -111,6 +111,9 @@ def test_a_reference_goes_along_where_it_is_asked_for_and_is_not_the_artifact_it
     assert [row.artifact for row in result.rows] == ["onnxruntime-int8", "onnxruntime-fp32"]
     with open_bundle(result.path, None) as bundle:
         manifest = bundle.manifest
+        told = read_receipt(bundle)
+    assert told is not None
+    assert all(candidate["packed"] for candidate in told["candidates"])
     assert [target.reference for target in manifest.targets] == ["onnxruntime-fp32", ""]
     assert sorted(artifact.id for artifact in manifest.artifacts) == ["onnxruntime-fp32", "onnxruntime-int8"]
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest

@@ -338,6 +338,7 @@ def _manifest(
             request.limits,
             choices,
             shop.made,
+            packed,
             activations(request.source, request.calibration),
             request.licence,
             request.notes,

@@ -21,7 +21,7 @@ candidates were measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -42,14 +42,15 @@ def receipt(
     limits: Limits,
     choices: Sequence[Choice],
     candidates: Sequence[Candidate],
+    packed: Container[str],
     activations: Sequence[Activation] = (),
     licence: str = "",
     notes: str = "",
 ) -> bytes:
-    """The file's bytes: JSON with sorted keys, readable lines, ASCII."""
-    packed = {id(candidate) for choice in choices for candidate in choice.ladder}
+    """The file's bytes: JSON with sorted keys, readable lines, ASCII. `packed` names the artifacts of the bundle."""
+    tried = {id(candidate) for choice in choices for candidate in choice.tried}
     # Of the sets of layers that a search tried, the one that won; `trials` tells of the others, also after a resumption.
-    candidates = [c for c in candidates if id(c) in packed or not c.artifact.float_layers]
+    candidates = [c for c in candidates if id(c) in tried or not c.artifact.float_layers]
     accuracy = candidates[0].verdict.accuracy
     value = {
         "format": FORMAT,
@@ -62,7 +63,7 @@ def receipt(
             "max_class_drop": limits.max_class_drop,
         },
         "targets": [_target(choice) for choice in choices],
-        "candidates": [_candidate(candidate, id(candidate) in packed) for candidate in candidates],
+        "candidates": [_candidate(candidate, candidate.id in packed) for candidate in candidates],
         "activations": [asdict(activation) for activation in activations],
     }
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"

@@ -69,14 +69,14 @@ FILE = click.Path(path_type=Path)
 @click.option("--key", type=FILE, help="Private key to sign with (default: default.key.pem of the user's keys).")
 @click.option(
     "--max-drop",
-    type=click.FloatRange(0, 1),
+    type=click.FloatRange(0),
     default=0.01,
     show_default=True,
-    help="Accuracy that an artifact may lose.",
+    help="Accuracy that an artifact may lose, in the metric's own unit.",
 )
 @click.option(
     "--max-class-drop",
-    type=click.FloatRange(0, 1),
+    type=click.FloatRange(0),
     help="Accuracy that any class or slice may lose (default: only the whole is judged).",
 )
 @click.option(
