@@ -17,7 +17,7 @@ REQUIREMENTS = {
     "mlserver": ("mlserver",),
     # Converters, for bench/build.py. Olive imports requests and does not ask for it.
     "onnx2tf": ("onnx2tf",),
-    "olive": ("olive-ai", "requests"),
+    "olive": ("olive-ai", "onnxruntime", "requests"),
 }
 # These name their own versions of ONNX Runtime and NumPy.
 CONVERTERS = ("onnx2tf", "olive")
