@@ -32,25 +32,8 @@ NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus
 KEEPS_SIGN = frozenset({"MaxPool", "AveragePool", "Concat", "Identity", "Dropout", "Reshape", "Transpose", "Resize"})
 # Operators that the quantiser leaves in float32, wholly or in part.
 STAYS_FLOAT = frozenset(
-    {
-        "ArgMin",
-        "Cast",
-        "Ceil",
-        "Cos",
-        "Div",
-        "Elu",
-        "Floor",
-        "LRN",
-        "Log",
-        "LpNormalization",
-        "Pow",
-        "Reciprocal",
-        "Round",
-        "Sin",
-        "Sqrt",
-        "Softsign",
-        "Where",
-    }
+    "ArgMin Cast Ceil Cos CumSum Div Elu Floor IsInf IsNaN LRN Log LpNormalization Mod Pow Reciprocal Round ScatterND Sign "
+    "Sin Softsign Sqrt TopK Trilu Where".split()
 )
 
 
