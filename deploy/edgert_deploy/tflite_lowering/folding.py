@@ -6,6 +6,7 @@ are worked out by ONNX's reference implementation instead, and the rest stays as
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings
 from collections.abc import Collection
@@ -28,6 +29,9 @@ IR_VERSION_MAX = 10
 ROUNDS_MAX = 20
 # Operators that are worked out at the build, function of ONNX or not.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
+# What a constant that is worked out may hold; and the operators whose results may be far larger than what they read.
+FOLDED_ELEMENTS_MAX = 50_000_000
+GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Resize", "Tile"})
 # What is never worked out: the result is another one each time.
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -210,6 +214,8 @@ def _results(
         inputs = {node.input[0]: np.broadcast_to(np.float32(0), shapes[node.input[0]])}
     if any(array is None for array in inputs.values()) or node.op_type in RANDOM or _has_graph(node):
         return None
+    if _elements(node, inputs, shapes) > FOLDED_ELEMENTS_MAX:
+        return None
     untyped = [helper.make_empty_tensor_value_info(name) for name in inputs]
     results = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "constant", untyped, results)
@@ -217,6 +223,16 @@ def _results(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a constant may be a division by zero that nobody reads
         return [np.asarray(array) for array in ReferenceEvaluator(single).run(None, inputs)]
+
+
+def _elements(node: onnx.NodeProto, inputs: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> float:
+    """How many elements the result has, where it may be far larger than what it is made from; else 0."""
+    if node.op_type == "Range":
+        start, limit, delta = (float(inputs[name].reshape(-1)[0]) for name in node.input)
+        return abs(limit - start) / abs(delta) if delta else math.inf
+    if node.op_type in GROWING:
+        return math.prod(shapes[node.output[0]]) if node.output[0] in shapes else math.inf
+    return 0
 
 
 def _has_graph(node: onnx.NodeProto) -> bool:

@@ -19,6 +19,7 @@ from edgert_deploy.tflite_lowering.graph import BatchShape, Graph, Node
 from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 FLOAT32 = np.dtype("float32")
+AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
@@ -32,8 +33,33 @@ NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus
 KEEPS_SIGN = frozenset({"MaxPool", "AveragePool", "Concat", "Identity", "Dropout", "Reshape", "Transpose", "Resize"})
 # Operators that the quantiser leaves in float32, wholly or in part.
 STAYS_FLOAT = frozenset(
-    "ArgMin Cast Ceil Cos CumSum Div Elu Floor IsInf IsNaN LRN Log LpNormalization Mod Pow Reciprocal Round ScatterND Sign "
-    "Sin Softsign Sqrt TopK Trilu Where".split()
+    [
+        "ArgMin",
+        "Cast",
+        "Ceil",
+        "Cos",
+        "CumSum",
+        "Div",
+        "Elu",
+        "Floor",
+        "IsInf",
+        "IsNaN",
+        "LRN",
+        "Log",
+        "LpNormalization",
+        "Mod",
+        "Pow",
+        "Reciprocal",
+        "Round",
+        "ScatterND",
+        "Sign",
+        "Sin",
+        "Softsign",
+        "Sqrt",
+        "TopK",
+        "Trilu",
+        "Where",
+    ]
 )
 
 
@@ -70,7 +96,10 @@ class Lowering:
     def shape(self, name: str) -> BatchShape:
         if name not in self.graph.shapes:
             raise Uncovered(f"the shape of {name!r} depends on the values of an input, or its rank on the batch")
-        return self.graph.shapes[name]
+        shape = self.graph.shapes[name]
+        if max(shape.dims, default=0) > AXIS_MAX:
+            raise Uncovered(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite counts to {AXIS_MAX}")
+        return shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
         dtype = self.graph.dtypes.get(name, FLOAT32)

@@ -72,13 +72,14 @@ def expand(lowering: Lowering, node: Node) -> None:
         return
     if after.signature.count(-1) > before.signature.count(-1):
         raise Uncovered("expanding a computed value to the batch is not covered")
-    held = (1,) * (after.rank - before.rank) + before.dims
-    nothing = np.zeros([n if n != h else 1 for n, h in zip(after.dims, held, strict=True)], lowering.dtype(source))
-    inputs = [lowering.native(source), lowering.constant(nothing, f"{output}_nothing", nothing.dtype)]
-    if nothing.dtype == bool:
-        lowering.emit("LOGICAL_OR", inputs, [lowering.define(output)])
-    else:
-        lowering.arithmetic("ADD", inputs, lowering.define(output))
+    held = before
+    while held.rank < after.rank:
+        held = held.with_axis(0, 1)
+    tensor = lowering.native(source)
+    if held.rank != before.rank:
+        tensor = lowering.reshape(tensor, held, lowering.scratch(f"{output}_held", held, lowering.dtype(source)))
+    repeats = [n if n != h else 1 for n, h in zip(after.dims, held.dims, strict=True)]
+    lowering.emit("TILE", [tensor, lowering.index_constant(repeats, "repeats")], [lowering.define(output)])
 
 
 def tile(lowering: Lowering, node: Node) -> None:
