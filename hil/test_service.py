@@ -57,7 +57,7 @@ class World:
             "systemd started the daemon again",
             90,
         )
-        assert self.host.model(NAME, "echo")["serving"]["state"] == "ready"
+        wait_until(lambda: self.host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,21 @@ def test_apps_of_the_group_may_ask_and_others_may_not(world: World) -> None:
 def test_a_daemon_that_is_killed_comes_back_and_serves(world: World) -> None:
     pid = world.unit("MainPID")
     world.sh(f"kill -9 {pid}")
+    world.wait_until_it_serves(pid)
+
+
+def test_a_daemon_that_cannot_start_is_tried_until_it_can(world: World) -> None:
+    """Nobody is there to start it again: systemd's own limit of starts does not hold."""
+    config, folder = "/var/lib/edgert/config.toml", "/run/systemd/system/edgertd.service.d"
+    world.sh(
+        f"mkdir -p {folder}; printf '[Service]\\nRestartSec=100ms\\n' >{folder}/quick.conf; systemctl daemon-reload"
+    )
+    pid, tried = world.unit("MainPID"), int(world.unit("NRestarts"))
+    world.sh(f"cp -p {config} /root/kept; echo nonsense >{config}; kill -9 {pid}")
+    try:
+        wait_until(lambda: int(world.unit("NRestarts")) > tried + 11, "systemd tries again and again", 200)
+    finally:
+        world.sh(f"cp -p /root/kept {config}; rm -r {folder}; systemctl daemon-reload")
     world.wait_until_it_serves(pid)
 
 

@@ -259,7 +259,8 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
         unit.write_text(_AGENT_UNIT)
         host.on(NAME, "sh", "-c", "systemctl enable slots-agent && systemctl stop edgertd && sync")
         state = folder / "state"
-        shutil.move(container.root / images.STATE[1:], state)
+        _run("cp", "-a", str(container.root / images.STATE[1:]), str(state))
+        shutil.rmtree(container.root / images.STATE[1:])
         (container.root / images.STATE[1:]).mkdir()
     return folder / "made/upper", state
 
