@@ -97,8 +97,10 @@ class UnderTest:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnderTest]:
+def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnderTest]:
     dut = read_dut(DUT_FILE)
+    if dut.virtual == "container":
+        request.getfixturevalue("containers_run")
     if reason := why_not(dut):
         pytest.skip(f"no {dut.virtual} can be made here: {reason}")
     with opened(dut, tmp_path_factory.mktemp("device")) as bench:

@@ -16,7 +16,7 @@ import pytest
 
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.transports import open_transport
-from hil.containers import Container, running_container, why_not
+from hil.containers import Container, running_container
 from hil.dut import Dut
 from hil.host import _MAIN, ROOT, Host
 from tests.bundles import make_null_bundle
@@ -25,9 +25,8 @@ from tests.devices import wait_until
 DEVICES = 10
 PROFILE = "generic-x86-64"
 TRIAL_S = 15
-REASON = why_not()
 
-pytestmark = [pytest.mark.skipif(bool(REASON), reason=f"no container: {REASON}"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One device is bootstrapped from nothing; the others start from what that left on its disk."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.edgert("keys", "new")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hil import rootfs
-from hil.containers import Container, running_container, why_not
+from hil.containers import Container, running_container
 from hil.dut import Dut
 from hil.host import Host
 from hil.sshd import free_port
@@ -23,9 +23,8 @@ from tests.devices import wait_until
 
 PROFILE = "generic-x86-64"
 NAME = "board"
-REASON = why_not()
 
-pytestmark = [pytest.mark.skipif(bool(REASON), reason=f"no container: {REASON}"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("broker")
     with running_container(tmp_path_factory.mktemp("device")) as container:
         host = Host(tmp_path_factory.mktemp("host"))
