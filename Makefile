@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test hil hil-arm64 hil-power check format servers clean
+.PHONY: setup demo test hil hil-arm64 hil-power check format servers emulators clean
 
 setup: $(VENV)/installed
 
@@ -46,15 +46,26 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What the emulated machines need besides: as root only, and for these two targets only.
+emulators:
+	@missing=""; \
+	for each in qemu-system-aarch64=qemu-system-arm qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils \
+	  qemu-aarch64-static=qemu-user-static arch-test=arch-test cpio=cpio depmod=kmod mke2fs=e2fsprogs; do \
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v $${each%=*} >/dev/null || missing="$$missing $${each#*=}"; \
+	done; \
+	test -z "$$missing" && exit 0; \
+	test "$$(id -u)" = 0 || { echo "error: emulated machines need root, and$$missing" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
+
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
 CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts-dejavu-core)
 
 # An emulated Raspberry-Pi-class machine, as root; about half an hour, most of it in the emulator.
-hil-arm64: setup servers
-	@EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
+hil-arm64: setup servers emulators
+	@EDGERT_HIL_REQUIRED=1 EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
 
 # Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances.
-hil-power: setup servers
+hil-power: setup servers emulators
 	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(SEED),--seed $(SEED))
 
 # The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
