@@ -24,6 +24,7 @@ from hil import images
 from hil.sshd import free_port
 
 START_S_MAX = 400.0  # an emulated processor, beside others' work
+QUICK_S_MAX = 60.0
 MEMORY_MB = 2048
 PROCESSORS = 2
 ARGUMENTS = "quiet loglevel=3 net.ifnames=0 systemd.show_status=0 audit=0 mitigations=off random.trust_cpu=on panic=5"
@@ -166,8 +167,12 @@ class Machine:
     def tell(self, *commands: str) -> str:
         """Give commands to qemu's monitor; what it said to the last."""
         said = ""
-        with socket.socket(socket.AF_UNIX) as monitor:
-            monitor.connect(os.fspath(self.monitor))
+        until = time.monotonic() + QUICK_S_MAX
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as monitor:
+            while monitor.connect_ex(os.fspath(self.monitor)):  # its file is there before anybody listens
+                if time.monotonic() > until:
+                    raise ConfigInvalid(f"qemu's monitor {self.monitor} does not answer")
+                time.sleep(0.02)
             monitor.settimeout(START_S_MAX)
             _until_prompt(monitor)
             for command in commands:
