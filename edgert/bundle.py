@@ -46,7 +46,7 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
             for entry in manifest.files:
                 out.write(_header(entry.path, entry.size_bytes))
                 with files[entry.path].open("rb") as source:
-                    _copy(source, entry, out.write)
+                    copy_entry(source, entry, out.write)
                 out.write(_padding(entry.size_bytes))
             out.write(_END)
             out.flush()
@@ -91,7 +91,7 @@ class Bundle:
             raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
         self._file.seek(at)
         _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
-        _copy(self._file, entry, content.append)
+        copy_entry(self._file, entry, content.append)
         return b"".join(content)
 
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
@@ -101,7 +101,7 @@ class Bundle:
         the caller's to remove.
         """
         try:
-            self._read_files(wanted, lambda entry: _create(folder / entry.path))
+            self._read_files(wanted, lambda entry: create_file(folder / entry.path))
             for parent, _, _ in os.walk(folder):
                 sync_folder(Path(parent))
         except OSError as error:
@@ -115,10 +115,10 @@ class Bundle:
             _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
             target = create(entry) if entry.path in wanted else None
             if target is None:
-                _copy(self._file, entry, lambda _: None)
+                copy_entry(self._file, entry, lambda _: None)
             else:
                 with target:
-                    _copy(self._file, entry, target.write)
+                    copy_entry(self._file, entry, target.write)
                     target.flush()
                     os.fsync(target.fileno())
             _expect(self._file, _padding(entry.size_bytes), f"the padding of {entry.path}")
@@ -180,7 +180,7 @@ def _expect(file: BinaryIO, want: bytes, what: str) -> None:
         raise BundleCorrupt(f"{what} is damaged or missing: the bundle was changed or its copy is incomplete")
 
 
-def _copy(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
+def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
     """Pass exactly the entry's bytes on, and raise BundleCorrupt unless they hash to what was signed."""
     left, digest = entry.size_bytes, hashlib.sha256()
     while left:
@@ -194,7 +194,8 @@ def _copy(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) 
         raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
 
 
-def _create(path: Path) -> BinaryIO:
+def create_file(path: Path) -> BinaryIO:
+    """A new file for writing, with the folders above it; no link is followed and nothing is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.bundle import ENVELOPE_NAME, Bundle, open_bundle
+from edgert.bundle import ENVELOPE_NAME, Bundle
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import (
@@ -23,9 +23,10 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
-from edgert.manifest import ArtifactEntry, Manifest
+from edgert.manifest import ArtifactEntry, FileEntry, Manifest
+from edgert.parcel import Parcel, open_delivery
 from edgert.signing import parse_envelope, read_trusted_keys
-from edgert.slots import ON_TRIAL, STAGE_NAME, SlotState, SlotStore, Version
+from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
 
 SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
@@ -67,7 +68,7 @@ class InstalledVersion:
 def install(
     path: Path, state: StateDir, config: DeviceConfig, progress: Callable[[str], None] = lambda _: None
 ) -> Installed:
-    """Verify the bundle at `path` and put this device's part of it into the model's spare slot.
+    """Verify the bundle (or parcel of one) at `path` and put this device's part of it into the model's spare slot.
 
     What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
     and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
@@ -75,7 +76,7 @@ def install(
     trusted = read_trusted_keys(state.keys)
     if not trusted:
         raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
-    with open_bundle(path, trusted) as bundle:
+    with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
         store = SlotStore(state.models / manifest.model)
@@ -86,13 +87,33 @@ def install(
                 return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
             _check_release(manifest, bundle.digest, before)
             store.collect()  # before the free space is counted
-            names = dict.fromkeys((*target.artifacts, target.reference or target.artifacts[0]))
-            artifacts = tuple(manifest.artifact(name) for name in names)
-            _unpack(bundle, artifacts, store.folder / STAGE_NAME, progress)
+            _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
     return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
+
+
+def held_files(state: StateDir, model: str) -> dict[str, Path]:
+    """The files of the model's versions here, by the SHA-256 that their manifests state; the active version's first.
+
+    Nobody hashed them anew: who reads one compares.
+    """
+    store, found = SlotStore(state.models / model), dict[str, Path]()
+    slots = store.read()
+    for slot in dict.fromkeys((slots.active or slots.spare, *SLOT_NAMES)):
+        if slots.version(slot) is None:
+            continue
+        folder = store.slot_folder(slot)
+        try:
+            manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
+        except (OSError, BundleError):  # nothing of it can be relied on
+            continue
+        for entry in manifest.files:
+            path = folder / entry.path
+            if path.is_file() and path.stat().st_size == entry.size_bytes:
+                found.setdefault(entry.sha256, path)
+    return found
 
 
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
@@ -145,14 +166,9 @@ def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
             )
 
 
-def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, progress: Callable[[str], None]) -> None:
+def _unpack(bundle: Bundle | Parcel, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:
     manifest = bundle.manifest
-    wanted = frozenset(
-        path
-        for paths in (manifest.golden_inputs, *((*a.files, *a.golden_outputs) for a in artifacts))
-        for path in paths
-    )
-    need = sum(manifest.file(path).size_bytes for path in wanted) + SPARE_BYTES
+    need = sum(entry.size_bytes for entry in files) + SPARE_BYTES
     free = shutil.disk_usage(stage.parent).free
     if free < need:
         raise StorageFailed(
@@ -169,7 +185,7 @@ def _unpack(bundle: Bundle, artifacts: tuple[ArtifactEntry, ...], stage: Path, p
                 os.fsync(file.fileno())
         except OSError as error:
             raise StorageFailed(f"cannot write into {stage}: {error.strerror}") from error
-        bundle.unpack(stage, wanted)
+        bundle.unpack(stage, frozenset(entry.path for entry in files))
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise

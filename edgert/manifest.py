@@ -203,6 +203,14 @@ class Manifest:
     def file(self, path: str) -> FileEntry:
         return next(f for f in self.files if f.path == path)
 
+    def files_for(self, target: TargetEntry) -> list[FileEntry]:
+        """What a device of `target` keeps: its artifacts, the reference, and what they are checked by."""
+        paths = set(self.golden_inputs)
+        for name in (*target.artifacts, target.reference or target.artifacts[0]):
+            artifact = self.artifact(name)
+            paths |= {*artifact.files, *artifact.golden_outputs}
+        return [entry for entry in self.files if entry.path in paths]
+
     def target_for(self, profile: str, machine: str) -> TargetEntry:
         """The target that a device of `profile` takes. Raises NotCompatible, naming what the bundle has."""
         for target in self.targets:

@@ -30,6 +30,7 @@ class Relay:
         self.connections = 0
         self.port = int(self._listener.getsockname()[1])
         self.bytes_passed = 0
+        self.bytes_towards_server = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Relay:
@@ -66,10 +67,12 @@ class Relay:
                     return  # reads no more, closes nothing: the link is dead and does not say so
                 if cut is not None and passed + len(data) > cut:
                     target.sendall(data[: cut - passed])
+                    self.bytes_towards_server += cut - passed
                     break
                 target.sendall(data)
                 passed += len(data)
                 self.bytes_passed += len(data)
+                self.bytes_towards_server += len(data) if slow else 0
                 if slow and self._bytes_per_s is not None:
                     time.sleep(len(data) / self._bytes_per_s)
             for each in (source, target):

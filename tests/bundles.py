@@ -37,6 +37,8 @@ def make_null_bundle(
     reference_engine: str = "null",
     golden_off_by: float = 0.0,
     padding_bytes: int = 0,
+    padding: bytes = b"",
+    foreign_bytes: int = 0,
     downgrade: bool = False,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
@@ -46,7 +48,8 @@ def make_null_bundle(
     JSON; `first` is the engine and the bytes of an artifact that is tried before it; `reference` is the program of an
     artifact to compare answers with; `golden_off_by`
     makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
-    incompressible ballast make the bundle as large as a test needs.
+    incompressible ballast make the bundle as large as a test needs, `padding` is ballast as given; `foreign_bytes` lie
+    in it for no target.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -59,7 +62,11 @@ def make_null_bundle(
         "null/model.json": artifact,
     }
     if padding_bytes:
-        contents["null/weights.bin"] = np.random.default_rng(release).bytes(padding_bytes)
+        padding = np.random.default_rng(release).bytes(padding_bytes)
+    if padding:
+        contents["null/weights.bin"] = padding
+    if foreign_bytes:
+        contents["elsewhere/weights.bin"] = np.random.default_rng(release).bytes(foreign_bytes)
     engines = {"null": engine}
     if first is not None:
         contents["first/model.json"] = first[1]

@@ -77,7 +77,7 @@ class SimulatedDevice:
             return Result(tuple(argv), error.exit_code, told + "\n", "")
         return Result(tuple(argv), 0, json.dumps(self._answer(verb)) + "\n", "")
 
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644, **_: Any) -> None:
         if "put" in self.faults:
             raise self.faults["put"]
         self.files.add(remote)

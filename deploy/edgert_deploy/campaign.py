@@ -50,6 +50,7 @@ class Campaign:
     state: str = RUNNING
     reason: str = ""
     started_at: float = 0.0
+    bytes_per_s: float = 0.0
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property

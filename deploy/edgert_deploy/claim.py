@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgert.claims import LASTS_S_MAX
 from edgert.errors import ConfigInvalid, DeployUnderWay, EdgeRTError
 from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.inventory import Device
@@ -37,9 +38,14 @@ class HeldClaim:
 
 
 @contextmanager
-def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0) -> Iterator[HeldClaim]:
-    """Hold `model` on the device against every other deployment. Raises DeployUnderWay where another has it."""
-    lasts_s = LASTS_S + send_bytes / SLOW_LINK_BYTES_PER_S
+def claimed(
+    daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = SLOW_LINK_BYTES_PER_S
+) -> Iterator[HeldClaim]:
+    """Hold `model` on the device against every other deployment. Raises DeployUnderWay where another has it.
+
+    What is sent meanwhile may take as long as a slow link needs for it, or one that is limited to `bytes_per_s`.
+    """
+    lasts_s = min(LASTS_S + send_bytes / min(bytes_per_s, SLOW_LINK_BYTES_PER_S), LASTS_S_MAX)
     with _noted(daemon.device, model) as note:
         old = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bundle import Bundle
-from edgert.manifest import FileEntry, Manifest, TargetEntry
+from edgert.manifest import Manifest, TargetEntry
+from edgert_deploy.parcels import lacking
 
 # The field that names an entry of a list of objects.
 NAMED_BY = ("id", "profile", "path", "name")
@@ -66,25 +67,14 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
 def fetch(before: Manifest, after: Manifest, target: TargetEntry, files: Path) -> Fetch:
     """What a device of `target`'s profile that has all of `before` for it fetches; `files` is `after`, unpacked."""
     had = next((t for t in before.targets if t.profile == target.profile), None)
-    known = {entry.sha256 for entry in needed(before, had)} if had is not None else set()
-    wanted = {entry.sha256: entry for entry in needed(after, target)}  # the same content is sent and counted once
-    new = [entry for digest, entry in wanted.items() if digest not in known]
+    new = lacking(after, target, {entry.sha256 for entry in before.files_for(had)} if had is not None else ())
     return Fetch(
         target=target.profile,
         files=len(new),
         size_bytes=sum(entry.size_bytes for entry in new),
         compressed_bytes=sum(_compressed_bytes(files / entry.path) for entry in new),
-        whole_bytes=sum(entry.size_bytes for entry in wanted.values()),
+        whole_bytes=sum(entry.size_bytes for entry in lacking(after, target, ())),
     )
-
-
-def needed(manifest: Manifest, target: TargetEntry) -> list[FileEntry]:
-    """The files that a device of `target` keeps: its artifacts and what they are checked by."""
-    ids = [*target.artifacts, target.reference] if target.reference else list(target.artifacts)
-    paths = set(manifest.golden_inputs)
-    for artifact in map(manifest.artifact, ids):
-        paths |= {*artifact.files, *artifact.golden_outputs}
-    return [entry for entry in manifest.files if entry.path in paths]
 
 
 def _compressed_bytes(path: Path) -> int:

@@ -92,6 +92,7 @@ class DeviceFacts:
     engines: Mapping[str, str]
     keys: tuple[str, ...]
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    parcels: int = 0  # the format of parcels that it takes; 0 where it takes whole bundles only
 
     @classmethod
     def from_status(cls, value: Mapping[str, Any]) -> DeviceFacts:
@@ -107,6 +108,7 @@ class DeviceFacts:
                 engines={str(k): str(v) for k, v in value["engines"].items() if v is not None},
                 keys=tuple(str(key) for key in value["keys"]),
                 models={str(model["model"]): _model(model) for model in value["models"]},
+                parcels=int(value.get("parcels") or 0),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DeviceError(

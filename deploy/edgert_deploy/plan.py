@@ -17,7 +17,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
-from edgert.manifest import ArtifactEntry, Manifest
+from edgert.manifest import ArtifactEntry, Manifest, TargetEntry
 from edgert_deploy.facts import DeviceFacts, ModelFacts, VersionFacts
 
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
@@ -65,12 +65,12 @@ def make_plan(facts: DeviceFacts, offer: Offer) -> Plan:
             f"{', '.join(facts.keys) or 'none'}: sign with a trusted key (edgert build --key), "
             f"or add the key to the device (edgert bootstrap {facts.device} --key)"
         )
-    artifacts = [manifest.artifact(name) for name in manifest.target_for(facts.profile, facts.machine).artifacts]
+    target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts.device)
-    _check_engine(artifacts, facts)
+    _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
     steps = _steps(model, offer.digest)
     if Step.SEND in steps:
-        _check_disk(offer, artifacts, facts)
+        _check_disk(offer, target, facts)
     if not facts.daemon_running:
         steps = (Step.START, *steps)
     return Plan(manifest.model, manifest.release, offer.digest, steps)
@@ -110,11 +110,9 @@ def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceFacts) -> Non
         )
 
 
-def _check_disk(offer: Offer, artifacts: Sequence[ArtifactEntry], facts: DeviceFacts) -> None:
+def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceFacts) -> None:
     """The bundle on its way in and its unpacked part lie there at the same time."""
-    manifest = offer.manifest
-    paths = {*manifest.golden_inputs, *(path for a in artifacts for path in (*a.files, *a.golden_outputs))}
-    need = offer.size_bytes + sum(manifest.file(path).size_bytes for path in paths) + SPARE_BYTES
+    need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
         raise StorageFailed(
             f"{facts.device} has {facts.disk_free_bytes // 1024**2} MB free, the deployment needs "

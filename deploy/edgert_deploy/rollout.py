@@ -18,16 +18,16 @@ from typing import Any
 from edgert.bundle import open_bundle
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
 from edgert_deploy.claim import claimed
+from edgert_deploy.delivery import Delivery
 from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.inventory import Device
+from edgert_deploy.parcels import Parcels
 from edgert_deploy.plan import Offer, Plan, Step, make_plan
-from edgert_deploy.remote import ACTIVATE_S_MAX, CHECK_S_MAX, INSTALL_S_MAX, RemoteDaemon
+from edgert_deploy.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.service import start
 from edgert_deploy.stop import AT_ONCE_MAX, Stop, for_each
 from edgert_deploy.transports import Transport
 
-QUICK_S_MAX = 60.0
-PROGRESS_BYTES = 4 * 1024**2  # smaller transfers are over before anyone reads a line about them
 TO_TAKE_BACK = ("trial", "first-trial", "staged", "first-staged")
 
 Say = Callable[[str], None]
@@ -41,7 +41,7 @@ class Outcome:
     `result` is live, unchanged (it was live already), planned (a dry run), held (not begun), failed with `error`,
     or, where the user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by
     itself).
-    `serving` is the release that is live there now as far as known.
+    `serving` is the release that is live there now as far as known. `sent_bytes` is the size of what was sent.
     """
 
     device: str
@@ -50,6 +50,7 @@ class Outcome:
     serving: int | None = None
     error: EdgeRTError | None = None
     seconds: float = 0.0
+    sent_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         error = None if self.error is None else {"code": self.error.code, "message": self.error.message}
@@ -60,6 +61,7 @@ class Outcome:
             "serving": self.serving,
             "error": error,
             "seconds": round(self.seconds, 3),
+            "sent_bytes": self.sent_bytes,
         }
 
 
@@ -74,6 +76,8 @@ class Rollout:
     prepare: Callable[[Device, Transport, Say], None] | None = None  # what to do with a device never bootstrapped
     dry_run: bool = False
     stop: Stop = field(default_factory=Stop)
+    parcels: Parcels = field(default_factory=Parcels)
+    bytes_per_s: float = 0.0  # how fast it may be sent to one device; 0: as fast as it goes
 
 
 def read_offer(path: Path) -> Offer:
@@ -145,18 +149,32 @@ def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
 def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) -> Outcome:
     daemon = RemoteDaemon(transport, device, say)
     _go_on(rollout.stop, None)
-    plan = make_plan(_facts(rollout, device, transport, daemon, say), rollout.offer)
+    facts = _facts(rollout, device, transport, daemon, say)
+    plan = make_plan(facts, rollout.offer)
     if rollout.dry_run:
         return Outcome(device.name, "planned", plan.steps)
+    delivery = Delivery(
+        rollout.bundle,
+        rollout.offer,
+        device,
+        transport,
+        daemon,
+        rollout.parcels,
+        say,
+        rollout.stop,
+        rollout.bytes_per_s,
+    )
     if set(plan.steps) <= {Step.START}:
-        _apply(rollout, plan, device, transport, daemon, "", say)
+        _apply(rollout, plan, facts, delivery, "", say)
     else:
-        with claimed(daemon, plan.model, rollout.offer.size_bytes) as claim:
+        limit = {"bytes_per_s": rollout.bytes_per_s} if rollout.bytes_per_s else {}
+        with claimed(daemon, plan.model, rollout.offer.size_bytes, **limit) as claim:
             plan = make_plan(claim.facts, rollout.offer)  # another deployment may have ended in between
-            _apply(rollout, plan, device, transport, daemon, claim.token, say)
+            _apply(rollout, plan, claim.facts, delivery, claim.token, say)
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
-    return Outcome(device.name, "live" if changed else "unchanged", plan.steps, plan.release)
+    result = "live" if changed else "unchanged"
+    return Outcome(device.name, result, plan.steps, plan.release, sent_bytes=delivery.sent_bytes)
 
 
 def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
@@ -169,16 +187,14 @@ def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: Remot
         return daemon.facts()
 
 
-def _apply(
-    rollout: Rollout, plan: Plan, device: Device, transport: Transport, daemon: RemoteDaemon, token: str, say: Say
-) -> None:
-    remote = f"{device.state}/incoming/{plan.model}-{plan.release}-{plan.digest[:12]}.edgert"
+def _apply(rollout: Rollout, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say) -> None:
+    daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
     under = ("--claim", token)
     on_trial = False
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
-        Step.SEND: lambda: transport.put(rollout.bundle, remote, _progress(say, rollout.stop)),
-        Step.INSTALL: lambda: _install(daemon, transport, remote, under),
+        Step.SEND: lambda: delivery.send(facts),
+        Step.INSTALL: lambda: delivery.install(under),
         Step.ACTIVATE: lambda: daemon.call(
             "activate", plan.model, "--trial-s", f"{rollout.trial_s:g}", *under, timeout_s=ACTIVATE_S_MAX
         ),
@@ -193,7 +209,7 @@ def _apply(
             act[step]()
         except Interrupted as error:
             if step is Step.INSTALL:  # sent, and nobody takes it away
-                transport.run(["rm", "-f", remote], QUICK_S_MAX)
+                delivery.take_back()
             raise _stopped(plan, daemon, step, error, under) from error
         except (DeviceUnreachable, HostKeyMismatch) as error:
             if on_trial:
@@ -224,13 +240,6 @@ def _abandoned(rollout: Rollout, device: Device) -> Outcome:
             f"goes back by itself within {rollout.trial_s:g} s; look with: edgert status {device.name}"
         ),
     )
-
-
-def _install(daemon: RemoteDaemon, transport: Transport, remote: str, under: tuple[str, str]) -> None:
-    try:
-        daemon.call("install", remote, *under, timeout_s=INSTALL_S_MAX)
-    finally:
-        transport.run(["rm", "-f", remote], QUICK_S_MAX)
 
 
 def _put_back(plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str]) -> RolledBack:
@@ -283,19 +292,3 @@ class StoppedAt(Interrupted):
     def __init__(self, message: str, serving: int | None) -> None:
         super().__init__(message)
         self.serving = serving
-
-
-def _progress(say: Say, stop: Stop) -> Callable[[int, int], None]:
-    """Tell each tenth of a transfer that takes long enough to be told; end it where the user wants no more."""
-    told = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal told
-        if stop.asked and done < total:
-            raise Interrupted("interrupted while it was sent")
-        tenth = 10 * done // total if total else 10
-        if total >= PROGRESS_BYTES and tenth > told:
-            told = tenth
-            say(f"sent {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
-    return progress

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("edgert.cli.serve:serve", "Run the daemon in the foreground."),
     "start": ("edgert.cli.start:start", "Run the daemon in the background and keep it running."),
     "stop": ("edgert.cli.stop:stop", "Stop the daemon; every request that arrived is answered."),
+    "have": ("edgert.cli.have:have", "Say which files of a model lie here already."),
     "install": ("edgert.cli.install:install", "Verify a bundle and put it into the model's spare slot."),
     "activate": ("edgert.cli.activate:activate", "Make the installed version live, on trial."),
     "check": ("edgert.cli.check:check", "Ask the daemon for the golden inputs and compare its answers."),

@@ -19,6 +19,8 @@ from edgert.serving.control import ask
 from edgert.signing import read_trusted_keys
 from edgert.slots import BootClock, SlotStore, Version
 
+PARCELS = 1  # the format of parcels that `install` takes; a host sends whole bundles to devices that do not say it
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -42,6 +44,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         daemon = {}
     return {
         "edgert": __version__,
+        "parcels": PARCELS,
         "python": platform.python_version(),
         "machine": config.machine,
         "device": config.device,

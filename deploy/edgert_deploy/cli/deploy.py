@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,18 @@ from edgert_deploy.waves import PARALLEL, PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
 SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"
+BYTES_PER_S_MIN = 1000.0
+
+
+def byte_rate(context: click.Context, option: click.Parameter, value: str) -> float:
+    """Bytes a second from `500k`, `2M` or a plain number; "" is 0, no limit."""
+    if not value:
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)
+    rate = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2].lower()] if found else 0.0
+    if rate < BYTES_PER_S_MIN:
+        raise click.BadParameter(f"{value!r} is no rate: give bytes a second, as 500k or 2M, at least 1k")
+    return rate
 
 
 @click.command()
@@ -46,6 +59,22 @@ SECOND = "let go: a device in the middle of it goes back by itself when the tria
 )
 @click.option("--pause", "pause_s", type=click.FloatRange(min=0), default=0.0, help="Seconds between two waves.")
 @click.option("--parallel", type=click.IntRange(1, PARALLEL_MAX), default=PARALLEL, show_default=True)
+@click.option(
+    "--bwlimit",
+    "bytes_per_s",
+    callback=byte_rate,
+    default="",
+    metavar="RATE",
+    help="Send at most so many bytes a second to each device: 500k, 2M [default: no limit].",
+)
+@click.option(
+    "--delta-from",
+    "delta_from",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="OLD.edgert",
+    help="A bundle that devices have and this host never shipped: differences from it are sent. May be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @inventory_option
 @json_option
@@ -58,6 +87,8 @@ def deploy(
     max_failures: str | None,
     pause_s: float,
     parallel: int,
+    bytes_per_s: float,
+    delta_from: tuple[Path, ...],
     dry_run: bool,
     inventory_file: Path | None,
     as_json: bool,
@@ -73,6 +104,9 @@ def deploy(
     stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
     `edgert rollout resume` goes on.
 
+    A device is sent only the files that it lacks; those that it has an older version of, as patches. A transfer that
+    was cut goes on where it stopped, also when the command is given again.
+
     Ctrl-C stops at the next step and puts back what was live on devices that are not done; again, it lets go at
     once: a device in the middle of it then goes back by itself when the trial ends.
 
@@ -84,12 +118,17 @@ def deploy(
       edgert deploy digits.edgert --to kitchen
       edgert deploy digits.edgert --to canary,nuc-3 --trial-s 300
       edgert deploy digits.edgert --to all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 600
+      edgert deploy digits.edgert --to all --bwlimit 500k
       edgert deploy digits.edgert --to all --dry-run --json
     """
     strategy = Strategy.parse(canary, waves, max_failures, parallel, pause_s)
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
-    rollout = Rollout(bundle, read_offer(bundle), trial_s, open_transport, _make_ready, dry_run)
+    rollout = Rollout(
+        bundle, read_offer(bundle), trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s
+    )
+    for path in delta_from:
+        rollout.parcels.objects.keep_bundle(path)
     if dry_run:
         _say_what_would_be_done(rollout, strategy, devices, as_json)
         return
@@ -106,6 +145,7 @@ def deploy(
         strategy=strategy,
         trial_s=trial_s,
         started_at=now_s,
+        bytes_per_s=bytes_per_s,
     )
     store.tidy()
     run_campaign(store, campaign, rollout, devices, as_json)
@@ -114,7 +154,12 @@ def deploy(
 def resume(campaign: Campaign, as_json: bool) -> None:
     """Do what is left of a rollout, with its bundle and inventory as they are now."""
     rollout = Rollout(
-        Path(campaign.bundle), read_offer(Path(campaign.bundle)), campaign.trial_s, open_transport, _make_ready
+        Path(campaign.bundle),
+        read_offer(Path(campaign.bundle)),
+        campaign.trial_s,
+        open_transport,
+        _make_ready,
+        bytes_per_s=campaign.bytes_per_s,
     )
     if rollout.offer.digest != campaign.digest:
         raise ConfigInvalid(

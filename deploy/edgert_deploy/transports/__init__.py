@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,21 @@ class Transport(Protocol):
         """
         ...
 
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
         """Make `remote` a copy of `local`, whole and with the same SHA-256, or leave what was there.
 
-        Folders above it are made. Raises StorageFailed when the device's disk refuses it.
+        Folders above it are made. What arrived of a `resumable` one stays, also when this fails, and the next call
+        with the same content goes on there. `bytes_per_s` bounds the speed; 0 does not. Raises StorageFailed when the
+        device's disk refuses it.
         """
         ...
 
@@ -117,6 +129,20 @@ def sha256_command(*paths: str) -> list[str]:
     Exits with another code than 0 where one cannot be read.
     """
     return ["sh", "-c", _SHA256, "sh", *paths]
+
+
+class Pace:
+    """Holds a sender down to `bytes_per_s` (0: does not). Time that went by unused is not made up for."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s, self._free_at = bytes_per_s, 0.0
+
+    def passed(self, size_bytes: int) -> None:
+        """Wait until so many bytes may have gone."""
+        if self._bytes_per_s > 0:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + size_bytes / self._bytes_per_s
+            time.sleep(self._free_at - now)
 
 
 class LineBuffer:

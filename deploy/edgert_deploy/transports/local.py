@@ -17,7 +17,7 @@ from typing import IO
 
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.inventory import Device
-from edgert_deploy.transports import EOF_GRACE_S, ByteProgress, LineBuffer, LineSink, Result
+from edgert_deploy.transports import EOF_GRACE_S, ByteProgress, LineBuffer, LineSink, Pace, Result
 
 _CHUNK_BYTES = 1024**2
 
@@ -45,8 +45,17 @@ class LocalTransport:
             return Result(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
-        _copy(local, Path(remote), mode, progress)
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
+        _copy(local, Path(remote), mode, progress, bytes_per_s)
 
     def get(self, remote: str, local: Path) -> None:
         _copy(Path(remote), local, 0o644, None)
@@ -92,12 +101,12 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
                 buffer.feed(data)
 
 
-def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None) -> None:
+def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None, bytes_per_s: float = 0.0) -> None:
     """Copy beside the target, compare the hash of what lies there with what was read, rename."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sent = _stream(source, partial, mode, progress)
+        sent = _stream(source, partial, mode, progress, Pace(bytes_per_s))
         if _sha256(partial) != sent:
             raise StorageFailed(f"{target} reads back other bytes than were written: the disk may be failing")
         partial.replace(target)
@@ -108,7 +117,7 @@ def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None) 
             partial.unlink(missing_ok=True)
 
 
-def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | None) -> str:
+def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | None, pace: Pace) -> str:
     digest, done, size = hashlib.sha256(), 0, source.stat().st_size
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with source.open("rb") as file, os.fdopen(descriptor, "wb") as out:
@@ -117,6 +126,7 @@ def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | Non
             digest.update(chunk)
             out.write(chunk)
             done += len(chunk)
+            pace.passed(len(chunk))
             if progress is not None:
                 progress(done, size)
         out.flush()

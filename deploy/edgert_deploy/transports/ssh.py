@@ -8,9 +8,8 @@ Files travel through `dd` and `cat` over an ordinary command channel: SFTP is an
 and often left out.
 
 A link can die without a word. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection whose traffic
-nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, a
-bounded number of times, into a name that no other upload uses; the hash of what lies there is
-compared before it gets its name.
+nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, as long as something
+arrives, into a name that only the same content uses; the hash of what lies there is compared before it gets its name.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import shlex
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import fabric
 import paramiko
@@ -41,6 +40,7 @@ from edgert_deploy.transports import (
     ByteProgress,
     LineBuffer,
     LineSink,
+    Pace,
     Result,
     sha256_command,
 )
@@ -52,12 +52,18 @@ _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; also the unit in which 
 # Blocks go to their own place in the file, so that what an old, dying channel still writes does no harm; the mode is
 # set before the first byte, as it may be a secret.
 _RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
-_SIZE = 'test ! -e "$1" || wc -c <"$1"'
+_SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
+_UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
+_MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
+_PAUSE_S_MAX = 30.0
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
 _NO_EXIT_CODE = -1  # paramiko's word for a channel that closed without one: a lost link, or a signal over there
 HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,19 @@ class LinkLimits:
     dead_after_s: float = 20.0
     attempts: int = 4
     pause_s: float = 1.0
+
+
+@dataclass
+class _Upload:
+    """A file on its way into `partial`; `arrived` is what was there when the device was last asked."""
+
+    local: Path
+    partial: str
+    size: int
+    progress: ByteProgress | None
+    mode: int
+    pace: Pace
+    arrived: int = 0
 
 
 class SshTransport:
@@ -93,21 +112,32 @@ class SshTransport:
                 raise EOFError("the connection ended while the command ran")
             return Result(tuple(argv), exit_code, out.text(), err.text())
 
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644) -> None:
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
         digest, size = _sha256(local)
         target = PurePosixPath(remote)
-        partial = str(target.with_name(f".{target.name}.{uuid.uuid4().hex}.part"))
-        self._must(["mkdir", "-p", str(target.parent)])
+        # Two uploads into one name would write the same bytes to the same places; a secret's hash is nobody's to read.
+        partial = str(target.with_name(f".{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"))
+        upload = _Upload(local, partial, size, progress, mode, Pace(bytes_per_s))
         try:
-            self._upload_all(local, partial, size, progress, mode)
-            if self._remote_sha256(partial) != digest:
-                raise StorageFailed(
-                    f"{self.device.name}: {remote} arrived with other bytes than were sent; send it again"
-                )
-            self._must(["mv", "-f", partial, remote])
+            for _ in range(_UPLOADS_MAX if resumable else 1):
+                self._upload_all(upload)
+                if self._persist(lambda: self._name(partial, remote, digest), upload):
+                    return
+                self._must(["rm", "-f", partial])  # what an earlier upload left was damaged: from the beginning
+            raise StorageFailed(f"{self.device.name}: {remote} arrived with other bytes than were sent; send it again")
         except BaseException:
-            with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
-                self.run(["rm", "-f", partial], QUICK_S_MAX)
+            if not resumable:
+                with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
+                    self.run(["rm", "-f", partial], QUICK_S_MAX)
             raise
 
     def get(self, remote: str, local: Path) -> None:
@@ -169,26 +199,34 @@ class SshTransport:
             else:
                 poll.poll(100)
 
-    def _upload_all(self, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int) -> None:
-        """Send the file, going on after a lost link where the device has it, `attempts` times at most."""
-        for attempt in range(1, self.limits.attempts + 1):
+    def _upload_all(self, upload: _Upload) -> None:
+        self._persist(lambda: self._upload(upload), upload)
+
+    def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
+        """`work()`, again where the link was lost: `attempts` times at most in which nothing arrived."""
+        left, arrived = self.limits.attempts, upload.arrived
+        while True:
             try:
                 with self._translated():
-                    self._upload(local, partial, size, progress, mode)
-                return
+                    return work()
             except DeviceUnreachable as error:
                 self.close()
-                if attempt == self.limits.attempts:
-                    raise DeviceUnreachable(f"{error.message}; gave up after {attempt} attempts") from error
-                time.sleep(self.limits.pause_s)
+                left = left - 1 if upload.arrived < arrived + _MOVED_BYTES else self.limits.attempts - 1
+                arrived = max(arrived, upload.arrived)
+                if left == 0:
+                    raise DeviceUnreachable(
+                        f"{error.message}; gave up after {self.limits.attempts} attempts"
+                    ) from error
+                time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - left - 1), _PAUSE_S_MAX))
 
-    def _upload(self, local: Path, partial: str, size: int, progress: ByteProgress | None, mode: int) -> None:
-        """Send the rest of `local` behind what `partial` holds already."""
-        there = self._must(["sh", "-c", _SIZE, "sh", partial]).stdout.strip()
-        blocks = min(int(there or 0), size) // _CHUNK_BYTES
-        done = blocks * _CHUNK_BYTES
-        argv = ["sh", "-c", _RECEIVE, "sh", partial, f"{mode:o}", str(_CHUNK_BYTES), str(blocks)]
-        with local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
+    def _upload(self, upload: _Upload) -> None:
+        """Send the rest of the file behind what `partial` holds already."""
+        folder = str(PurePosixPath(upload.partial).parent)
+        there = self._must(["sh", "-c", _SIZE, "sh", upload.partial, folder]).stdout.strip()
+        blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
+        upload.arrived = done = blocks * _CHUNK_BYTES
+        argv = ["sh", "-c", _RECEIVE, "sh", upload.partial, f"{upload.mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        with upload.local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
             source.seek(done)
             while chunk := source.read(_CHUNK_BYTES):
                 try:
@@ -200,9 +238,20 @@ class SshTransport:
                         break
                     raise
                 done += len(chunk)
-                if progress is not None:
-                    progress(done, size)
-            self._end(channel, argv, "writing " + partial)
+                if upload.progress is not None:
+                    upload.progress(done, upload.size)
+                upload.pace.passed(len(chunk))
+            self._end(channel, argv, "writing " + upload.partial)
+
+    def _name(self, partial: str, remote: str, digest: str) -> bool:
+        """Give what arrived its name; False where it is not what was sent."""
+        found = self.run(sha256_command(partial), HASH_S_MAX)
+        if not found.ok:  # the link may have been lost right after it got its name
+            return self._remote_sha256(remote) == digest
+        if found.stdout.strip() != digest:
+            return False
+        self._must(["mv", "-f", partial, remote])
+        return True
 
     def _download(self, remote: str, partial: Path) -> None:
         argv = ["cat", remote]

@@ -1,0 +1,73 @@
+"""`edgertd have`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert.cli.output import emit
+from edgert.config import StateDir, read_config
+from edgert.errors import ConfigInvalid, StorageFailed
+from edgert.installer import held_files
+from edgert.manifest import MODEL_NAME
+from edgert.parcel import PATCH_BYTES_MAX, has_zstd
+
+PARTIAL_S_MAX = 7 * 86400  # nobody goes on with a transfer that has lain for so long
+MEMORY_SHARE = 6  # a patch takes the old file, the window and buffers: at most so small a part of what is free
+
+
+@click.command()
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def have(state: StateDir, model: str, as_json: bool) -> None:
+    """Say which files of MODEL lie here already, so that a host need not send them, and what it may send instead.
+
+    `edgert deploy` asks this by itself. Also removes what was left of transfers more than a week ago.
+
+    \b
+    Example:
+      edgertd have digits --json
+    """
+    if not MODEL_NAME.fullmatch(model):
+        raise ConfigInvalid(f"{model[:80]!r} is no model's name: a letter, then at most 62 of a-z 0-9 _ -")
+    read_config(state)
+    _tidy(state.incoming)
+    value = what_is_here(state, model)
+    emit(value, "\n".join(f"{f['sha256']}  {f['path']}" for f in value["files"]) or "none", as_json)
+
+
+def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
+    """The files of the model's slots, and whether zstd and patches can be read, of files up to how large."""
+    root = state.models / model
+    files = [
+        # The slot's own folder is no part of the name that a manifest gives.
+        {"path": os.fspath(Path(*path.relative_to(root).parts[1:])), "sha256": sha256, "bytes": path.stat().st_size}
+        for sha256, path in held_files(state, model).items()
+    ]
+    zstd = has_zstd()
+    return {"model": model, "files": files, "zstd": zstd, "patch_bytes_max": _patch_bytes_max() if zstd else 0}
+
+
+def _patch_bytes_max() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
+    return min(PATCH_BYTES_MAX, available // MEMORY_SHARE)
+
+
+def _tidy(incoming: Path) -> None:
+    try:
+        for path in incoming.glob(".*.part"):
+            if time.time() - path.stat().st_mtime > PARTIAL_S_MAX:
+                path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageFailed(f"cannot tidy {incoming}: {error.strerror}") from error
