@@ -20,6 +20,7 @@ from onnx import helper, inliner, numpy_helper, shape_inference
 
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.tflite_lowering.batchwise import put_steps_first
+from edgert_deploy.tflite_lowering.pool_shapes import infer_shapes
 
 ONNX_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime refuses a file of a newer format than it knows, and it knows this one. What newer formats brought (types
@@ -59,7 +60,7 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
             result = _folded_by_reference(result)
     except Exception as error:  # noqa: BLE001  # ONNX Runtime's errors share no class of their own
         result = _without_onnx_runtime(fixed, error)
-    return shape_inference.infer_shapes(result, data_prop=True)
+    return infer_shapes(result)
 
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:

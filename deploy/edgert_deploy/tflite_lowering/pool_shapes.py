@@ -1,0 +1,75 @@
+"""The shapes of a model's values, also where pools round the number of their windows up.
+
+Before opset 22, ONNX's shape inference counts windows that begin in the padding behind the last element;
+the specification since, and all runtimes, leave them out.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper, shape_inference
+
+POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+
+def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with the shapes of its values."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True)
+    originals: dict[int, onnx.NodeProto] = {}
+    while (index := _first_overlong(inferred)) is not None:
+        originals[index] = onnx.NodeProto()
+        originals[index].CopyFrom(inferred.graph.node[index])
+        guess = onnx.ModelProto()
+        guess.CopyFrom(model)
+        for place in originals:
+            guess.graph.node[place].CopyFrom(inferred.graph.node[place])
+        _round_down(guess.graph.node[index], _dims(inferred)[guess.graph.node[index].input[0]])
+        inferred = shape_inference.infer_shapes(guess, data_prop=True)
+    for index, original in originals.items():
+        inferred.graph.node[index].CopyFrom(original)
+    return inferred
+
+
+def _first_overlong(model: onnx.ModelProto) -> int | None:
+    """The first pool with more windows than begin before the padding behind the last element."""
+    dims = _dims(model)
+    for index, node in enumerate(model.graph.node):
+        if node.op_type not in POOLS or not _attributes(node).get("ceil_mode", 0):
+            continue
+        before, after = dims.get(node.input[0]), dims.get(node.output[0])
+        if before and after and after[2:] != [count for count, _ in _windows(node, before[2:])]:
+            return index
+    return None
+
+
+def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
+    """Give `node` the same windows without rounding up: with the padding that they reach. For the inference alone."""
+    windows, attributes = _windows(node, dims[2:]), _attributes(node)
+    begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
+    kept = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.append(helper.make_attribute("pads", [*begins, *(behind for _, behind in windows)]))
+
+
+def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
+    """Along each axis, how many windows there are, and the padding behind the last element that makes as many."""
+    attributes, rank, found = _attributes(node), len(sizes), []
+    ones, pads = [1] * rank, attributes.get("pads", [0] * 2 * rank)
+    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
+    for i, size in enumerate(sizes):
+        reach = (attributes["kernel_shape"][i] - 1) * dilations[i] + 1
+        count = -(-(size + pads[i] + pads[i + rank] - reach) // strides[i]) + 1
+        count -= (count - 1) * strides[i] >= size + pads[i]
+        behind = (count - 1) * strides[i] + reach - size - pads[i]
+        found.append((count, max(behind, 0)))
+    return found
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, list[int]]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _dims(model: onnx.ModelProto) -> dict[str, list[int]]:
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    return {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
