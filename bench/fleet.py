@@ -233,7 +233,8 @@ def _program(*words: str) -> Iterator[Program]:
         yield Program(process.pid, int(port[1]) if port else 0)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.stderr.read()
+        if said := process.stderr.read():
+            print(said, end="", file=sys.stderr)
         process.wait(60)
 
 

@@ -20,7 +20,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
 from edgert_deploy.cli.broker_options import host_and_port
-from edgert_deploy.cli.watch import table_of, watch
+from edgert_deploy.cli.watch import View, sparkline, table_of, watch
 from edgert_deploy.fleet.subscriber import FleetState
 from tests.brokers import USER, Broker, free_port, until
 from tests.test_fleet_subscriber import Sender, publish
@@ -214,3 +214,21 @@ def test_the_table_fits_its_terminal(width: int) -> None:
     assert "…" not in drawn.get()
     assert "plant-a/pi-07" in drawn.get()
     assert ("p99.9" in drawn.get()) == (width == 160)
+
+
+def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
+    state, slow, fast = FleetState(), Sender("pi-07"), Sender("nuc-1")
+    for sender, latency in ((slow, 20.0), (fast, 2.0)):
+        for growth in (1, 2):
+            for topic, payload in sender.window([latency * growth] * 10):
+                state.apply(topic, payload, False, 0.0)
+    for seq, event in enumerate(("shadow_alarm", "crashed", "shadow_recovered", "crashed"), 1):
+        said = messages.envelope(ts_ms=1, boot="b1", seq=seq) | {"event": event, "model": "digits"}
+        state.apply(slow.topics.event, messages.dump(said), False, 0.0)
+    rows = state.rows(0.0)
+    assert [row.device for row in View(sort="p99").of(rows)] == ["pi-07", "nuc-1", None]
+    assert [row.device for row in View(device="nuc-*").of(rows)] == ["nuc-1", None]
+    (alarmed, _) = View(alarms_only=True).of(rows)
+    assert (alarmed.device, alarmed.alarms) == ("pi-07", ("crashed",))
+    assert sparkline(alarmed.trend_p95_ms) == "▅█"
+    assert [row.device for row in View(limit=1).of(rows)] == ["nuc-1", None]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,27 +16,49 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row
 
 SETTLE_S = 2.0
 INTERVAL_S = 2.0
-PLAIN_WIDTH = 160
+PLAIN_WIDTH = 180
 FULL_WIDTH = 110
-COLUMNS_LEFT = ("device", "state", "model", "version")
+COLUMNS_LEFT = ("device", "state", "model", "version", "alarms")
 COLUMNS = (
-    *COLUMNS_LEFT,
-    *("req/s", "p50 ms", "p95", "p99", "p99.9", "errors", "shed", "cache", "batch", "missing", "age"),
+    *("device", "state", "model", "version"),
+    *("req/s", "p50 ms", "p95", "p99", "p99.9", "p95 trend", "errors", "shed", "cache", "batch", "missing", "age"),
+    "alarms",
 )
-IN_FULL_ONLY = ("version", "p99.9", "shed", "cache", "batch", "missing")
+IN_FULL_ONLY = ("version", "p99.9", "p95 trend", "shed", "cache", "batch", "missing")
+BARS = "▁▂▃▄▅▆▇█"
+# What a table may be sorted by: most first, but for names.
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "device": lambda row: (row.site, row.device, row.model or ""),
+    "model": lambda row: (row.model or "", row.site, row.device),
+    "version": lambda row: (row.model_version, row.site, row.device),
+    "state": lambda row: (row.state, row.site, row.device),
+    "rate": lambda row: -(row.rate_per_s or 0),
+    "p50": lambda row: -(row.p50_ms or 0),
+    "p95": lambda row: -(row.p95_ms or 0),
+    "p99": lambda row: -(row.p99_ms or 0),
+    "errors": lambda row: -row.errors,
+    "missing": lambda row: -row.missing,
+    "age": lambda row: -(row.age_s or 0),
+    "alarms": lambda row: (-len(row.alarms), row.site, row.device),
+}
+STATES = ("online", "offline", "lost", "stale", "unknown")
+LINES_KEPT = 6  # of a terminal, for the heading, the fleet's lines and a note
 
 EPILOG = """\b
 Examples:
   edgert watch --broker broker.local
   edgert watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
   edgert watch --broker broker.local --site plant-a --once
-  edgert watch --broker broker.local --json --for 120 | jq 'select(.state != "online")'
+  edgert watch --broker broker.local --model digits --sort p99 --limit 20
+  edgert watch --broker broker.local --device 'line-3-*' --state lost,stale
+  edgert watch --broker broker.local --json --for 120 | jq 'select(.alarms != [])'
 
 \b
 Percentiles cover the last ten minutes and are merged from the devices' histograms, so those of the
@@ -48,6 +73,12 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
 @broker_options
+@click.option("--model", metavar="MODEL", help="Only this model.")
+@click.option("--device", metavar="PATTERN", help="Only devices of this name; * and ? stand for anything.")
+@click.option("--state", "states", metavar="WORDS", help=f"Only devices in these states: {', '.join(STATES)}.")
+@click.option("--alarms", "alarms_only", is_flag=True, help="Only lines with an alarm.")
+@click.option("--sort", type=click.Choice(list(SORTS)), default="device", show_default=True, help="What comes first.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N lines of devices.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON lines: one object per line of the table, when it changes."
 )
@@ -64,29 +95,70 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 def watch(
     settings: MqttSettings,
     site: str | None,
+    model: str | None,
+    device: str | None,
+    states: str | None,
+    alarms_only: bool,
+    sort: str,
+    limit: int | None,
     as_json: bool,
     once: bool,
     for_s: float | None,
     interval_s: float,
 ) -> None:
     """Show every device's models: state, version, rate, percentiles, errors, cache, batching."""
+    view = View(model, device, states_of(states), alarms_only, sort, limit)
     state = FleetState()
     subscriber = FleetSubscriber(settings, state, site, log=lambda line: click.echo(f"watch: {line}", err=True))
     subscriber.open()
     try:
         if once:
             subscriber.listen(for_s or SETTLE_S)
-            show_once(state, as_json)
+            show_once(state, view, as_json)
         else:
-            show_until(state, subscriber, as_json, interval_s, for_s)
+            show_until(state, view, subscriber, as_json, interval_s, for_s)
     except KeyboardInterrupt:  # the way to end it, where --for gives no other
         pass
     finally:
         subscriber.close()
 
 
-def show_once(state: FleetState, as_json: bool) -> None:
-    rows = state.rows(time.monotonic())
+@dataclass(frozen=True)
+class View:
+    """Which lines are shown, and in which order."""
+
+    model: str | None = None
+    device: str | None = None
+    states: tuple[str, ...] = ()
+    alarms_only: bool = False
+    sort: str = "device"
+    limit: int | None = None
+
+    def of(self, rows: list[Row]) -> list[Row]:
+        """Devices' lines as chosen, then those of the whole fleet."""
+        fleet = [row for row in rows if row.device is None and self.model in (None, row.model)]
+        chosen = sorted((row for row in rows if row.device is not None and self._shows(row)), key=SORTS[self.sort])
+        return chosen[: self.limit] + fleet
+
+    def _shows(self, row: Row) -> bool:
+        return (
+            self.model in (None, row.model)
+            and (self.device is None or fnmatchcase(row.device or "", self.device))
+            and (not self.states or row.state in self.states)
+            and (not self.alarms_only or bool(row.alarms))
+        )
+
+
+def states_of(words: str | None) -> tuple[str, ...]:
+    """Raises ConfigInvalid."""
+    states = tuple(word.strip() for word in (words or "").split(",") if word.strip())
+    if unknown := [word for word in states if word not in STATES]:
+        raise ConfigInvalid(f"--state {unknown[0]!r} is no state of a device; known: {', '.join(STATES)}")
+    return states
+
+
+def show_once(state: FleetState, view: View, as_json: bool) -> None:
+    rows = view.of(state.rows(time.monotonic()))
     if as_json:
         _print_json(rows)
     else:
@@ -95,7 +167,7 @@ def show_once(state: FleetState, as_json: bool) -> None:
 
 
 def show_until(
-    state: FleetState, subscriber: FleetSubscriber, as_json: bool, interval_s: float, for_s: float | None
+    state: FleetState, view: View, subscriber: FleetSubscriber, as_json: bool, interval_s: float, for_s: float | None
 ) -> None:
     """Draw until the time is up, or until interrupted."""
     ends_at = None if for_s is None else time.monotonic() + for_s
@@ -107,19 +179,30 @@ def show_until(
         return left > 0
 
     if as_json:
-        _stream_json(state, listen)
+        _stream_json(state, view, listen)
     elif sys.stdout.isatty():
         with Live(console=_console(), screen=False, auto_refresh=False) as live:
             while listen():
-                live.update(table_of(state.rows(time.monotonic()), state, live.console.width), refresh=True)
+                rows = view.of(state.rows(time.monotonic()))
+                console = live.console
+                live.update(table_of(rows, state, console.width, console.height - LINES_KEPT), refresh=True)
     else:
         while listen():
-            show_once(state, as_json)
+            show_once(state, view, as_json)
 
 
-def table_of(rows: list[Row], state: FleetState, width: int) -> Table:
-    """The fleet as a table; the last lines sum each model up over all devices. A narrow one has fewer columns."""
+def table_of(rows: list[Row], state: FleetState, width: int, height: int | None = None) -> Table:
+    """The fleet as a table; the last lines sum each model up over all devices. A narrow one has fewer columns.
+
+    Where it is higher than `height`, devices' lines are left out from below, and the caption says how many.
+    """
+    devices, fleet = [row for row in rows if row.device is not None], [row for row in rows if row.device is None]
+    room = len(devices) if height is None else max(1, height - len(fleet))
+    left_out = max(0, len(devices) - room)
+    rows = devices[:room] + fleet
     shown = [name for name in COLUMNS if width >= FULL_WIDTH or name not in IN_FULL_ONLY]
+    if not any(row.alarms for row in rows):
+        shown.remove("alarms")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in shown:
         table.add_column(name, justify="left" if name in COLUMNS_LEFT else "right", no_wrap=True)
@@ -136,6 +219,8 @@ def table_of(rows: list[Row], state: FleetState, width: int) -> Table:
         table.caption = (
             f"{len(waiting)} online without a report yet: the first comes within a window (60 s unless configured)"
         )
+    if left_out:
+        table.caption = f"{left_out} more lines; choose with --model, --device, --state, --alarms, or --sort them"
     if state.refused:
         table.caption = f"{state.refused} messages not understood; the last: {state.last_refusal}"
     return table
@@ -150,17 +235,27 @@ def _cells(row: Row) -> list[Text]:
         row.model_version or "-",
         _number(row.rate_per_s, "{:.1f}"),
         *(_milliseconds(value) for value in (row.p50_ms, row.p95_ms, row.p99_ms, row.p999_ms)),
+        sparkline(row.trend_p95_ms),
         str(row.errors) if row.model else "-",
         str(row.shed) if row.model else "-",
         _number(row.cache_hit_share, "{:.0%}"),
         _number(row.batch_mean, "{:.1f}"),
         str(row.missing) if row.model else "-",
         "-" if row.device is None else _age(row.age_s),
+        ", ".join(row.alarms) or "-",
     ]
     # Text, not str: what devices say is data, never rich's markup.
     coloured = [Text(cell) for cell in cells]
     coloured[1].stylize({"online": "green", "offline": "yellow", "lost": "red", "stale": "red"}.get(row.state, ""))
+    if row.alarms:
+        coloured[-1].stylize("bold red")
     return coloured
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A bar a value, from nothing to the greatest of them: a doubling shows as one."""
+    top = max(values, default=0.0)
+    return "".join(BARS[round(value / top * (len(BARS) - 1))] for value in values) if top > 0 else "-"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -194,11 +289,11 @@ def _age(seconds: float | None) -> str:
     )
 
 
-def _stream_json(state: FleetState, listen: Callable[[], bool]) -> None:
+def _stream_json(state: FleetState, view: View, listen: Callable[[], bool]) -> None:
     shown: dict[tuple[str | None, ...], dict[str, object]] = {}
     while listen():
         changed = []
-        for row in state.rows(time.monotonic()):
+        for row in view.of(state.rows(time.monotonic())):
             # A growing age alone is no news.
             content = {name: value for name, value in row.as_json().items() if name != "age_s"}
             key = (row.site, row.device, row.model)

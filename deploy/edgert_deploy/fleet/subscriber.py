@@ -13,15 +13,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from sys import intern
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from edgert.errors import EdgeRTError, ProtocolError
+from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
-from edgert.telemetry.sketch import Sketch, merged
+from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.packed import MERGED, WINDOW, WINDOW_COUNT_MAX, Pool, Scalars, pack
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64
@@ -35,6 +40,10 @@ STALE_AFTER_WINDOWS = 2.5
 WINDOW_S_DEFAULT = 60.0
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 15.0
+# `x_alarm` lasts until `x_recovered`; these name no alarm and are one, until the model serves anew.
+ALARM, ALARM_ENDS = "_alarm", "_recovered"
+ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
+TREND_POINTS = 12
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
@@ -91,11 +100,46 @@ class SeqTracker:
         holes.update(range(max(first, end - room), end))
 
 
+class Window(NamedTuple):
+    """One window's latencies, packed: a fleet's last ten minutes are a great many. `heard_at` is monotonic seconds."""
+
+    heard_at: float
+    ts_ms: int
+    window_s: float
+    model_version: str
+    scalars: Scalars
+    buckets: bytes
+
+    @classmethod
+    def of(cls, hist: HistMessage, heard_at: float) -> Window:
+        sketch = hist.sketch
+        scalars = Scalars(sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
+        form = WINDOW if sketch.count <= WINDOW_COUNT_MAX else MERGED
+        version = intern(hist.model_version)
+        return cls(heard_at, hist.ts_ms, hist.window_s, version, scalars, pack(sketch.buckets, form))
+
+    @property
+    def form(self) -> np.dtype[np.void]:
+        return WINDOW if self.scalars.count <= WINDOW_COUNT_MAX else MERGED
+
+
+def pooled(windows: Sequence[Window]) -> Sketch:
+    """The sketch of all their requests together."""
+    pool = Pool(1)
+    for form in (WINDOW, MERGED):
+        if blobs := [window.buckets for window in windows if window.form is form]:
+            pool.add([0] * len(blobs), blobs, form)
+    for window in windows:
+        pool.add_scalars(0, window.scalars)
+    return pool.sketch(0)
+
+
 @dataclass
 class ModelState:
     """One model on one device: its last windows, and what it says of itself."""
 
-    windows: deque[tuple[float, HistMessage]] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
+    windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
+    alarms: set[str] = field(default_factory=set)
     metrics: MetricsMessage | None = None
     duplicates: int = 0
     trackers: dict[tuple[str, str], SeqTracker] = field(default_factory=dict)
@@ -113,17 +157,32 @@ class ModelState:
         """Histograms that were sent and never came. `metrics` travel at QoS 0 and are not held against the line."""
         return sum(tracker.missing for (kind, _), tracker in self.trackers.items() if kind == "hist")
 
-    def recent(self, now: float, horizon_s: float) -> list[HistMessage]:
+    def keep(self, window: Window, horizon_s: float) -> None:
+        """Remember it, and forget those that no question will reach again."""
+        while self.windows and window.heard_at - self.windows[0].heard_at > horizon_s:
+            self.windows.popleft()
+        self.windows.append(window)
+
+    def recent(self, now: float, horizon_s: float) -> list[Window]:
         """The windows of the last `horizon_s`, by when they came and by the device's own clock.
 
         Both, as a device that was cut off delivers hours of windows within seconds.
         """
-        newest_ms = max((hist.ts_ms for _, hist in self.windows), default=0)
+        newest_ms = max((window.ts_ms for window in self.windows), default=0)
         return [
-            hist
-            for heard_at, hist in self.windows
-            if now - heard_at <= horizon_s and newest_ms - hist.ts_ms <= horizon_s * 1000
+            window
+            for window in self.windows
+            if now - window.heard_at <= horizon_s and newest_ms - window.ts_ms <= horizon_s * 1000
         ]
+
+    def note(self, event: str) -> None:
+        """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
+        if event == "serving":
+            self.alarms.clear()
+        elif event.endswith(ALARM_ENDS):
+            self.alarms.discard(event.removesuffix(ALARM_ENDS))
+        elif event.endswith(ALARM) or event in ALARMING:
+            self.alarms.add(event.removesuffix(ALARM))
 
 
 @dataclass
@@ -139,6 +198,7 @@ class DeviceState:
     heard_at: float | None = None
     window_s: float = WINDOW_S_DEFAULT
     models: dict[str, ModelState] = field(default_factory=dict)
+    events: ModelState = field(default_factory=ModelState)  # those of the device, whatever model they concern
 
     def age_s(self, now: float) -> float | None:
         """How long ago it last said something itself; None where only retained words are known."""
@@ -180,9 +240,17 @@ class Row:
     missing: int = 0
     duplicates: int = 0
     age_s: float | None = None
+    alarms: tuple[str, ...] = ()
+    trend_p95_ms: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(self).items()}
+        return {name: _rounded(value) for name, value in vars(self).items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 class FleetState:
@@ -217,7 +285,7 @@ class FleetState:
     def latency(self, model: str, now: float) -> Sketch:
         """The latencies of `model` over all devices and the horizon, merged exactly."""
         states = [device.models[model] for device in self.devices.values() if model in device.models]
-        return merged(hist.sketch for state in states for hist in state.recent(now, self._horizon_s))
+        return pooled([window for state in states for window in state.recent(now, self._horizon_s)])
 
     def _apply(self, topic: Topic, payload: bytes, retained: bool, now: float) -> bool:
         device = self._device(topic, now)
@@ -233,13 +301,30 @@ class FleetState:
             return self._apply_hist(device, topic, HistMessage.from_json(payload), now)
         elif topic.kind == "metrics":
             return self._apply_metrics(device, topic, MetricsMessage.from_json(payload))
+        elif topic.kind == "event":
+            return self._apply_event(device, topic, messages.load(payload))
         return True
 
     def _apply_hist(self, device: DeviceState, topic: Topic, hist: HistMessage, now: float) -> bool:
         model = _model(device, topic)
         if not model.is_new("hist", hist.boot, hist.seq):
             return False
-        model.windows.append((now, hist))
+        model.keep(Window.of(hist, now), self._horizon_s)
+        return True
+
+    def _apply_event(self, device: DeviceState, topic: Topic, fields: dict[str, messages.Scalar]) -> bool:
+        event, boot, seq = (
+            messages.text_of(fields, "event"),
+            messages.text_of(fields, "boot"),
+            messages.int_of(fields, "seq"),
+        )
+        if not device.events.is_new("event", boot, seq):
+            return False
+        about = fields.get("model")
+        if isinstance(about, str) and ID.match(about):
+            _model(device, Topic(topic.site, topic.device, "event", about)).note(event)
+        else:
+            device.events.note(event)
         return True
 
     def _apply_metrics(self, device: DeviceState, topic: Topic, metrics: MetricsMessage) -> bool:
@@ -261,7 +346,8 @@ class FleetState:
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
         if not device.models:
-            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now))
+            alarms = tuple(sorted(device.events.alarms))
+            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=alarms)
         for name, model in sorted(device.models.items()):
             yield self._model_row(device, name, model, now)
 
@@ -280,12 +366,14 @@ class FleetState:
             missing=model.missing,
             duplicates=model.duplicates,
             age_s=device.age_s(now),
+            alarms=tuple(sorted(model.alarms | device.events.alarms)),
+            trend_p95_ms=_trend(recent),
         )
 
     def _fleet_row(self, name: str, now: float) -> Row:
         holders = [device for device in self.devices.values() if name in device.models]
         models = [device.models[name] for device in holders]
-        windows = [hist for model in models for hist in model.recent(now, self._horizon_s)]
+        windows = [window for model in models for window in model.recent(now, self._horizon_s)]
         fields = _latency_fields(windows)
         rates = [_rate(model.recent(now, self._horizon_s)) for model in models]
         fields["rate_per_s"] = sum(rate for rate in rates if rate is not None) if windows else None
@@ -301,6 +389,8 @@ class FleetState:
             **_counter_fields(metrics),
             missing=sum(model.missing for model in models),
             duplicates=sum(model.duplicates for model in models),
+            alarms=tuple(sorted({alarm for model in models for alarm in model.alarms})),
+            trend_p95_ms=_fleet_trend(windows, now),
         )
 
 
@@ -391,18 +481,34 @@ def _model(device: DeviceState, topic: Topic) -> ModelState:
     return device.models.setdefault(topic.model, ModelState())
 
 
-def _latency_fields(windows: list[HistMessage]) -> dict[str, Any]:
-    sketch = merged(hist.sketch for hist in windows)
+def _latency_fields(windows: list[Window]) -> dict[str, Any]:
+    sketch = pooled(windows)
     if not sketch.count:
         return {"rate_per_s": _rate(windows)}
     percentiles = {name: sketch.quantile(q) for name, q in PERCENTILES.items()}
     return {**percentiles, "max_ms": sketch.max, "answered": sketch.count, "rate_per_s": _rate(windows)}
 
 
-def _rate(windows: list[HistMessage]) -> float | None:
+def _rate(windows: list[Window]) -> float | None:
     """Requests answered per second over the windows, which follow one another."""
-    seconds = sum(hist.window_s for hist in windows)
-    return sum(hist.sketch.count for hist in windows) / seconds if seconds > 0 else None
+    seconds = sum(window.window_s for window in windows)
+    return sum(window.scalars.count for window in windows) / seconds if seconds > 0 else None
+
+
+def _trend(windows: list[Window]) -> tuple[float, ...]:
+    """p95 of the last windows that held a request, oldest first."""
+    last = [window for window in sorted(windows, key=lambda each: each.ts_ms) if window.scalars.count][-TREND_POINTS:]
+    return tuple(pooled([window]).quantile(0.95) for window in last)
+
+
+def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
+    """p95 of all devices' windows by when they were heard, in steps of a window's length."""
+    step_s = max((window.window_s for window in windows), default=WINDOW_S_DEFAULT) or WINDOW_S_DEFAULT
+    steps: dict[int, list[Window]] = {}
+    for window in windows:
+        if window.scalars.count:
+            steps.setdefault(int((now - window.heard_at) / step_s), []).append(window)
+    return tuple(pooled(steps[step]).quantile(0.95) for step in sorted(steps, reverse=True)[-TREND_POINTS:])
 
 
 def _counter_fields(said: list[MetricsMessage]) -> dict[str, Any]:
