@@ -72,6 +72,13 @@ def write_parcel(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Pat
             shutil.copyfileobj(source, out, _CHUNK_BYTES)
 
 
+def parts_of(path: Path) -> list[Part]:
+    """What a parcel holds, as it says itself. Raises BundleCorrupt and OSError."""
+    with path.open("rb") as file:
+        file.seek(len(MAGIC))
+        return _header(file)[1]
+
+
 @dataclass(frozen=True)
 class Parcel:
     """An open parcel whose envelope was verified. `held` says what the device has."""
@@ -162,17 +169,7 @@ def _is_parcel(path: Path) -> bool:
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Parcel:
     """What follows the magic. Everything is bounded before it is read; the parts must fill the file to its last byte."""
-    try:
-        (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        if size > HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {size} bytes")
-        header = json.loads(file.read(size))
-        envelope_bytes = header["envelope"]
-        if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
-            raise ValueError("the envelope's size")
-        parts = [_part(value) for value in header["parts"]]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleCorrupt(f"the parcel's header cannot be read ({error}): send it again") from error
+    envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)
     signed_by = envelope.verify(trusted)
@@ -186,6 +183,21 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Parcel:
     if not set(placed) <= {entry.sha256 for entry in manifest.files}:
         raise BundleCorrupt("the parcel holds a part that the bundle does not name: send it again")
     return Parcel(manifest, envelope, signed_by, file, placed, held)
+
+
+def _header(file: BinaryIO) -> tuple[int, list[Part]]:
+    """The envelope's size and the parts, as they follow the magic."""
+    try:
+        (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if size > HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(file.read(size))
+        envelope_bytes = header["envelope"]
+        if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
+            raise ValueError("the envelope's size")
+        return envelope_bytes, [_part(value) for value in header["parts"]]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleCorrupt(f"the parcel's header cannot be read ({error}): send it again") from error
 
 
 def _part(value: Mapping[str, object]) -> Part:

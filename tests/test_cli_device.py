@@ -366,3 +366,9 @@ def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(
     assert live(edgert) == (1, "steady")
     assert edgert("rollout", "abort", name)[1]["rollout"]["state"] == "done", "nothing is left to give up"
     assert edgert("rollout", "resume", "nobody")[0] == 4
+
+
+def test_a_rate_that_is_none_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate in ("fast", "-1", "0", "10", "1G"):
+        assert main(["deploy", "none.edgert", "--to", "all", "--bwlimit", rate, "--json"]) == 2
+        assert "is no rate" in json.loads(capsys.readouterr().out)["error"]["message"]

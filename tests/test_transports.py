@@ -16,7 +16,7 @@ import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
 from edgert_deploy.inventory import Device, SshAddress, fingerprint
-from edgert_deploy.transports import EOF_GRACE_S, TRANSPORTS, Transport, open_transport
+from edgert_deploy.transports import EOF_GRACE_S, TRANSPORTS, Pace, Transport, open_transport
 from edgert_deploy.transports.ssh import LinkLimits, SshTransport, scan_host_key
 from hil.relay import Relay
 from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd, start_sshd
@@ -131,6 +131,21 @@ def test_it_works_again_after_close(transport: Transport) -> None:
     transport.run(["true"], 20)
     transport.close()
     assert transport.run(["echo", "again"], 20).stdout == "again\n"
+
+
+def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    pace = Pace(1000.0, clock=lambda: now[0], sleep=sleep)
+    for _ in range(5):
+        pace.passed(200)
+    assert now[0] == pytest.approx(101.0)
+    now[0] += 60.0
+    pace.passed(1000)
+    assert now[0] == pytest.approx(162.0)
 
 
 # --- SSH: who answers -----------------------------------------------------------------------

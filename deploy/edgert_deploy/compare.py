@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 
 from edgert.bundle import Bundle
 from edgert.manifest import Manifest, TargetEntry
-from edgert_deploy.parcels import lacking
+from edgert.parcel import PATCH_BYTES_MAX
+from edgert_deploy.parcels import lacking, packed, predecessors
 
 # The field that names an entry of a list of objects.
 NAMED_BY = ("id", "profile", "path", "name")
-COMPRESSION_LEVEL = 6
-_CHUNK_BYTES = 1024**2
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,8 @@ class Change:
 class Fetch:
     """What a device with one release fetches for the other: the files whose content it does not have yet.
 
-    `size_bytes` is theirs, `compressed_bytes` what is left of them on the way, `whole_bytes` all that the target needs.
+    `size_bytes` is theirs, `compressed_bytes` what `edgert deploy` sends for them (patches, compressed), `whole_bytes`
+    all that the target needs.
     """
 
     target: str
@@ -54,35 +53,38 @@ class Comparison:
 
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
-    """Raises BundleCorrupt where a file of `after` is not what was signed."""
+    """Raises BundleCorrupt where a file of either is not what was signed."""
     changes = tuple(_changes("", _named(_value(before.manifest)), _named(_value(after.manifest))))
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
-        after.unpack(Path(folder), frozenset(entry.path for entry in after.manifest.files))
-        fetches = tuple(
-            fetch(before.manifest, after.manifest, target, Path(folder)) for target in after.manifest.targets
-        )
+        old, new = Path(folder) / "before", Path(folder) / "after"
+        for bundle, unpacked in ((before, old), (after, new)):
+            unpacked.mkdir()
+            bundle.unpack(unpacked, frozenset(entry.path for entry in bundle.manifest.files))
+        fetches = tuple(fetch(before.manifest, after.manifest, target, old, new) for target in after.manifest.targets)
     return Comparison(changes, fetches)
 
 
-def fetch(before: Manifest, after: Manifest, target: TargetEntry, files: Path) -> Fetch:
-    """What a device of `target`'s profile that has all of `before` for it fetches; `files` is `after`, unpacked."""
-    had = next((t for t in before.targets if t.profile == target.profile), None)
-    new = lacking(after, target, {entry.sha256 for entry in before.files_for(had)} if had is not None else ())
+def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:
+    """What a device of `target`'s profile that has all of `before` for it fetches; `old` and `new` are the two, unpacked."""
+    was = next((t for t in before.targets if t.profile == target.profile), None)
+    has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
+    lacks = lacking(after, target, has)
+    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
+        sent = 0
+        for entry in lacks:
+            found = predecessors(entry, [(each.path, each.sha256) for each in has.values()])
+            base = has[found[0]] if found else None
+            content = None
+            if base is not None and 0 < base.size_bytes <= PATCH_BYTES_MAX and 0 < entry.size_bytes <= PATCH_BYTES_MAX:
+                content = (base.sha256, (old / base.path).read_bytes())
+            sent += packed(entry, new / entry.path, content, True, Path(folder) / "part")[0].size_bytes
     return Fetch(
         target=target.profile,
-        files=len(new),
-        size_bytes=sum(entry.size_bytes for entry in new),
-        compressed_bytes=sum(_compressed_bytes(files / entry.path) for entry in new),
+        files=len(lacks),
+        size_bytes=sum(entry.size_bytes for entry in lacks),
+        compressed_bytes=sent,
         whole_bytes=sum(entry.size_bytes for entry in lacking(after, target, ())),
     )
-
-
-def _compressed_bytes(path: Path) -> int:
-    packer, size = zlib.compressobj(COMPRESSION_LEVEL), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            size += len(packer.compress(chunk))
-    return size + len(packer.flush())
 
 
 def _value(manifest: Manifest) -> dict[str, Any]:

@@ -21,13 +21,14 @@ import zstandard
 from edgert.bundle import Bundle, open_bundle
 from edgert.errors import DeviceError
 from edgert.manifest import FileEntry, Manifest, TargetEntry
-from edgert.parcel import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, write_parcel
+from edgert.parcel import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_parcel
 from edgert_deploy.objects import ObjectCache
 from edgert_deploy.wheelhouse import cache_folder
 
 FORMAT = 1
 PATCH_LEVEL = 19  # lower ones search a dictionary too little to find what moved (docs/decisions/0010)
 WHOLE_LEVEL = 9
+_GOOD_PATCH = 0.5  # of the file: compressing the whole will not beat it
 _COMPRESSED_AT_MOST = 0.98  # else it is not worth the unpacking
 
 
@@ -73,6 +74,29 @@ def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> li
     return [entry for sha256, entry in wanted.items() if sha256 not in had]
 
 
+def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
+    """The SHA-256 of files (path, SHA-256) that `entry` may be patched from: of the same path, then of the same name."""
+    name = PurePosixPath(entry.path).name
+    same_path = [sha256 for path, sha256 in old if path == entry.path]
+    return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
+
+
+def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
+    """The smallest of a patch of `base` (SHA-256, content), compressed and as it is; what is made lies at `out`.*."""
+    options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
+    if base is not None:
+        patch = out.with_suffix(".patch")
+        patch.write_bytes(_patch(path.read_bytes(), base[1]))
+        options.append((Part(entry.sha256, "patch", patch.stat().st_size, base[0]), patch))
+    if zstd and options[-1][0].size_bytes > entry.size_bytes * _GOOD_PATCH:
+        whole = out.with_suffix(".zst")
+        with path.open("rb") as source, whole.open("wb") as target:
+            zstandard.ZstdCompressor(level=WHOLE_LEVEL).copy_stream(source, target, size=entry.size_bytes)
+        options.append((Part(entry.sha256, "zstd", whole.stat().st_size), whole))
+    best = min(options, key=lambda option: option[0].size_bytes)
+    return best if best[0].size_bytes < entry.size_bytes * _COMPRESSED_AT_MOST else options[0]
+
+
 @dataclass(frozen=True)
 class Parcels:
     """Makes parcels, and keeps them and what they were made of. Several threads may ask."""
@@ -95,10 +119,10 @@ class Parcels:
                 made = ObjectCache(self.folder / "parcels")
                 file = made.find(key) or self._make(bundle, new, bases, has, made, key)
         files = bundle.manifest.files_for(target)
-        parts = json.loads((file.parent / f"{key}.json").read_bytes())
+        patched = sum(part.how == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
         had = sum(entry.sha256 not in {each.sha256 for each in new} for entry in files)
-        return Shipment(file, file.stat().st_size, whole, len(files), had, parts["patched"])
+        return Shipment(file, file.stat().st_size, whole, len(files), had, patched)
 
     def _bases(self, new: Sequence[FileEntry], has: Has) -> dict[str, str]:
         """SHA-256 of a new file -> that of the old one it is patched from: of the same path, else of the same name."""
@@ -106,10 +130,7 @@ class Parcels:
         for entry in new:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
                 continue
-            name = PurePosixPath(entry.path).name
-            old = [sha256 for path, sha256 in has.files if path == entry.path]
-            old += [sha256 for path, sha256 in has.files if PurePosixPath(path).name == name]
-            for sha256 in old:
+            for sha256 in predecessors(entry, has.files):
                 content = self.objects.find(sha256)
                 if content is not None and 0 < content.stat().st_size <= has.patch_bytes_max:
                     bases[entry.sha256] = sha256
@@ -125,35 +146,14 @@ class Parcels:
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
             parts = []
             for number, entry in enumerate(new):
-                base = self.objects.read(bases[entry.sha256]) if entry.sha256 in bases else None
-                parts.append(_packed(entry, unpacked / entry.path, base, bases, has, Path(shop) / str(number)))
+                old = bases.get(entry.sha256, "")
+                content = self.objects.read(old) if old else None
+                base = (old, content) if content is not None else None
+                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(shop) / str(number)))
             with (Path(shop) / "parcel").open("wb") as out:
                 write_parcel(out, bundle.envelope.raw, parts)
-            note = {"patched": sum(part.how == "patch" for part, _ in parts)}
-            (Path(shop) / "note").write_text(json.dumps(note))
-            made.keep(f"{key}.json", Path(shop) / "note")
             self.objects.keep_files(new, unpacked)
             return made.keep(key, Path(shop) / "parcel")
-
-
-def _packed(
-    entry: FileEntry, path: Path, base: bytes | None, bases: Mapping[str, str], has: Has, out: Path
-) -> tuple[Part, Path]:
-    """The smallest of patch, compressed and as it is."""
-    if base is not None:
-        out.write_bytes(_patch(path.read_bytes(), base))
-        if out.stat().st_size < entry.size_bytes / 2:
-            return Part(entry.sha256, "patch", out.stat().st_size, bases[entry.sha256]), out
-    patch_bytes = out.stat().st_size if base is not None else entry.size_bytes
-    if has.zstd:
-        whole = out.with_suffix(".whole")
-        with path.open("rb") as source, whole.open("wb") as target:
-            zstandard.ZstdCompressor(level=WHOLE_LEVEL).copy_stream(source, target, size=entry.size_bytes)
-        if whole.stat().st_size < min(patch_bytes, entry.size_bytes * _COMPRESSED_AT_MOST):
-            return Part(entry.sha256, "zstd", whole.stat().st_size), whole
-    if patch_bytes < entry.size_bytes * _COMPRESSED_AT_MOST:
-        return Part(entry.sha256, "patch", patch_bytes, bases[entry.sha256]), out
-    return Part(entry.sha256, "raw", entry.size_bytes), path
 
 
 def _patch(new: bytes, old: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
-from edgert.errors import ConfigInvalid, StorageFailed
+from edgert.errors import ConfigInvalid
 from edgert.installer import held_files
 from edgert.manifest import MODEL_NAME
 from edgert.parcel import PATCH_BYTES_MAX, has_zstd
@@ -63,11 +64,7 @@ def _patch_bytes_max() -> int:
 
 
 def _tidy(incoming: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # what cannot be removed stays for the next time
         for path in incoming.glob(".*.part"):
             if time.time() - path.stat().st_mtime > PARTIAL_S_MAX:
                 path.unlink(missing_ok=True)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise StorageFailed(f"cannot tidy {incoming}: {error.strerror}") from error

@@ -28,7 +28,8 @@ TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labe
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Say what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
 
-    Signatures are not checked (edgert verify does); the content of AFTER is. Exits with 0 whether they differ or not.
+    That is what `edgert deploy` sends: patches where they are smaller. Signatures are not checked (edgert verify does);
+    the contents are. Exits with 0 whether they differ or not.
 
     \b
     Examples:
@@ -60,7 +61,7 @@ def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str
             yield f"changed   {_shown(change)}"
     for fetch in found.fetches:
         yield (
-            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} compressed, {fetch.files} files of "
+            f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} on the way, {fetch.files} files of "
             f"{size_text(fetch.size_bytes)}; all it needs is {size_text(fetch.whole_bytes)}"
         )
 

@@ -134,15 +134,20 @@ def sha256_command(*paths: str) -> list[str]:
 class Pace:
     """Holds a sender down to `bytes_per_s` (0: does not). Time that went by unused is not made up for."""
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s, self._free_at = bytes_per_s, 0.0
+    def __init__(
+        self,
+        bytes_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._bytes_per_s, self._clock, self._sleep, self._free_at = bytes_per_s, clock, sleep, 0.0
 
     def passed(self, size_bytes: int) -> None:
         """Wait until so many bytes may have gone."""
         if self._bytes_per_s > 0:
-            now = time.monotonic()
+            now = self._clock()
             self._free_at = max(now, self._free_at) + size_bytes / self._bytes_per_s
-            time.sleep(self._free_at - now)
+            self._sleep(self._free_at - now)
 
 
 class LineBuffer:

@@ -1,0 +1,149 @@
+"""A first release and one in which a layer changed, over a bad link: `edgert deploy` beside scp and rsync.
+
+The model is 26 MB of INT8 weights as they are (normally distributed, 7 bits of entropy each); in the second release a
+fiftieth of them is new. The device is a real sshd behind a link that is made of packets (`bench/link.py`), by default
+5 Mbit/s, 50 ms there and back, 2 % of packets lost. Bytes are those of the link, both ways, lost ones included. `edgert
+deploy` is the whole command: facts, parcel, transfer, install, trial, check, mark-good; scp and rsync only copy the
+bundle (rsync -z onto the release before).
+
+    python -m bench.transfer
+    python -m bench.transfer --size-mb 4 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.common import ROOT, edgertd, emit, start
+from bench.link import HERE, Link, Quality, why_not
+from edgert.signing import new_key
+from edgert_deploy.inventory import Inventory
+from hil.sshd import SshDevice, new_ssh_key, start_sshd
+from tests.bundles import make_null_bundle
+
+COLUMNS = ("what", "release", "seconds", "link_mb", "bytes_over_edgert", "seconds_over_edgert")
+CHANGED_SHARE = 50
+TOOL_S_MAX = 3600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size-mb", type=float, default=26.0, help="of weights (26)")
+    parser.add_argument("--mbit", type=float, default=5.0, help="of each direction (5)")
+    parser.add_argument("--delay-ms", type=float, default=50.0, help="there and back (50)")
+    parser.add_argument("--loss", type=float, default=2.0, help="percent of packets (2)")
+    parser.add_argument("--seed", type=int, default=1, help="of the losses (1)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    options = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"no link can be made here: {reason}")
+    quality = Quality(options.mbit * 1e6, options.delay_ms / 2e3, options.loss / 100)
+    folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
+    try:
+        with Link(quality, options.seed) as link:
+            rows = measure(folder, link, int(options.size_mb * 1e6))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    emit(rows, COLUMNS, options.json)
+
+
+def measure(folder: Path, link: Link, size_bytes: int) -> list[dict[str, object]]:
+    key = new_key()
+    bundles = [
+        make_null_bundle(folder / "bundles", key, "model", release, padding=weights(release, size_bytes))
+        for release in (1, 2)
+    ]
+    sshd = _sshd(folder / "device")
+    rows: list[dict[str, object]] = []
+    try:
+        start(sshd.state, key.public.pem())
+        device = replace(sshd.device(), address=sshd.address.replace("127.0.0.1", HERE))
+        Inventory(folder / "conf" / "inventory.toml").add(device)
+        _edgertd_over_there(Path(device.home))
+        (folder / "copies").mkdir()
+        for release, bundle in enumerate(bundles, start=1):
+            for what, command in _commands(sshd, bundle, folder / "copies").items():
+                print(f"{what}, release {release}", file=sys.stderr)
+                rows.append({"what": what, "release": release, **timed(link, folder, command)})
+            ours = next(row for row in rows if row["what"] == "edgert" and row["release"] == release)
+            for row in rows[-3:]:
+                row["bytes_over_edgert"] = round(float(str(row["link_mb"])) / float(str(ours["link_mb"])), 2)
+                row["seconds_over_edgert"] = round(float(str(row["seconds"])) / float(str(ours["seconds"])), 2)
+            for tool in ("scp", "rsync"):
+                assert (folder / "copies" / f"{tool}.edgert").read_bytes() == bundle.read_bytes()
+        live = next(model for model in edgertd(sshd.state, "status")["models"] if model["model"] == "model")
+        assert live["active"]["release"] == len(bundles)
+    finally:
+        if sshd.state.exists():
+            edgertd(sshd.state, "stop")
+        sshd.stop()
+    return rows
+
+
+def weights(release: int, size_bytes: int) -> bytes:
+    """INT8 weights; of a later release, the last fiftieth is drawn anew."""
+    drawn = np.random.default_rng(0).normal(0, 30, size_bytes)
+    if release > 1:
+        changed = size_bytes // CHANGED_SHARE
+        drawn[-changed:] = np.random.default_rng(release).normal(0, 30, changed)
+    return bytes(np.clip(np.rint(drawn), -128, 127).astype(np.int8).tobytes())
+
+
+def timed(link: Link, folder: Path, command: list[str]) -> dict[str, float]:
+    environment = {
+        **os.environ,
+        "EDGERT_CONFIG_DIR": str(folder / "conf"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy"), os.environ.get("PYTHONPATH", "")]),
+    }
+    bytes_before, begun = link.bytes_carried, time.monotonic()
+    done = subprocess.run(
+        [*link.within, *command], env=environment, capture_output=True, text=True, timeout=TOOL_S_MAX, check=False
+    )
+    seconds = time.monotonic() - begun
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr or done.stdout}")
+    return {"seconds": round(seconds, 1), "link_mb": round((link.bytes_carried - bytes_before) / 1e6, 2)}
+
+
+def _commands(sshd: SshDevice, bundle: Path, copies: Path) -> dict[str, list[str]]:
+    key = ["-i", str(sshd.client_key), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    user = sshd.address.partition("@")[0]
+    ssh = f"ssh -p {sshd.port} {' '.join(key)}"
+    deploy = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+    return {
+        "edgert": [sys.executable, "-c", deploy, "deploy", str(bundle), "--to", "board"],
+        # Without SFTP over there, scp needs its older protocol.
+        "scp": ["scp", "-O", "-P", str(sshd.port), *key, str(bundle), f"{user}@{HERE}:{copies}/scp.edgert"],
+        "rsync": ["rsync", "-z", "--no-times", "-e", ssh, str(bundle), f"{user}@{HERE}:{copies}/rsync.edgert"],
+    }
+
+
+def _sshd(folder: Path) -> SshDevice:
+    (folder / "home").mkdir(parents=True)
+    new_ssh_key(folder / "host_key")
+    new_ssh_key(folder / "client_key")
+    shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
+    return start_sshd(folder, more=f"ListenAddress {HERE}\n")
+
+
+def _edgertd_over_there(home: Path) -> None:
+    """What a bootstrap leaves, on this interpreter."""
+    program = home / "venv" / "bin" / "edgertd"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m edgert.cli "$@"\n')
+    program.chmod(0o755)
+
+
+if __name__ == "__main__":
+    main()
