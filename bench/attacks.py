@@ -1,7 +1,7 @@
 """Clients that mean harm: each attack in a process of its own, begun and ended on command.
 
-They run at the lowest priority (nice 19): what they then cost a good client is the work that they make for the
-daemon, not the processor that they take themselves.
+They run at a low priority (nice 10): what they then cost a good client is the work that they make for the daemon more
+than the processor that they take themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from edgert import wire
 from edgert.client import timeval
 
+NICE = 10
 CROWD = 3000
 HOLD = 600  # more than a model's connections
 SLOW = 50
@@ -200,7 +201,7 @@ class Attacker:
 
 
 def _attack(pipe: Connection, name: str, path: Path, model: str) -> None:
-    os.nice(19)
+    os.nice(NICE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(EOFError):

@@ -1,10 +1,10 @@
 """What hostile clients cost a good one: its p99 under each attack over its p99 in the quiet rounds between.
 
 The good client asks digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs in a process of
-its own at the lowest priority, on the same model. Quiet rounds and rounds under attack alternate; figures are
-medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is by how much the daemon's
-memory (RssAnon) was larger a moment after the last round than before the first, `descriptors_left` how many more
-descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
+its own at a low priority, on the same model; `strikes_per_s` shows what it got of a loaded machine. Quiet rounds and
+rounds under attack alternate; figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb`
+is by how much the daemon's memory (RssAnon) was larger a moment after the last round than before the first,
+`descriptors_left` how many more descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
 
     python -m bench.hostile            # a table
     python -m bench.hostile --json     # JSON lines

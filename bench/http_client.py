@@ -24,24 +24,41 @@ class HttpAsker:
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
         self._request = head.encode() + body
-        if isinstance(address, Path):
-            self._sock = socket.socket(socket.AF_UNIX)
-            self._sock.connect(os.fspath(address))
-        else:
-            self._sock = socket.create_connection(address)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._address = address
+        self._sock = self._connected()
         self._room = memoryview(bytearray(HEAD_BYTES_MAX + answer_bytes_max))
 
     def ask(self) -> memoryview:
-        """One round trip; the answer's body, until the next. Ends with an assertion where the status is not 200."""
+        """One round trip; the answer's body, until the next. Ends with an assertion where the status is not 200.
+
+        A server may close a connection that was idle, as between two rounds: then it goes over a new one.
+        """
+        try:
+            return self._exchange()
+        except ConnectionError:
+            self._sock.close()
+            self._sock = self._connected()
+            return self._exchange()
+
+    def _exchange(self) -> memoryview:
         self._sock.sendall(self._request)
         room, at, end, size = self._room, 0, -1, 0
         while end < 0 or at < size:
             count = self._sock.recv_into(room[at:])
-            assert count, "the server closed the connection"
+            if not count:
+                raise ConnectionResetError("the server closed the connection")
             at += count
             if end < 0 and (end := bytes(room[: min(at, HEAD_BYTES_MAX)]).find(b"\r\n\r\n")) > 0:
                 fields = bytes(room[:end]).lower()
                 assert fields[9:12] == b"200", bytes(room[:at])
                 size = end + 4 + int(fields.split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0])
         return room[end + 4 : size]
+
+    def _connected(self) -> socket.socket:
+        if isinstance(self._address, Path):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(os.fspath(self._address))
+            return sock
+        sock = socket.create_connection(self._address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
