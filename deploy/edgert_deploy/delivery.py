@@ -7,6 +7,7 @@ machine, get the whole bundle at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Delivery:
-    """One bundle to one device. `sent_bytes` is what it took, `whole_bytes` what the bundle has."""
+    """One bundle to one device. `sent_bytes` and `send_s` are what it took, `whole_bytes` what the bundle has."""
 
     bundle: Path
     offer: Offer
@@ -41,6 +42,7 @@ class Delivery:
     stop: Stop
     bytes_per_s: float = 0.0
     sent_bytes: int = 0
+    send_s: float = 0.0
 
     @property
     def whole_bytes(self) -> int:
@@ -54,7 +56,9 @@ class Delivery:
 
     def send(self, facts: DeviceFacts) -> None:
         """Have what the device lacks lie in its incoming/."""
+        begun = time.monotonic()
         self._put(self._parcel(facts) or self.bundle)
+        self.send_s = time.monotonic() - begun
 
     def install(self, under: tuple[str, str]) -> None:
         """Have the device verify and unpack what was sent; the whole bundle, where the parcel was not enough."""

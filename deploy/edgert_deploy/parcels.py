@@ -26,7 +26,8 @@ from edgert_deploy.objects import ObjectCache
 from edgert_deploy.wheelhouse import cache_folder
 
 FORMAT = 1
-PATCH_LEVEL = 19  # lower ones search a dictionary too little to find what moved (docs/decisions/0010)
+PATCH_LEVEL = 9  # lower ones do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
+WINDOW_LOG_MIN = 10  # zstd's own
 WHOLE_LEVEL = 9
 _GOOD_PATCH = 0.5  # of the file: compressing the whole will not beat it
 _COMPRESSED_AT_MOST = 0.98  # else it is not worth the unpacking
@@ -86,7 +87,7 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
     options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
     if base is not None:
         patch = out.with_suffix(".patch")
-        patch.write_bytes(_patch(path.read_bytes(), base[1]))
+        patch.write_bytes(make_patch(path.read_bytes(), base[1]))
         options.append((Part(entry.sha256, "patch", patch.stat().st_size, base[0]), patch))
     if zstd and options[-1][0].size_bytes > entry.size_bytes * _GOOD_PATCH:
         whole = out.with_suffix(".zst")
@@ -156,12 +157,22 @@ class Parcels:
             return made.keep(key, Path(shop) / "parcel")
 
 
-def _patch(new: bytes, old: bytes) -> bytes:
-    """As `zstd -19 --patch-from` does it: the old content is a dictionary, the window spans both."""
+def make_patch(new: bytes, old: bytes) -> bytes:
+    """As `zstd --patch-from` does it: the old content is a dictionary, the window spans both.
+
+    The match finder's tables must have room for all of the dictionary, or only its end is searched.
+    """
     known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    window = min((len(old) + len(new)).bit_length(), WINDOW_BYTES_MAX.bit_length() - 1)
+    window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)
+    tables = min(max(len(old).bit_length(), WINDOW_LOG_MIN), window)
     settings = zstandard.ZstdCompressionParameters.from_level(
-        PATCH_LEVEL, window_log=max(window, 10), enable_ldm=True, source_size=len(new), dict_size=len(old)
+        PATCH_LEVEL,
+        window_log=window,
+        hash_log=tables,
+        chain_log=tables,
+        enable_ldm=True,
+        source_size=len(new),
+        dict_size=len(old),
     )
     return zstandard.ZstdCompressor(dict_data=known, compression_params=settings).compress(new)
 

@@ -41,7 +41,8 @@ class Outcome:
     `result` is live, unchanged (it was live already), planned (a dry run), held (not begun), failed with `error`,
     or, where the user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by
     itself).
-    `serving` is the release that is live there now as far as known. `sent_bytes` is the size of what was sent.
+    `serving` is the release that is live there now as far as known. `sent_bytes` is the size
+    of what was sent, `send_s` how long it took, what had to be made for it included.
     """
 
     device: str
@@ -51,6 +52,7 @@ class Outcome:
     error: EdgeRTError | None = None
     seconds: float = 0.0
     sent_bytes: int = 0
+    send_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         error = None if self.error is None else {"code": self.error.code, "message": self.error.message}
@@ -62,6 +64,7 @@ class Outcome:
             "error": error,
             "seconds": round(self.seconds, 3),
             "sent_bytes": self.sent_bytes,
+            "send_seconds": round(self.send_s, 3),
         }
 
 
@@ -174,7 +177,9 @@ def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) ->
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
     result = "live" if changed else "unchanged"
-    return Outcome(device.name, result, plan.steps, plan.release, sent_bytes=delivery.sent_bytes)
+    return Outcome(
+        device.name, result, plan.steps, plan.release, sent_bytes=delivery.sent_bytes, send_s=delivery.send_s
+    )
 
 
 def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
