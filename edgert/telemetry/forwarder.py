@@ -217,7 +217,7 @@ class Forwarder:
             self._refused_at = self._clock()
             self._log(
                 f"telemetry: the broker {self._address} refuses messages ({refused_because}); kept on disk, "
-                f"tried again in {REFUSED_RETRY_S:.0f} s; let this user write (docs/telemetry.md shows an access list)"
+                f"tried again in {REFUSED_RETRY_S:.0f} s; let this user write (an access list: docs/telemetry.md)"
             )
 
     def _forget_arrived(self) -> None:

@@ -190,7 +190,7 @@ class Connection:
         if not self._granted.pop(message_id or 0, False):
             raise BrokerRefused(
                 f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}; "
-                "let this user read it (docs/telemetry.md shows an access list)"
+                "let this user read it (an access list: docs/telemetry.md)"
             )
 
     def pump(self, timeout_s: float, also: Sequence[int] = ()) -> None:
