@@ -40,7 +40,9 @@ STALE_AFTER_WINDOWS = 2.5
 WINDOW_S_DEFAULT = 60.0
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 15.0
-# `x_alarm` lasts until `x_recovered`; these name no alarm and are one, until the model serves anew.
+# What an alarm begins and ends with: events that name it as `alarm`, the shadow's own, and those that are one
+# themselves, until the model serves anew.
+RAISED, CLEARED = "alarm_raised", "alarm_cleared"
 ALARM, ALARM_ENDS = "_alarm", "_recovered"
 ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
 TREND_POINTS = 12
@@ -175,10 +177,14 @@ class ModelState:
             if now - window.heard_at <= horizon_s and newest_ms - window.ts_ms <= horizon_s * 1000
         ]
 
-    def note(self, event: str) -> None:
+    def note(self, event: str, alarm: str) -> None:
         """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
         if event == "serving":
             self.alarms.clear()
+        elif event == RAISED:
+            self.alarms.add(alarm)
+        elif event == CLEARED:
+            self.alarms.discard(alarm)
         elif event.endswith(ALARM_ENDS):
             self.alarms.discard(event.removesuffix(ALARM_ENDS))
         elif event.endswith(ALARM) or event in ALARMING:
@@ -320,11 +326,13 @@ class FleetState:
         )
         if not device.events.is_new("event", boot, seq):
             return False
-        about = fields.get("model")
+        about, alarm = fields.get("model"), fields.get("alarm")
+        if not isinstance(alarm, str) or not ID.match(alarm):  # it is shown on terminals
+            alarm = "unnamed"
         if isinstance(about, str) and ID.match(about):
-            _model(device, Topic(topic.site, topic.device, "event", about)).note(event)
+            _model(device, Topic(topic.site, topic.device, "event", about)).note(event, alarm)
         else:
-            device.events.note(event)
+            device.events.note(event, alarm)
         return True
 
     def _apply_metrics(self, device: DeviceState, topic: Topic, metrics: MetricsMessage) -> bool:
