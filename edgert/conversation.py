@@ -7,7 +7,6 @@ receive buffer are kept for as long as answers look the same.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,7 +57,7 @@ class Conversation:
         if not given or looks_of(given) != self._looks:
             return self._compose(inputs, given, flags, timeout_us)
         head = self._head
-        _VARYING.pack_into(head, _VARYING_OFFSET, flags | self._flags, request_id, self._model_id, timeout_us)
+        wire.VARYING.pack_into(head, wire.VARYING_OFFSET, flags | self._flags, request_id, self._model_id, timeout_us)
         if not self._places:
             return self._long(given)
         for place, array in zip(self._places, given):  # noqa: B905  # as many as there are looks
@@ -143,11 +142,6 @@ class Conversation:
         views = [(names[tensor.number], from_wire(tensor)) for tensor in tensors]
         self._views = [(name, view[0, ...]) for name, view in views] if self._added_axis else views
         self._tensors = tensors
-
-
-# flags, request id, model id, arg: what differs from request to request, at offset 6 of the header
-_VARYING = struct.Struct("<HQII")
-_VARYING_OFFSET = 6
 
 
 def arg_of(timeout_s: float) -> int:

@@ -56,7 +56,10 @@ ITEM_BYTES = {name: 1 if name == "BOOL" else int(name.lstrip("UINTFP")) // 8 for
 _PAD = bytes(ALIGNMENT)
 _new = tuple.__new__  # a NamedTuple without the call in between
 _NO_STAGES = (0, 0, 0, 0, 0, 0)
-_STAGES = struct.Struct("<6I")
+# What differs between frames that are alike, to be written into one that is kept: flags, request id, model id, arg;
+# and the stage times.
+VARYING, VARYING_OFFSET = struct.Struct("<HQII"), 6
+STAGES, STAGES_OFFSET = struct.Struct("<6I"), 40
 Buffer = bytes | bytearray | memoryview
 
 
@@ -395,4 +398,4 @@ def error_of(received: Frame) -> EdgeRTError:
 
 
 def stage_times(received: Frame) -> StageTimes:
-    return StageTimes(*_STAGES.unpack(received.stages))
+    return StageTimes(*STAGES.unpack(received.stages))

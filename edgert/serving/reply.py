@@ -6,7 +6,6 @@ what differs is written into it. Long answers are not copied: their own memory i
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +15,6 @@ from edgert import wire
 from edgert.arrays import looks_of, places, to_wire
 
 KEPT_BYTES_MAX = 16 * 1024  # up to here a copy is cheaper than more buffers in the system call
-
-# flags, request id, model id, arg: what differs from answer to answer, at offset 6 of the header; and the stage times
-_VARYING = struct.Struct("<HQII")
-_VARYING_OFFSET = 6
-_STAGES = struct.Struct("<6I")
-_STAGES_OFFSET = 40
 
 Stages = tuple[int, int, int, int, int, int]
 
@@ -53,8 +46,8 @@ class Reply:
         if kept and looks == self._looks and numbers is self._numbers:
             for place, array in zip(self._places, outputs):  # noqa: B905  # as many as there are looks
                 place[...] = array
-            _VARYING.pack_into(kept, _VARYING_OFFSET, flags, request_id, 0, batch)
-            _STAGES.pack_into(kept, _STAGES_OFFSET, *stages)
+            wire.VARYING.pack_into(kept, wire.VARYING_OFFSET, flags, request_id, 0, batch)
+            wire.STAGES.pack_into(kept, wire.STAGES_OFFSET, *stages)
             return (kept,), len(kept)
         tensors = [to_wire(i, array) for i, array in zip(numbers, outputs, strict=True)]
         parts = wire.frame(wire.RESULT, request_id=request_id, flags=flags, arg=batch, tensors=tensors, stages=stages)

@@ -14,6 +14,7 @@ from typing import Any
 from edgert.config import AlarmConfig
 from edgert.telemetry.spans import Totals, WindowReport
 
+RAISED, CLEARED = "alarm_raised", "alarm_cleared"  # the events
 RAISE_AFTER = 2
 CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
@@ -32,7 +33,7 @@ class Change:
 
     @property
     def event(self) -> str:
-        return "alarm_raised" if self.raised else "alarm_cleared"
+        return RAISED if self.raised else CLEARED
 
     def fields(self) -> dict[str, str | float]:
         return {"alarm": self.alarm, "value": round(self.value, 4), "limit": self.limit}

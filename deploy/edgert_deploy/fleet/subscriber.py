@@ -23,6 +23,7 @@ import numpy as np
 from edgert.errors import EdgeRTError, ProtocolError
 from edgert.names import ID
 from edgert.telemetry import messages
+from edgert.telemetry.alarms import CLEARED, RAISED
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.mqtt import BrokerUnreachable, Connection, MqttSettings
 from edgert.telemetry.sketch import Sketch
@@ -40,9 +41,8 @@ STALE_AFTER_WINDOWS = 2.5
 WINDOW_S_DEFAULT = 60.0
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 15.0
-# What an alarm begins and ends with: events that name it as `alarm`, the shadow's own, and those that are one
+# What an alarm begins and ends with besides RAISED and CLEARED, which name it as `alarm`: the shadow's own, and those that are one
 # themselves, until the model serves anew.
-RAISED, CLEARED = "alarm_raised", "alarm_cleared"
 ALARM, ALARM_ENDS = "_alarm", "_recovered"
 ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
 TREND_POINTS = 12
