@@ -3,7 +3,8 @@
 The model looks at nothing (the null engine, ten numbers out), so what is left is the way there and back: payloads of
 4 KB, 150 KB (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us`
 is p50 less the p50 of `Session.run` on the same array in a process of its own: the median over the rounds, in
-which all cases of a placement take turns. Frames under 16 KB go over the socket whatever is asked.
+which all cases of a placement take turns. Frames under 16 KB go over the socket whatever is asked. `echo_us` is the
+p50 of the same bytes there and back between two bare Python processes (`bench.echo`): what no server in Python is below.
 
 Both placements are shown, client and daemon pinned to one core and free: where an idle core must be woken, that
 costs more than the way itself.
@@ -24,8 +25,10 @@ from typing import Any
 import numpy as np
 
 from bench.common import Ask, Clients, Load, emit, null_device, pin, serving
+from bench.echo import echo
 from bench.raw import open_session
 from edgert import Client
+from edgert.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
 HIT = "150 KB"
@@ -39,7 +42,7 @@ TARGETS_US = {
     ("150 KB hit", "socket"): 40,
     ("150 KB hit", "shared"): 20,
 }
-COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "over_us", "target_us")
+COLUMNS = ("placement", "payload", "transport", "p50_us", "p99_us", "raw_p50_us", "echo_us", "over_us", "target_us")
 
 Make = Callable[[int], Ask]
 
@@ -61,6 +64,9 @@ def main() -> None:
             makes[name, "raw"] = raw(state, _model(name), item)
             for transport in TRANSPORTS:
                 makes[name, transport] = ours(state, _model(name), item, transport, cache=False)
+                makes[name, f"{transport} echo"] = echo(
+                    item, shared=transport == "shared" and item.nbytes > SHARE_BYTES_MIN
+                )
         for transport in TRANSPORTS:
             makes[f"{HIT} hit", transport] = ours(slow, "hit", items[HIT], transport, cache=True)
         for placement, cores in (("one core", {0}), ("free", None)):
@@ -84,7 +90,7 @@ def measure(
         group.close()
     rows = []
     for (payload, transport), seen in loads.items():
-        if transport == "raw":
+        if transport not in TRANSPORTS:
             continue
         hit = payload.endswith(" hit")
         base = [0.0] * rounds if hit else [load.p50_us for load in loads[payload, "raw"]]
@@ -96,6 +102,9 @@ def measure(
                 "p50_us": round(statistics.median(load.p50_us for load in seen), 1),
                 "p99_us": round(statistics.median(load.p99_us for load in seen), 1),
                 "raw_p50_us": round(statistics.median(base), 1),
+                "echo_us": None
+                if hit
+                else round(statistics.median(e.p50_us for e in loads[payload, f"{transport} echo"]), 1),
                 "over_us": round(statistics.median(s.p50_us - b for s, b in zip(seen, base, strict=True)), 1),
                 "target_us": TARGETS_US.get((payload, transport)) if placement == "one core" else None,
             }

@@ -36,6 +36,7 @@ SHARED_BYTES_MIN = 256 * 1024
 SHARED_BYTES_MIN_IMAGES = 8 * 1024**2  # a 1080p frame
 
 Arrays = list[NDArray[Any]]
+_new = tuple.__new__  # a named tuple's own constructor is a Python function that calls it
 
 
 class Asked(NamedTuple):
@@ -167,7 +168,7 @@ class Pipeline:
         if not cached and not asked.given and self._post is None:  # the engine, and nothing around it
             outputs, queue_ns, engine_ns, batch = self._ask_engine(asked.arrays, asked.rows, deadline_s, high, came_ns)
             stages = ((began_ns - came_ns) // 1000, 0, 0, queue_ns // 1000, engine_ns // 1000, 0)
-            return Served(outputs, self._numbers[0], batch, 0, stages)
+            return _new(Served, (outputs, self._numbers[0], batch, 0, stages))
         work = _Work(asked, deadline_s, high, came_ns)
         cache_ns = hit_flags = 0
         if not cached:
