@@ -17,8 +17,8 @@ import numpy as np
 
 from bench.common import emit
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
-from edgert.manifest import Preprocess
 from edgert.processing.preprocess import Preprocessor
+from edgert.rules import Preprocess
 from edgert_deploy.builders import builder_for
 from edgert_deploy.calibration import CalibrationSet
 from edgert_deploy.fold import folded

@@ -13,7 +13,8 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid, EngineFailed
-from edgert.manifest import Accuracy, Detect
+from edgert.manifest import Accuracy
+from edgert.rules import Detect
 from edgert.tensors import TensorSpec
 from edgert_deploy import accuracy as gate
 from edgert_deploy.accuracy import GROUP_SAMPLES_MIN, Limits, Verdict, artifact_outputs, reference_outputs, run_samples

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from edgert.errors import CalibrationInvalid
-from edgert.manifest import Preprocess, Resize
+from edgert.rules import Preprocess, Resize
 from edgert.tensors import TensorSpec
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.source import SourceModel

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed
-from edgert.manifest import Detect, Resize
 from edgert.processing.classify import best_classes, softmax, top_k
 from edgert.processing.detect import CANDIDATES_MAX, TOGETHER_MAX, detections, in_source, suppress
 from edgert.processing.placement import Placement, plan
+from edgert.rules import Detect, Resize
 
 SIZE = (64, 96)
 Box = tuple[float, float, float, float]

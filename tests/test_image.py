@@ -21,7 +21,6 @@ pytest.importorskip("PIL")
 from PIL import Image
 
 from edgert.errors import DeadlineExceeded, RequestError
-from edgert.manifest import Preprocess, Resize
 from edgert.processing.image import (
     _UNPACKING,
     PIXELS_MAX,
@@ -31,6 +30,7 @@ from edgert.processing.image import (
     ImageReader,
 )
 from edgert.processing.placement import plan
+from edgert.rules import Preprocess, Resize
 from tests.images import encoded, photo, png_header
 
 
@@ -231,7 +231,7 @@ def test_a_device_without_pillow_says_what_to_install() -> None:
 import sys
 sys.modules["PIL"] = None
 from edgert.errors import EngineMissing
-from edgert.manifest import Preprocess
+from edgert.rules import Preprocess
 from edgert.processing.preprocess import Preprocessor
 from edgert.tensors import TensorSpec
 spec = TensorSpec("x", "FP32", (-1, 3, 8, 8))

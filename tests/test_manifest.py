@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from edgert.errors import BundleError, NotCompatible
-from edgert.manifest import (
-    FILES_MAX,
-    Accuracy,
-    ArtifactEntry,
-    Classify,
-    Detect,
-    FileEntry,
-    Manifest,
-    Preprocess,
-    Resize,
-    TargetEntry,
-)
+from edgert.manifest import FILES_MAX, Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.rules import Classify, Detect, Preprocess, Resize
 from edgert.tensors import TensorSpec
 
 FILES = tuple(FileEntry(path, 10, "ab" * 32) for path in ("a/model.onnx", "golden/0.npy", "golden/a/0.npy"))

@@ -22,7 +22,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert import Client
 from edgert.errors import ConfigInvalid, RequestError
-from edgert.manifest import Preprocess
+from edgert.rules import Preprocess
 from edgert_deploy.accuracy import artifact_outputs, reference_outputs
 from edgert_deploy.builders import Precision
 from edgert_deploy.calibration import CalibrationSet

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.errors import BundleError, RequestError
-from edgert.manifest import Preprocess, Resize
 from edgert.processing.normalise import Normaliser
 from edgert.processing.preprocess import EXPANDED_BYTES_MAX, Preprocessor
+from edgert.rules import Preprocess, Resize
 from edgert.tensors import TensorSpec
 from tests.images import encoded, photo
 

@@ -22,7 +22,8 @@ from edgert.errors import (
     OperatorUnsupported,
     SourceInvalid,
 )
-from edgert.manifest import Classify, Manifest, Preprocess
+from edgert.manifest import Manifest
+from edgert.rules import Classify, Preprocess
 from edgert.signing import SigningKey
 from edgert_deploy import receipt
 from edgert_deploy.accuracy import reference_outputs

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from edgert.errors import ConfigInvalid
-from edgert.manifest import Classify, Detect, Preprocess, Resize
+from edgert.rules import Classify, Detect, Preprocess, Resize
 from edgert.tensors import TensorSpec
 from edgert_deploy.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.source import SourceModel

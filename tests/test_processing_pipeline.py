@@ -238,7 +238,7 @@ def test_inspect_says_what_the_device_does(shell: Shell) -> None:
 
 
 def test_calibration_sees_what_the_device_sees(shell: Shell) -> None:
-    from edgert.manifest import Preprocess, Resize
+    from edgert.rules import Preprocess, Resize
     from edgert_deploy.calibration import load_samples
     from edgert_deploy.source import load_source
 

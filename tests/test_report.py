@@ -14,7 +14,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.bundle import open_bundle
-from edgert.manifest import Classify
+from edgert.rules import Classify
 from edgert.signing import SigningKey
 from edgert_deploy.cli import main
 from edgert_deploy.pack import BuildRequest, build_bundle

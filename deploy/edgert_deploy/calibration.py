@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, RequestError
-from edgert.manifest import Preprocess
 from edgert.processing.preprocess import Preprocessor
+from edgert.rules import Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.sample_files import (
     LABELS_TABLE,

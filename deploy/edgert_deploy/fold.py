@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgert.errors import ConfigInvalid
-from edgert.manifest import Preprocess
+from edgert.rules import Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.source import HEAD, Fold, SourceModel
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
-from edgert.manifest import Detect
+from edgert.rules import Detect
 from edgert.tensors import TensorSpec
 from edgert_deploy.calibration import CalibrationSet
 

@@ -27,17 +27,8 @@ from edgert.errors import (
     OperatorUnsupported,
     SourceInvalid,
 )
-from edgert.manifest import (
-    MODEL_NAME,
-    Accuracy,
-    ArtifactEntry,
-    Classify,
-    Detect,
-    FileEntry,
-    Manifest,
-    Preprocess,
-    TargetEntry,
-)
+from edgert.manifest import MODEL_NAME, Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.rules import Classify, Detect, Preprocess
 from edgert.signing import SigningKey
 from edgert_deploy import golden, receipt
 from edgert_deploy.accuracy import Limits, Verdict, doubts, reference_outputs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import BundleError, ConfigInvalid
-from edgert.manifest import (
+from edgert.rules import (
     LABELS_MAX,
     Classify,
     Detect,

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed
-from edgert.manifest import Detect
 from edgert.processing.placement import Placement
+from edgert.rules import Detect
 
 CANDIDATES_MAX = 1000  # boxes of an image that are compared with each other, the best by score
 TOGETHER_MAX = 192  # as many are compared all with all, at once

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import BundleError
-from edgert.manifest import Preprocess
+from edgert.rules import Preprocess
 from edgert.tensors import TensorSpec
 
 

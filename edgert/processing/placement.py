@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgert.manifest import Resize
+from edgert.rules import Resize
 
 
 class Placement(NamedTuple):

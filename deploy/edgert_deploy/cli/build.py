@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert.manifest import Classify, Detect
+from edgert.rules import Classify, Detect
 from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples

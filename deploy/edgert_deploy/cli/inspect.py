@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from edgert.bundle import open_bundle
-from edgert.manifest import ArtifactEntry, Detect, Manifest, Preprocess
+from edgert.manifest import ArtifactEntry, Manifest
+from edgert.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather

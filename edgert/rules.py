@@ -1,0 +1,287 @@
+"""The rules by which a device turns what an app gives into what a model takes, and a model's outputs into answers.
+
+Values, a part of the manifest; each is checked against the model's inputs or outputs when it enters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgert.errors import BundleError
+from edgert.tensors import TensorSpec
+
+LABELS_MAX = 100_000
+IMAGE_SIDE_MAX = 8192  # of what a model takes
+DETECTIONS_MAX = 1000
+LAYOUTS = ("nchw", "nhwc")
+COLOURS = ("rgb", "bgr", "gray")
+RESIZE_RULES = ("stretch", "crop", "letterbox")
+RESIZE_FILTERS = ("nearest", "bilinear", "bicubic")
+DETECT_FORMS = ("channels_first", "anchors_first")
+DETECTED = ("detected_boxes", "detected_scores", "detected_classes", "detected_count")
+BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
+
+
+@dataclass(frozen=True)
+class Resize:
+    """How an image of any size comes to the model's: `height` x `width` pixels.
+
+    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: as little
+    as covers the model's size) and takes the middle. "letterbox" keeps the ratio, puts the image in the middle
+    and fills the rest with `pad_value`, before anything is normalised.
+    """
+
+    rule: str
+    height: int
+    width: int
+    shortest_side: int = 0
+    pad_value: int = 114
+    filter: str = "bilinear"
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How UINT8 values given for `input` become what the model takes: (value * scale - mean) / std.
+
+    `mean` and `std` hold one number, or one a channel. `layout` says how UINT8 tensors come: "nhwc", "nchw",
+    or "model" for the axes of the model, which `model_layout` states. `colour` is the order of the model's
+    channels, `frame_colour` that of the UINT8 tensors ("model": the same). With `resize` these tensors may
+    have any height and width; with `decode` a JPEG or PNG file is taken as well.
+    """
+
+    input: str
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    layout: str = "model"
+    model_layout: str = "nchw"
+    colour: str = "rgb"
+    frame_colour: str = "model"
+    resize: Resize | None = None
+    decode: bool = False
+
+    @property
+    def of_images(self) -> bool:
+        """Whether requests may hold images of their own size: then a codec is needed on the device."""
+        return self.decode or self.resize is not None
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Output `output` holds class scores along its last axis; `labels` names them; the top `top_k` are given."""
+
+    output: str
+    labels: tuple[str, ...]
+    top_k: int = 1
+    softmax: bool = True
+
+
+@dataclass(frozen=True)
+class Detect:
+    """How a detector's outputs become boxes: scores at or over `score_threshold`, then NMS within each class.
+
+    `boxes` names the output with boxes, A of them an image. With `scores` empty it also holds the scores:
+    [N, 4 + C, A] in form "channels_first", [N, A, 4 + C] in "anchors_first", and one value more, between
+    them, with `objectness`, which every score is multiplied with. Else `scores` names an output with C
+    scores a box, in the same form. `sigmoid`: scores are logits. `normalised`: boxes count from 0 to 1 over
+    the model's input, not its pixels.
+    """
+
+    boxes: str
+    scores: str = ""
+    labels: tuple[str, ...] = ()
+    form: str = "channels_first"
+    objectness: bool = False
+    sigmoid: bool = False
+    box_format: str = "cxcywh"
+    normalised: bool = False
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.45
+    detections_max: int = 300
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.boxes, self.scores) if self.scores else (self.boxes,)
+
+
+def check_rules(
+    preprocess: Preprocess | None,
+    classify: Classify | None,
+    detect: Detect | None,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> None:
+    """Raise BundleError unless the rules can be applied to a model of these inputs and outputs."""
+    if preprocess is not None:
+        check_preprocess(preprocess, inputs)
+    if classify is not None:
+        check_classify(classify, outputs)
+    if detect is not None:
+        check_detect(detect, outputs)
+        image = preprocess.input if preprocess is not None else inputs[0].name
+        if not any(spec.name == image and len(spec.shape) == 4 for spec in inputs):
+            raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
+    made = _added_outputs(classify, detect)
+    if taken := sorted({spec.name for spec in outputs} & set(made)):
+        raise BundleError(f"output {taken[0]!r} has the name of what post-processing adds: rename it in the model")
+
+
+def _added_outputs(classify: Classify | None, detect: Detect | None) -> tuple[str, ...]:
+    """The outputs that a daemon adds to the model's own, in order."""
+    classes = () if classify is None else (f"{classify.output}_classes", f"{classify.output}_probabilities")
+    return (*classes, *(() if detect is None else DETECTED))
+
+
+def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
+    """Raise BundleError unless `pre` can be applied to one of `inputs`."""
+    spec = next((s for s in inputs if s.name == pre.input), None)
+    if spec is None:
+        raise BundleError(f"preprocessing names input {pre.input!r}, which the model does not have")
+    _check_choice("preprocessing", "layout", pre.layout, ("model", *LAYOUTS))
+    _check_choice("preprocessing", "model_layout", pre.model_layout, LAYOUTS)
+    _check_choice("preprocessing", "colour", pre.colour, COLOURS)
+    _check_choice("preprocessing", "frame_colour", pre.frame_colour, ("model", *COLOURS))
+    if (pre.frame_colour == "gray") != (pre.colour == "gray") and pre.frame_colour != "model":
+        raise BundleError("preprocessing turns no gray into colour, nor back: give frame_colour as colour, or model")
+    if not pre.mean or not pre.std or 0.0 in pre.std:
+        raise BundleError("preprocessing needs a mean and a std, and no std may be 0")
+    if not all(-1e30 < v < 1e30 for v in (pre.scale, *pre.mean, *pre.std)):
+        raise BundleError("preprocessing needs a scale, a mean and a std that are finite")
+    swapped = pre.frame_colour not in ("model", pre.colour)
+    if pre.layout != "model" or pre.model_layout != "nchw" or pre.of_images or swapped:
+        _check_image_input(pre, spec)
+    if pre.resize is not None:
+        _check_resize(pre.resize)
+
+
+def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
+    if len(spec.shape) != 4:
+        raise BundleError(f"preprocessing of images needs an input of 4 axes, {pre.input!r} has {len(spec.shape)}")
+    channels, height, width = (
+        spec.item_shape if pre.model_layout == "nchw" else (spec.shape[3], spec.shape[1], spec.shape[2])
+    )
+    if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
+        raise BundleError(
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} takes {height} x {width}"
+        )
+    if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
+        raise BundleError(f"preprocessing gives {pre.colour} images, input {pre.input!r} takes {channels} channels")
+    if pre.decode and pre.resize is None and -1 in (height, width):
+        raise BundleError(f"input {pre.input!r} has an open size: decoding images needs a resize rule")
+
+
+def _check_resize(resize: Resize) -> None:
+    _check_choice("resizing", "rule", resize.rule, RESIZE_RULES)
+    _check_choice("resizing", "filter", resize.filter, RESIZE_FILTERS)
+    if not (1 <= resize.height <= IMAGE_SIDE_MAX and 1 <= resize.width <= IMAGE_SIDE_MAX):
+        raise BundleError(f"resizing to {resize.height} x {resize.width}: give sides of 1 to {IMAGE_SIDE_MAX}")
+    if resize.shortest_side and not max(resize.height, resize.width) <= resize.shortest_side <= IMAGE_SIDE_MAX:
+        raise BundleError(
+            f"resizing has shortest_side {resize.shortest_side}: give at least the model's longer side, "
+            f"at most {IMAGE_SIDE_MAX}, or 0"
+        )
+    if not 0 <= resize.pad_value <= 255:
+        raise BundleError(f"resizing has pad_value {resize.pad_value}: give 0 to 255")
+
+
+def check_classify(classify: Classify, outputs: tuple[TensorSpec, ...]) -> None:
+    """Raise BundleError unless `classify` can be applied to one of `outputs`."""
+    if classify.output not in {s.name for s in outputs}:
+        raise BundleError(f"classification names output {classify.output!r}, which the model does not have")
+    if classify.top_k < 1 or len(classify.labels) > LABELS_MAX:
+        raise BundleError(f"classification needs top_k >= 1 and at most {LABELS_MAX} labels")
+
+
+def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
+    """Raise BundleError unless `detect` can be applied to `outputs`."""
+    shapes = {spec.name: spec.shape for spec in outputs}
+    if missing := [name for name in detect.outputs if name not in shapes]:
+        raise BundleError(f"detection names output {missing[0]!r}, which the model does not have")
+    if wrong := [name for name in detect.outputs if len(shapes[name]) != 3]:
+        raise BundleError(f"detection needs outputs of 3 axes; {wrong[0]!r} has {len(shapes[wrong[0]])}")
+    _check_choice("detection", "form", detect.form, DETECT_FORMS)
+    _check_choice("detection", "box_format", detect.box_format, BOX_FORMATS)
+    if not (0 <= detect.score_threshold <= 1 and 0 <= detect.iou_threshold <= 1):
+        raise BundleError("detection needs a score_threshold and an iou_threshold from 0 to 1")
+    if not 1 <= detect.detections_max <= DETECTIONS_MAX or len(detect.labels) > LABELS_MAX:
+        raise BundleError(f"detection needs detections_max of 1 to {DETECTIONS_MAX} and at most {LABELS_MAX} labels")
+    values = [shapes[name][1 if detect.form == "channels_first" else 2] for name in detect.outputs]
+    least = 4 if detect.scores else 5 + detect.objectness
+    if values[0] != -1 and (values[0] != 4 if detect.scores else values[0] < least):
+        raise BundleError(f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {least}")
+    if detect.scores and detect.objectness:
+        raise BundleError("detection has objectness only where boxes and scores are in one output")
+
+
+def _check_choice(what: str, key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")
+
+
+def preprocess_of(value: dict[str, Any]) -> Preprocess:
+    plain = Preprocess(**_known(Preprocess, value, "preprocessing"))
+    return Preprocess(
+        input=str(plain.input),
+        scale=float(plain.scale),
+        mean=tuple(float(v) for v in plain.mean),
+        std=tuple(float(v) for v in plain.std),
+        layout=str(plain.layout),
+        model_layout=str(plain.model_layout),
+        colour=str(plain.colour),
+        frame_colour=str(plain.frame_colour),
+        resize=None if plain.resize is None else _resize(value["resize"]),
+        decode=bool(plain.decode),
+    )
+
+
+def _resize(value: dict[str, Any]) -> Resize:
+    plain = Resize(**_known(Resize, value, "resizing"))
+    return Resize(
+        rule=str(plain.rule),
+        height=int(plain.height),
+        width=int(plain.width),
+        shortest_side=int(plain.shortest_side),
+        pad_value=int(plain.pad_value),
+        filter=str(plain.filter),
+    )
+
+
+def classify_of(value: dict[str, Any]) -> Classify:
+    plain = Classify(**_known(Classify, value, "classification"))
+    return Classify(
+        output=str(plain.output),
+        labels=strings_of(plain.labels),
+        top_k=int(plain.top_k),
+        softmax=bool(plain.softmax),
+    )
+
+
+def detect_of(value: dict[str, Any]) -> Detect:
+    plain = Detect(**_known(Detect, value, "detection"))
+    return Detect(
+        boxes=str(plain.boxes),
+        scores=str(plain.scores),
+        labels=strings_of(plain.labels),
+        form=str(plain.form),
+        objectness=bool(plain.objectness),
+        sigmoid=bool(plain.sigmoid),
+        box_format=str(plain.box_format),
+        normalised=bool(plain.normalised),
+        score_threshold=float(plain.score_threshold),
+        iou_threshold=float(plain.iou_threshold),
+        detections_max=int(plain.detections_max),
+    )
+
+
+def _known(cls: type[Any], value: dict[str, Any], what: str) -> dict[str, Any]:
+    """`value`, where every key is a field of `cls`: one left out would silently change what the model is shown."""
+    if unknown := sorted(set(value) - {field.name for field in fields(cls)}):
+        raise BundleError(f"{what} states {', '.join(unknown)[:200]}, not known here: update edgert on the device")
+    return value
+
+
+def strings_of(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"expected a list of strings, got {type(values).__name__}")
+    return tuple(str(v) for v in values)
