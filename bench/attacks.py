@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from edgert import wire
-from edgert.client import timeval
+from edgert.local_socket import timeval
 
 NICE = 10
 CROWD = 3000

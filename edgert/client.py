@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -21,6 +19,15 @@ from typing import Any, Literal, overload
 from numpy.typing import NDArray
 
 from edgert import wire
+from edgert.calls import (
+    IDLE_CONNECTIONS_MAX,
+    Again,
+    Priority,
+    again_wait_s,
+    check_transport,
+    hello,
+    priority_flag,
+)
 from edgert.config import default_socket
 from edgert.conversation import RETRY_PAUSE_S, Conversation, Inputs, ModelInterface, arg_of, welcome_of
 from edgert.errors import (
@@ -31,14 +38,9 @@ from edgert.errors import (
     Unavailable,
     WorkerLost,
 )
+from edgert.local_socket import SEND_BUFFER_BYTES, dial, timeval
 from edgert.sharing import SharedArea, receive_with_descriptor
 from edgert.tensors import InferResponse
-
-IDLE_CONNECTIONS_MAX = 32
-SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
-TRANSPORTS = ("auto", "socket")
-
-Priority = Literal["normal", "high"]
 
 
 class Client:
@@ -51,11 +53,9 @@ class Client:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 30.0, transport: str = "auto"
     ) -> None:
-        if transport not in TRANSPORTS:
-            raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
         self.path = Path(path) if path is not None else default_socket()
         self.timeout_s = timeout_s
-        self.transport = transport
+        self.transport = check_transport(transport)
         # Lists are used as stacks: pop and append are atomic, so no lock is taken for a request.
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
         self._closed = False
@@ -213,37 +213,11 @@ class Client:
             idle.append(connection)
 
 
-def priority_flag(priority: str) -> int:
-    if priority != "high":
-        raise RequestError(f"priority {priority!r} is not known; give normal or high")
-    return wire.FLAG_HIGH_PRIORITY
-
-
-class Again(Exception):
-    """The request reached no engine; it may go over a new connection, after what `error` asks for."""
-
-    def __init__(self, error: Unavailable | None = None) -> None:
-        super().__init__()
-        self.error = error
-
-
 def pause(again: Again, deadline: float) -> None:
     """Wait as long as the daemon asked for, or raise its error when that is past the deadline."""
     wait_s = again_wait_s(again, deadline)
     if wait_s:
         time.sleep(wait_s)
-
-
-def again_wait_s(again: Again, deadline: float) -> float:
-    """How long to wait before asking again (0: not at all). Raises what `again` holds when it is too late."""
-    if again.error is None:  # the connection had moved: the next one is ready now
-        if time.monotonic() >= deadline:
-            raise DeadlineExceeded("the time-out passed while the model moved to another worker; send it again")
-        return 0.0
-    wait_s = again.error.retry_after_s or RETRY_PAUSE_S
-    if time.monotonic() + wait_s >= deadline:
-        raise again.error
-    return wait_s
 
 
 class _Connection:
@@ -369,8 +343,7 @@ class _Connection:
         self._set_timeout(max(0.001, deadline - time.monotonic()))
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        hello = {"model": model, "shared": True} if transport == "auto" and model is not None else {"model": model}
-        self._sock.sendall(wire.json_frame(wire.HELLO, hello))
+        self._sock.sendall(hello(model, transport))
         try:
             count, descriptor = receive_with_descriptor(self._sock, self._frames.room)
         except BlockingIOError as error:
@@ -390,44 +363,3 @@ class _Connection:
         value = timeval(timeout_s)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-
-
-def timeval(seconds: float) -> bytes:
-    """A time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, as 0 would mean for ever."""
-    microseconds = max(1000, int(seconds * 1e6))
-    return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
-
-
-def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
-    """Send every byte of `parts`, in as few system calls as the kernel takes."""
-    total = sum(map(len, parts))
-    sent = sock.sendmsg(parts)
-    if sent == total:
-        return
-    rest = memoryview(b"".join(parts))[sent:]
-    sock.sendall(rest)
-
-
-def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
-    """A connected socket. Where the daemon's queue is full it waits until `deadline`, or, without `wait`, fails at
-    once with a BlockingIOError as the cause. Raises DaemonUnreachable.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        # The kernel's own time-out: a socket that Python times would fail at once where the backlog is full.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(deadline - time.monotonic()))
-        sock.setblocking(wait)
-        sock.connect(os.fspath(path))
-        sock.setblocking(True)
-        return sock
-    except FileNotFoundError as error:
-        sock.close()
-        raise DaemonUnreachable(
-            f"no daemon listens at {path}: start it with edgertd start, or give its path"
-        ) from error
-    except PermissionError as error:
-        sock.close()
-        raise DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group") from error
-    except OSError as error:
-        sock.close()
-        raise DaemonUnreachable(f"cannot connect to the daemon at {path}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -124,6 +125,31 @@ def test_what_does_not_fit_is_refused_and_the_client_goes_on(serving: Device, tm
             await asking.infer("echo", ITEM)
         with pytest.raises(DaemonUnreachable, match="edgertd start"):
             await AsyncClient(tmp_path / "none.sock").infer("echo", ITEM)
+
+    run(test())
+
+
+def shared_areas() -> int:
+    """How many areas shared with a daemon this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:edgert")
+
+
+def test_large_tensors_go_through_shared_memory_and_arrive_whole(serving: Device) -> None:
+    async def test() -> None:
+        before = shared_areas()
+        for transport, areas in (("auto", 3), ("socket", 0)):
+            async with client(serving, transport=transport) as asking:
+                for values in ((1, 2, 3), (4, 5), (6, 7, 8)):
+                    sent = [np.full((1, 300_000), value, np.float32) for value in values]
+                    got = await asyncio.gather(*(asking.infer("large", one, cache=False) for one in sent))
+                    assert [(one["y"] == value).all() for one, value in zip(got, values, strict=True)] == [True] * len(
+                        values
+                    )
+                assert shared_areas() - before == areas
+            gc.collect()
+            assert shared_areas() == before
+        with pytest.raises(RequestError, match="auto, socket"):
+            AsyncClient(serving.socket, transport="pigeon")
 
     run(test())
 

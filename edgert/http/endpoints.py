@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert import Client, __version__
-from edgert.client import Priority
+from edgert.calls import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse, json_response

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgert import wire
-from edgert.client import SEND_BUFFER_BYTES, send_all, timeval
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
+from edgert.local_socket import SEND_BUFFER_BYTES, send_all, timeval
 from edgert.serving.pipeline import Asked, Pipeline
 from edgert.serving.reply import Reply
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from edgert import wire
 from edgert.arrays import to_wire
-from edgert.client import send_all
 from edgert.errors import EdgeRTError, Unavailable
+from edgert.local_socket import send_all
 from edgert.serving.agreement import Agreement
 
 QUEUE_MAX = 1
