@@ -225,6 +225,13 @@ class DeviceUnreachable(EdgeRTError):
     retryable = True
 
 
+class LoginRefused(DeviceUnreachable):
+    """The device, or a jump host before it, takes none of the keys that were offered."""
+
+    code = "device.login_refused"
+    retryable = False
+
+
 class HostKeyMismatch(EdgeRTError):
     """The device shows another SSH host key than the one that was pinned; nothing was sent."""
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeviceUnreachable
-from edgert_deploy.transports.ssh import LinkLimits, SshTransport
+from edgert_deploy.transports.ssh import SshTransport
+from edgert_deploy.transports.ssh_login import LinkLimits
 from hil.relay import Relay
 from hil.sshd import SshDevice, running_sshd
 

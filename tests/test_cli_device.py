@@ -22,7 +22,7 @@ from edgert_deploy.bootstrap import Broker, merged_config
 from edgert_deploy.cli import main
 from edgert_deploy.cli.keys import key_paths
 from edgert_deploy.inventory import Inventory
-from hil.sshd import SshDevice, free_port, running_sshd
+from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd
 from tests.bundles import flip_bit, make_null_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,6 +89,51 @@ def test_an_ssh_device_is_pinned_and_asked_what_it_is(edgert: Edgert, inventory:
     assert board.host_key == sshd.host_key
     assert added["device"]["fingerprint"] == sshd.fingerprint
     assert (board.transport, board.state, board.home) == ("ssh", str(sshd.state), str(sshd.home / "edgert"))
+
+
+def test_a_device_behind_a_jump_host_has_both_keys_pinned(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice
+) -> None:
+    key = ("--identity", sshd.client_key, "--fingerprint", sshd.fingerprint)
+    words = ("device", "add", "board", sshd.address, *key, "--jump", sshd.address, "--profile", "this-machine")
+    code, answer = edgert(*words)
+    assert code == 4
+    assert "--jump-fingerprint" in answer["error"]["message"]
+    assert edgert(*words, "--jump-fingerprint", "SHA256:" + "A" * 43)[0] == 6
+    assert inventory.devices() == []
+    code, added = edgert(*words, "--jump-fingerprint", sshd.fingerprint, "--tag", "rack=3")
+    assert code == 0, added
+    assert (inventory.device("board").jump_host_key, added["device"]["tags"]) == (sshd.host_key, ["rack=3"])
+
+
+def test_devices_are_changed_in_the_inventory(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
+    new_ssh_key(sshd.folder / "old_key")
+    old = " ".join((sshd.folder / "old_key.pub").read_text().split()[:2])
+    inventory.add(sshd.device("one", host_key=old))
+    inventory.add(sshd.device("two"))
+    code, changed = edgert("device", "set", "all", "--tag", "rack=1", "--group", "canary", "--site", "plant-2")
+    assert (code, [d["name"] for d in changed["changed"]]) == (0, ["one", "two"])
+    assert edgert("device", "set", "all", "--tag", "rack=1")[1]["changed"] == []
+    assert (
+        edgert("device", "set", "two", "--tag", "rack=2", "--ungroup", "canary", "--profile", "generic-x86-64")[0] == 0
+    )
+    two = inventory.device("two")
+    assert (two.tags, two.groups, two.profile, two.host_key) == (("rack=2",), (), "generic-x86-64", sshd.host_key)
+    # A host key is pinned anew where that is asked for only.
+    assert edgert("device", "set", "one", "--address", sshd.address.replace("127.0.0.1", "localhost"))[0] == 0
+    assert inventory.device("one").host_key == old
+    assert edgert("device", "set", "one", "--repin")[0] == 4
+    assert edgert("device", "set", "all", "--repin")[0] == 2
+    assert edgert("device", "set", "one", "--address", sshd.address, "--fingerprint", sshd.fingerprint)[0] == 0
+    assert inventory.device("one").host_key == sshd.host_key
+    assert edgert("device", "set", "one", "--jump", sshd.address, "--jump-fingerprint", sshd.fingerprint)[0] == 0
+    assert inventory.device("one").jump == sshd.address
+    assert edgert("device", "set", "one", "--no-jump", "--no-identity", "--untag", "rack")[0] == 0
+    one = inventory.device("one")
+    assert (one.jump, one.jump_host_key, one.identity, one.tags) == ("", "", "", ())
+    assert edgert("device", "set", "one", "--profile", "none-such")[0] == 4
+    assert edgert("device", "set", "one", "--tag", "a b")[0] == 4
+    assert inventory.device("one") == one
 
 
 def test_without_a_fingerprint_and_without_a_person_nothing_is_added(
@@ -311,7 +356,16 @@ def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
 
 
 def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:
-    for words in (["device"], ["device", "add"], ["bootstrap"], ["deploy"], ["status"], ["rollback"], ["infer"]):
+    for words in (
+        ["device"],
+        ["device", "add"],
+        ["device", "set"],
+        ["bootstrap"],
+        ["deploy"],
+        ["status"],
+        ["rollback"],
+        ["infer"],
+    ):
         assert main([*words, "--help"]) == 0
         assert f"edgert {' '.join(words)}" in capfd.readouterr().out.partition("Example")[2], words
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,14 @@ profile = "raspberry-pi-4"
 state = "/home/pi/state"
 home = "/home/pi/edgert"
 groups = ["canary", "line-2"]   # both
+tags = ["rack=3", "outdoors"]
 
 [devices.here]
 transport = "local"
 address = "/srv/here"
 profile = "this-machine"
 state = "/srv/here"
+site = "plant-1"
 """
 
 
@@ -46,7 +49,8 @@ def a_device(name: str = "new", **changes: object) -> Device:
 def test_devices_are_read_as_written(inventory: Inventory) -> None:
     kitchen, here = inventory.devices()
     assert (kitchen.name, kitchen.address, kitchen.groups) == ("kitchen", "pi@10.0.0.7", ("canary", "line-2"))
-    assert here == Device("here", "local", "/srv/here", "this-machine", "/srv/here")
+    assert here == Device("here", "local", "/srv/here", "this-machine", "/srv/here", site="plant-1")
+    assert kitchen.tags == ("rack=3", "outdoors")
 
 
 def test_a_missing_file_is_an_empty_fleet(tmp_path: Path) -> None:
@@ -102,16 +106,64 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
         ("here", ["here"]),
         ("canary", ["kitchen"]),
         ("here, canary,kitchen", ["kitchen", "here"]),
+        ("tag:rack", ["kitchen"]),
+        ("tag:rack=3", ["kitchen"]),
+        ("tag:outdoors,here", ["kitchen", "here"]),
+        ("site:plant-1", ["here"]),
+        ("profile:raspberry-pi-4", ["kitchen"]),
+        ("all,!tag:rack", ["here"]),
+        ("!here", ["kitchen"]),
     ],
 )
-def test_selectors_are_names_groups_or_all(inventory: Inventory, selector: str, names: list[str]) -> None:
+def test_selectors_are_names_groups_tags_sites_profiles_or_all(
+    inventory: Inventory, selector: str, names: list[str]
+) -> None:
     assert [d.name for d in inventory.select(selector)] == names
 
 
-@pytest.mark.parametrize("selector", ["nobody", "kitchen,nobody", "", ","])
+@pytest.mark.parametrize(
+    "selector",
+    ["nobody", "kitchen,nobody", "", ",", "tag:rack=4", "tag:", "site:x", "colour:red", "!nobody", "all,!all"],
+)
 def test_a_selector_that_means_nothing_is_refused(inventory: Inventory, selector: str) -> None:
     with pytest.raises(ConfigInvalid):
         inventory.select(selector)
+
+
+def test_a_selector_that_means_nothing_says_what_there_is(inventory: Inventory) -> None:
+    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
+        inventory.select("tag:rack=4")
+
+
+def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> None:
+    kitchen = inventory.device("kitchen")
+    changed = replace(kitchen, site="plant-2", tags=("rack=4",), groups=(), jump="ops@bastion:2222", jump_host_key=KEY)
+    inventory.change([changed])
+    assert inventory.device("kitchen") == changed
+    text = inventory.path.read_text()
+    for line in WRITTEN.splitlines():
+        assert line in text or line.startswith(("groups", "tags")), line
+    inventory.change([kitchen])
+    assert inventory.devices() == [kitchen, inventory.device("here")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tags": ("a b",)}, "tag 'a b'"),
+        ({"tags": ("rack=1", "rack=2")}, "each key once"),
+        ({"groups": ("here",)}, "rename one"),
+        ({"jump": "bastion"}, "go together"),
+        ({"jump": "a b", "jump_host_key": KEY}, "no address"),
+        ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "no host key"),
+        ({"name": "nobody"}, "no device"),
+    ],
+)
+def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: dict[str, object], what: str) -> None:
+    before = inventory.path.read_bytes()
+    with pytest.raises(ConfigInvalid, match=what):
+        inventory.change([Device(**{**vars(inventory.device("kitchen")), **changes})])
+    assert inventory.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["all", "Kitchen", "a/b", "", "a b", "a+b", "x" * 64])

@@ -34,7 +34,8 @@ from edgert_deploy.parcels import Has, Parcels
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.rollout import read_offer
 from edgert_deploy.stop import Stop
-from edgert_deploy.transports.ssh import LinkLimits, SshTransport
+from edgert_deploy.transports.ssh import SshTransport
+from edgert_deploy.transports.ssh_login import LinkLimits
 from hil.relay import Relay
 from hil.sshd import SshDevice, running_sshd
 from tests.bundles import make_null_bundle

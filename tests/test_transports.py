@@ -17,7 +17,8 @@ import pytest
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
 from edgert_deploy.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.transports import EOF_GRACE_S, TRANSPORTS, Pace, Transport, open_transport
-from edgert_deploy.transports.ssh import LinkLimits, SshTransport, scan_host_key
+from edgert_deploy.transports.ssh import SshTransport
+from edgert_deploy.transports.ssh_login import LinkLimits, scan_host_key
 from hil.relay import Relay
 from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd, start_sshd
 

@@ -9,6 +9,9 @@
     home = "/home/pi/.local/share/edgert"
     site = "plant-1"
     groups = ["canary"]
+    tags = ["rack=3", "outdoors"]
+    jump = "ops@bastion"               # a machine that it is reached through
+    jump_host_key = "ssh-ed25519 AAAA..."
 
 People edit this file: comments and order survive every change that a command makes, and a change replaces
 the file at once or not at all. Look-up order: --inventory, ./inventory.toml where there is one,
@@ -23,9 +26,9 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,11 @@ from edgert.errors import ConfigInvalid
 
 # Names become MQTT topic segments and file names.
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
 ALL = "all"
+TAGS_MAX = 64
+LISTS = ("groups", "tags")
+KNOWN_SHOWN_MAX = 20
 DEVICES_MAX = 10_000
 INVENTORY_BYTES_MAX = 16 * 1024**2
 
@@ -46,7 +53,8 @@ INVENTORY_BYTES_MAX = 16 * 1024**2
 class Device:
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
-    `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local.
+    `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local. `jump` is an
+    address like that of the device; "" leaves the way there to ~/.ssh/config.
     """
 
     name: str
@@ -59,6 +67,14 @@ class Device:
     identity: str = ""
     site: str = "default"
     groups: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    jump: str = ""
+    jump_host_key: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and the host key's fingerprint (None where there is no key)."""
+        lists = {key: list(getattr(self, key)) for key in LISTS}
+        return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
 
 
 @dataclass(frozen=True)
@@ -101,14 +117,12 @@ class Inventory:
         return select(self.devices(), name, self.path, groups=False)[0]
 
     def select(self, selector: str) -> list[Device]:
-        """The devices of `selector`: names, groups or `all`, separated by commas. Raises ConfigInvalid."""
+        """The devices of `selector`, as `select` below reads it. Raises ConfigInvalid."""
         return select(self.devices(), selector, self.path)
 
     def add(self, device: Device) -> None:
         """Raises ConfigInvalid where the name is taken by a device or a group, or is no name."""
-        _check_name("device", device.name)
-        for group in device.groups:
-            _check_name("group", group)
+        _check_device(device, f"device {device.name}")
         with self._changing() as document:
             present = _devices(document, self.path)
             if device.name in {d.name for d in present}:
@@ -125,6 +139,21 @@ class Inventory:
             (gone,) = select(_devices(document, self.path), name, self.path, groups=False)
             del document["devices"][name]
             return gone
+
+    def change(self, devices: Sequence[Device]) -> None:
+        """Make the devices of these names be these; what stays as it was keeps its place and its comments.
+
+        Raises ConfigInvalid for a name that is not there, and for what no device may be.
+        """
+        for device in devices:
+            _check_device(device, f"device {device.name}")
+        with self._changing() as document:
+            present = _devices(document, self.path)
+            for device in devices:
+                (before,) = select(present, device.name, self.path, groups=False)
+                _change_table(document["devices"][device.name], before, device)
+            new = {device.name: device for device in devices}
+            _check_groups([new.get(device.name, device) for device in present], self.path)
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
@@ -169,19 +198,41 @@ def find_inventory(given: Path | None = None) -> Inventory:
 
 
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
-    """The devices that `selector` means, each once, in the inventory's order. Raises ConfigInvalid."""
-    wanted = [word.strip() for word in selector.split(",") if word.strip()]
-    chosen: set[str] = set()
+    """The devices that `selector` means, each once, in the inventory's order.
+
+    Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
+    `!` before a word leaves its devices out; where every word has one, out of all. A word that no device answers to
+    is refused, so that a slip of the pen selects no other fleet than was meant. Raises ConfigInvalid.
+    """
+    words = [word.strip() for word in selector.split(",") if word.strip()]
+    if words and not devices:
+        raise ConfigInvalid(f"{path} has no device yet: edgert device add")
+    wanted = [word for word in words if not word.startswith("!")]
+    chosen = {d.name for d in devices} if words and not wanted else set[str]()
     for word in wanted:
-        found = {d.name for d in devices if d.name == word or (groups and (word == ALL or word in d.groups))}
-        if not found:
-            if not devices:
-                raise ConfigInvalid(f"{path} has no device yet: edgert device add")
-            raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices)}")
-        chosen |= found
+        chosen |= _meant(devices, word, path, groups)
+    for word in words:
+        if word.startswith("!"):
+            chosen -= _meant(devices, word[1:], path, groups)
     if not chosen:
-        raise ConfigInvalid(f"no device is selected by {selector!r}: give names, groups or {ALL}")
+        raise ConfigInvalid(f"no device is selected by {selector!r}: give names, groups, tag:KEY, site:NAME or {ALL}")
     return [d for d in devices if d.name in chosen]
+
+
+def _meant(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
+    found = {d.name for d in devices if (_answers(d, word) if groups else d.name == word)}
+    if not found:
+        raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
+    return found
+
+
+def _answers(device: Device, word: str) -> bool:
+    kind, colon, value = word.partition(":")
+    if not colon:
+        return word in (ALL, device.name, *device.groups)
+    if kind == "tag":
+        return value in device.tags or any(tag.partition("=")[0] == value for tag in device.tags)
+    return value == {"site": device.site, "profile": device.profile}.get(kind)
 
 
 def fingerprint(host_key: str) -> str:
@@ -194,18 +245,52 @@ def fingerprint(host_key: str) -> str:
 
 
 def _what(word: str, groups: bool) -> str:
-    return f"device or group {word!r}" if groups else f"device {word!r}"
+    if not groups:
+        return f"device {word!r}"
+    return f"device with {word!r}" if ":" in word else f"device or group {word!r}"
 
 
-def _known(devices: list[Device]) -> str:
-    names = [d.name for d in devices][:20]
-    groups = sorted({g for d in devices for g in d.groups})[:20]
-    return f"devices {', '.join(names)}" + (f"; groups {', '.join(groups)}" if groups else "")
+def _known(devices: list[Device], word: str) -> str:
+    """What could have been meant by `word`, shortened."""
+    kind = word.partition(":")[0] if ":" in word else ""
+    if kind == "tag":
+        return f"tags {_first({tag for d in devices for tag in d.tags})}"
+    if kind in ("site", "profile"):
+        return f"{kind}s {_first({getattr(d, kind) for d in devices})}"
+    if kind:
+        return "tag:, site: and profile: to select by"
+    groups = {group for d in devices for group in d.groups}
+    return f"devices {_first([d.name for d in devices])}" + (f"; groups {_first(groups)}" if groups else "")
+
+
+def _first(names: Iterable[str]) -> str:
+    ordered = list(names) if isinstance(names, list) else sorted(names)
+    return ", ".join(ordered[:KNOWN_SHOWN_MAX]) or "none"
 
 
 def _check_name(what: str, name: str) -> None:
     if name == ALL or not NAME.fullmatch(name):
         raise ConfigInvalid(f"{what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, and not {ALL!r}")
+
+
+def _check_device(device: Device, where: str) -> None:
+    _check_name("device", device.name)
+    for group in device.groups:
+        _check_name("group", group)
+    _check_tags(where, device.tags)
+    _checked(device, where)
+
+
+def _check_tags(where: str, tags: Sequence[str]) -> None:
+    for tag in tags:
+        if not TAG.fullmatch(tag):
+            raise ConfigInvalid(
+                f"{where}: tag {tag!r}: use KEY or KEY=VALUE, the key of a-z 0-9 _ . - (63 at most), the value of "
+                "letters, digits and _ . + : / @ - (63 at most)"
+            )
+    keys = [tag.partition("=")[0] for tag in tags]
+    if len(tags) > TAGS_MAX or len(set(keys)) != len(keys):
+        raise ConfigInvalid(f"{where}: at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
 
 
 def _check_groups(devices: list[Device], path: Path) -> None:
@@ -238,17 +323,20 @@ def _device(name: str, table: Any, path: Path) -> Device:
     for key, given in table.items():
         _check_value(where, key, given)
     try:
-        device = Device(name=name, **{**table, "groups": tuple(table.get("groups", ()))})
+        lists = {key: tuple(table.get(key, ())) for key in LISTS}
+        device = Device(name=name, **{**table, **lists})
     except TypeError as error:
         raise ConfigInvalid(f"{where}: transport, address, profile and state must be there") from error
     return _checked(device, where)
 
 
 def _check_value(where: str, key: str, given: Any) -> None:
-    if key == "groups":
+    if key in LISTS:
         if not isinstance(given, list) or not all(isinstance(g, str) for g in given):
-            raise ConfigInvalid(f"{where}: groups must be a list of strings")
-        for group in given:
+            raise ConfigInvalid(f"{where}: {key} must be a list of strings")
+        if key == "tags":
+            _check_tags(where, given)
+        for group in given if key == "groups" else ():
             _check_name("group", group)
     elif not isinstance(given, str):
         raise ConfigInvalid(f"{where}: {key} must be a string, got {given!r}")
@@ -261,6 +349,9 @@ def _checked(device: Device, where: str) -> Device:
         "host_key must be there: remove the device and add it again": lambda: (
             bool(device.host_key) or device.transport != "ssh"
         ),
+        "jump and jump_host_key go together, and with ssh only: edgert device set --jump": lambda: (
+            bool(device.jump) == bool(device.jump_host_key) and not (device.jump and device.transport != "ssh")
+        ),
     }
     for message, holds in checks.items():
         if not holds():
@@ -268,6 +359,9 @@ def _checked(device: Device, where: str) -> Device:
     if device.transport == "ssh":
         SshAddress.parse(device.address)
         fingerprint(device.host_key)
+    if device.jump:
+        SshAddress.parse(device.jump)
+        fingerprint(device.jump_host_key)
     return device
 
 
@@ -279,6 +373,17 @@ def _as_table(device: Device) -> Table:
         if field.name != "name" and given != field.default:
             table.add(field.name, list(given) if isinstance(given, tuple) else given)
     return table
+
+
+def _change_table(table: Table, before: Device, after: Device) -> None:
+    for field in fields(Device):
+        given = getattr(after, field.name)
+        if field.name == "name" or given == getattr(before, field.name):
+            continue
+        if given == field.default:
+            table.pop(field.name, None)
+        else:
+            table[field.name] = list(given) if isinstance(given, tuple) else given
 
 
 def _replace_file(path: Path, data: bytes) -> None:

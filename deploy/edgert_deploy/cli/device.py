@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.device_set import set_
 from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
+from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
 from edgert_deploy.facts import describe, misfits, pick_profile, probe
 from edgert_deploy.inventory import Device, SshAddress, find_inventory, fingerprint
 from edgert_deploy.profiles import list_profiles, load_profile
@@ -20,14 +20,18 @@ from edgert_deploy.profiles import list_profiles, load_profile
 
 @click.group()
 def device() -> None:
-    """Add, list and remove devices.
+    """Add, list, change and remove devices.
 
     \b
     Examples:
       edgert device add here --local ./device
       edgert device add kitchen pi@10.0.0.7 --group canary
-      edgert device list
+      edgert device list tag:rack=3
+      edgert device set kitchen --site plant-2
     """
+
+
+device.add_command(set_)
 
 
 @device.command()
@@ -44,6 +48,9 @@ def device() -> None:
     "--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key [default: agent, ~/.ssh]."
 )
 @click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag; may be given again.")
+@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A machine that it is reached through.")
+@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
 @click.option("--site", default="default", show_default=True, help="Where it stands; becomes part of its MQTT topics.")
 @click.option("--home", help="Where bootstrap installs on the device [default: /opt/edgert, or ~/.local/share/edgert].")
 @click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
@@ -58,6 +65,9 @@ def add(
     wanted: str | None,
     identity: Path | None,
     groups: tuple[str, ...],
+    tags: tuple[str, ...],
+    jump: str,
+    jump_fingerprint: str | None,
     site: str,
     home: str | None,
     state: str | None,
@@ -68,12 +78,15 @@ def add(
     """Add a device, over SSH or this machine.
 
     Its SSH host key is shown and, once you agree, the only one ever accepted. There is no option to agree
-    unseen: scripts give the fingerprint they expect. The device is asked what it is; nothing is installed yet.
+    unseen: scripts give the fingerprint they expect. With --jump the jump host's key is pinned in the same way.
+    What --user, --port and the like are to ssh may stand in ~/.ssh/config; ADDRESS may be a Host of it.
+    The device is asked what it is; nothing is installed yet.
 
     \b
     Examples:
       edgert device add kitchen pi@10.0.0.7
       edgert device add nuc-3 root@nuc-3:2222 --fingerprint SHA256:abc... --profile intel-nuc --group line-2
+      edgert device add cam-7 pi@192.168.8.7 --jump ops@bastion --tag rack=3 --tag outdoors
       edgert device add here --local ./device
     """
     if (address is None) == (folder is None):
@@ -83,15 +96,20 @@ def add(
         raise ConfigInvalid(f"{inventory.path} has a device {name} already: edgert device remove {name}")
     if folder is not None:
         draft = _local(name, folder)
+        if jump:
+            raise click.UsageError("--jump is for devices that are reached over SSH")
     else:
         assert address is not None  # one of both is given
-        key = _agreed_host_key(SshAddress.parse(address), wanted)
-        draft = Device(name, "ssh", address, "", state or "", host_key=key, identity=_absolute(identity))
-    draft = Device(**{**vars(draft), "site": site, "groups": groups})
+        draft = Device(name, "ssh", address, "", state or "", identity=absolute(identity), jump=jump)
+        if jump:
+            key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
+            draft = replace(draft, jump_host_key=key)
+        draft = replace(draft, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, draft))
+    draft = replace(draft, site=site, groups=groups, tags=tags)
     known, facts_line = _completed(draft, profile_name, home, state, devices_dir)
     inventory.add(known)
     text = f"{name} is a {known.profile} ({facts_line}); it stands in {inventory.path}"
-    emit({"device": described(known), "inventory": str(inventory.path)}, text, as_json)
+    emit({"device": known.as_json(), "inventory": str(inventory.path)}, text, as_json)
     click.echo(f"next: edgert bootstrap {name}", err=True)
 
 
@@ -100,22 +118,34 @@ def add(
 @inventory_option
 @json_option
 def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
-    """List the devices of SELECTOR: names, groups or `all`, separated by commas.
+    """List the devices of SELECTOR.
+
+    Words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME, profile:NAME; `!` before a
+    word leaves its devices out. Every command that takes a SELECTOR reads it so.
 
     \b
-    Example:
+    Examples:
       edgert device list canary,kitchen
+      edgert device list 'site:plant-1,!tag:outdoors'
     """
     inventory = find_inventory(inventory_file)
     present = inventory.devices()
     devices = inventory.select(selector) if present else []
-    rows = [("NAME", "PROFILE", "ADDRESS", "SITE", "GROUPS", "HOST KEY")]
+    rows = [("NAME", "PROFILE", "ADDRESS", "SITE", "GROUPS", "TAGS", "HOST KEY")]
     rows += [
-        (d.name, d.profile, d.address, d.site, ",".join(d.groups), fingerprint(d.host_key) if d.host_key else "-")
+        (
+            d.name,
+            d.profile,
+            _way(d),
+            d.site,
+            ",".join(d.groups) or "-",
+            ",".join(d.tags) or "-",
+            fingerprint(d.host_key) if d.host_key else "-",
+        )
         for d in devices
     ]
     text = columns(rows) if devices else f"{inventory.path} has no device yet: edgert device add"
-    emit({"devices": [described(d) for d in devices], "inventory": str(inventory.path)}, text, as_json)
+    emit({"devices": [d.as_json() for d in devices], "inventory": str(inventory.path)}, text, as_json)
     if devices:
         click.echo("next: edgert status says what they serve; edgert bootstrap NAME sets one up", err=True)
 
@@ -134,15 +164,11 @@ def remove(name: str, inventory_file: Path | None, as_json: bool) -> None:
     inventory = find_inventory(inventory_file)
     gone = inventory.remove(name)
     text = f"{name} is out of {inventory.path}; it goes on serving what it has in {gone.state}"
-    emit({"removed": described(gone), "inventory": str(inventory.path)}, text, as_json)
+    emit({"removed": gone.as_json(), "inventory": str(inventory.path)}, text, as_json)
 
 
-def described(known: Device) -> dict[str, Any]:
-    """A device as --json shows it."""
-    value = asdict(known)
-    value["groups"] = list(known.groups)
-    value["fingerprint"] = fingerprint(known.host_key) if known.host_key else None
-    return value
+def _way(known: Device) -> str:
+    return f"{known.address} through {known.jump}" if known.jump else known.address
 
 
 def _local(name: str, folder: Path) -> Device:
@@ -153,23 +179,6 @@ def _local(name: str, folder: Path) -> Device:
                 f"{socket} is too long for a socket (at most {SOCKET_PATH_BYTES_MAX} bytes): give a shorter --local"
             )
     return Device(name, "local", str(state), "", str(state))
-
-
-def _agreed_host_key(address: SshAddress, wanted: str | None) -> str:
-    """The host key, once the user or --fingerprint says that it is the device's."""
-    from edgert_deploy.transports.ssh import scan_host_key
-
-    key = scan_host_key(address, wanted)
-    shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
-    click.echo(shown, err=True)
-    if wanted is not None:
-        return key
-    click.echo("compare it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
-    if not sys.stdin.isatty():
-        raise ConfigInvalid(f"{shown}; nobody is here to agree: give --fingerprint once you know that it is right")
-    if not click.confirm("Is it this device's?", default=False, err=True):
-        raise ConfigInvalid("not added: the host key was not agreed to")
-    return key
 
 
 def _completed(
@@ -196,7 +205,3 @@ def _completed(
         "home": "" if local else home or facts.default_home,
     }
     return Device(**{**vars(draft), **filled}), describe(facts)
-
-
-def _absolute(path: Path | None) -> str:
-    return "" if path is None else str(path.expanduser().absolute())

@@ -1,8 +1,4 @@
-"""SSH through Fabric: one connection a device, the host key pinned, everything under a deadline.
-
-The only host key ever accepted is the one in the inventory, taken down when the device was added. It is
-compared when the key exchange ends, before a user name, a login or a byte of payload is sent.
-Fabric's own default accepts any key. Jump hosts from ~/.ssh/config must stand in ~/.ssh/known_hosts.
+"""SSH through Fabric: one connection a device, the host key pinned (`ssh_login`), everything under a deadline.
 
 Files travel through `dd` and `cat` over an ordinary command channel: SFTP is another package on many small systems,
 and often left out.
@@ -14,13 +10,11 @@ arrives, into a name that only the same content uses; the hash of what lies ther
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import logging
 import select
 import shlex
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +26,8 @@ from typing import Any, TypeVar
 import fabric
 import paramiko
 
-from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
-from edgert_deploy.inventory import Device, SshAddress, fingerprint
+from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
+from edgert_deploy.inventory import Device
 from edgert_deploy.transports import (
     EOF_GRACE_S,
     INPUT_BYTES_MAX,
@@ -44,6 +38,7 @@ from edgert_deploy.transports import (
     Result,
     sha256_command,
 )
+from edgert_deploy.transports.ssh_login import LinkLimits, Login, log_in
 
 # What it logs as an error is raised as well: without a handler Python would print it, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -60,21 +55,9 @@ HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
 _NO_EXIT_CODE = -1  # paramiko's word for a channel that closed without one: a lost link, or a signal over there
-HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LinkLimits:
-    """How long a link may keep us waiting, and how often it is tried again."""
-
-    connect_s: int = 10
-    keepalive_s: int = 5
-    dead_after_s: float = 20.0
-    attempts: int = 4
-    pause_s: float = 1.0
 
 
 @dataclass
@@ -96,7 +79,7 @@ class SshTransport:
     def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
         self.device = device
         self.limits = limits or LinkLimits()
-        self._connection: fabric.Connection | None = None
+        self._login: Login | None = None
 
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
@@ -155,15 +138,15 @@ class SshTransport:
             partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        login, self._login = self._login, None
+        if login is not None:
+            login.close()
 
     def _open(self) -> fabric.Connection:
-        if self._connection is None or not self._connection.is_connected:
+        if self._login is None or not self._login.connection.is_connected:
             self.close()
-            self._connection = _connect(self.device, self.limits)
-        return self._connection
+            self._login = log_in(self.device, self.limits)
+        return self._login.connection
 
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._open().create_session()
@@ -304,122 +287,10 @@ class SshTransport:
 
     def _alive(self) -> bool:
         """Whether the connection stands, once paramiko's own thread had the time to notice that it fell."""
-        if self._connection is None or self._connection.transport is None:
+        if self._login is None or self._login.transport is None:
             return False
-        self._connection.transport.join(_NOTICE_S)
-        return bool(self._connection.transport.is_active())
-
-
-def scan_host_key(address: SshAddress, wanted: str | None = None, limits: LinkLimits | None = None) -> str:
-    """The host key that `address` shows, as an OpenSSH public key line. Nothing is sent but the key exchange.
-
-    A server has a key of each kind; with `wanted` (SHA256:...) the one of that fingerprint is looked for.
-    Raises DeviceUnreachable, and HostKeyMismatch where none is the wanted one.
-    """
-    seen: list[str] = []
-    disabled: list[str] = []
-    for _ in range(HOST_KEY_KINDS_MAX):
-        key = _scan_once(address, disabled, limits or LinkLimits(), last=bool(seen))
-        if key is None:
-            break
-        seen.append(f"{key.get_name()} {key.get_base64()}")
-        if wanted is None or fingerprint(seen[-1]) == wanted:
-            return seen[-1]
-        disabled += ["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] if key.get_name() == "ssh-rsa" else [key.get_name()]
-    shown = ", ".join(fingerprint(key) for key in seen)
-    raise HostKeyMismatch(
-        f"{address.host} shows {shown}, not {wanted}: another machine answers there, or the fingerprint is another "
-        "device's. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    )
-
-
-class _Seen(Exception):  # carries a value out of paramiko, it is no error
-    def __init__(self, key: paramiko.PKey) -> None:
-        self.key = key
-
-
-class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko ships no types
-    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-        raise _Seen(key)
-
-
-def _scan_once(address: SshAddress, disabled: list[str], limits: LinkLimits, last: bool) -> paramiko.PKey | None:
-    connection = _prepared(address, "", limits, {"disabled_algorithms": {"keys": disabled}})
-    connection.client.set_missing_host_key_policy(_OnlyLook())
-    try:
-        connection.open()
-    except _Seen as seen:
-        return seen.key
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        if last:  # no key of another kind to show
-            return None
-        raise DeviceUnreachable(f"{address.host} cannot be reached over SSH: {_reason(error)}") from error
-    finally:
-        connection.client.close()
-    raise AssertionError("a connection without a pinned key was opened")
-
-
-def _connect(device: Device, limits: LinkLimits) -> fabric.Connection:
-    """Open a connection on which the device has shown its pinned key and let us in."""
-    connection = _prepared(SshAddress.parse(device.address), device.identity, limits, {})
-    kind, blob = device.host_key.split()[:2]
-    host = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-    connection.client.get_host_keys().add(host, kind, paramiko.PKey.from_type_string(kind, base64.b64decode(blob)))
-    try:
-        connection.open()
-    except paramiko.BadHostKeyException as error:
-        connection.client.close()
-        shown = f"{error.key.get_name()} {error.key.get_base64()}"
-        raise HostKeyMismatch(
-            f"{device.name} ({device.address}) shows host key {fingerprint(shown)}; pinned is "
-            f"{fingerprint(device.host_key)}. Nothing was sent. If the device was set up anew, compare the "
-            f"fingerprint on its own console, then: edgert device remove {device.name}, and add it again"
-        ) from error
-    except paramiko.AuthenticationException as error:
-        connection.client.close()
-        raise DeviceUnreachable(
-            f"{device.name} ({device.address}) does not let {connection.user} in: {str(error).rstrip('.')}. "
-            "Put your public key there (ssh-copy-id), or name the private one with --identity"
-        ) from error
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        connection.client.close()
-        raise DeviceUnreachable(f"{device.name} ({device.address}) cannot be reached: {_reason(error)}") from error
-    connection.transport.set_keepalive(limits.keepalive_s)
-    if isinstance(connection.transport.sock, socket.socket):
-        connection.transport.sock.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead_after_s * 1000)
-        )
-    return connection
-
-
-def _prepared(
-    address: SshAddress, identity: str, limits: LinkLimits, connect_kwargs: dict[str, Any]
-) -> fabric.Connection:
-    """A Fabric connection, not open, that accepts no host key by itself; user and port as ~/.ssh/config has them."""
-    kwargs = {"banner_timeout": limits.connect_s, "auth_timeout": limits.connect_s, "channel_timeout": limits.connect_s}
-    if identity:
-        path = Path(identity).expanduser()
-        if not path.is_file():
-            raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
-        kwargs["key_filename"] = [str(path)]  # type: ignore[assignment]
-    connection = fabric.Connection(
-        address.host,
-        user=address.user,
-        port=address.port,
-        connect_timeout=limits.connect_s,
-        connect_kwargs={**kwargs, **connect_kwargs},
-    )
-    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    _guard_gateways(connection.gateway)
-    return connection
-
-
-def _guard_gateways(gateway: Any) -> None:
-    """Let a jump host in only where the user's known_hosts has it (a ProxyCommand does its own checking)."""
-    while isinstance(gateway, fabric.Connection):
-        gateway.client.load_system_host_keys()
-        gateway.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        gateway = gateway.gateway
+        self._login.transport.join(_NOTICE_S)
+        return bool(self._login.transport.is_active())
 
 
 def _sha256(path: Path) -> tuple[str, int]:
@@ -429,8 +300,3 @@ def _sha256(path: Path) -> tuple[str, int]:
             digest.update(chunk)
             size += len(chunk)
     return digest.hexdigest(), size
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return f"{text}; is it on, and is the address right?"

@@ -1,0 +1,124 @@
+"""`edgert device set`: change what the inventory says of devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.inventory import Device, SshAddress, find_inventory
+from edgert_deploy.profiles import load_profile
+
+
+@click.command("set")
+@click.argument("selector")
+@click.option("--address", metavar="[USER@]HOST[:PORT]", help="Where it is now; its host key stays the pinned one.")
+@click.option("--repin", is_flag=True, help="Show the host key that it has now, and pin that once you agree.")
+@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="Pin the host key of this fingerprint.")
+@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="A machine that it is reached through; its key is pinned.")
+@click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
+@click.option("--no-jump", is_flag=True, help="Reached directly, or as ~/.ssh/config says.")
+@click.option("--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key.")
+@click.option("--no-identity", is_flag=True, help="Keys of the agent and ~/.ssh.")
+@click.option("--profile", help="A name of devices/*.toml. Takes effect at the next bootstrap.")
+@click.option("--site", help="Where it stands. Takes effect at the next bootstrap.")
+@click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
+@click.option("--ungroup", multiple=True, help="A group to leave; may be given again.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag; takes the place of one of that key.")
+@click.option("--untag", multiple=True, metavar="KEY", help="A tag to take away; may be given again.")
+@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@inventory_option
+@json_option
+def set_(
+    selector: str,
+    address: str | None,
+    repin: bool,
+    wanted: str | None,
+    jump: str | None,
+    jump_fingerprint: str | None,
+    no_jump: bool,
+    identity: Path | None,
+    no_identity: bool,
+    profile: str | None,
+    site: str | None,
+    groups: tuple[str, ...],
+    ungroup: tuple[str, ...],
+    tags: tuple[str, ...],
+    untag: tuple[str, ...],
+    devices_dir: Path | None,
+    inventory_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Change what the inventory says of the devices of SELECTOR. The devices themselves are not changed.
+
+    A host key is pinned anew only where you ask for it, and once you agree; scripts give the fingerprint.
+
+    \b
+    Examples:
+      edgert device set kitchen --address pi@10.0.0.9
+      edgert device set kitchen --repin                     # it was set up anew
+      edgert device set site:plant-1 --jump ops@bastion
+      edgert device set all --tag firmware=7 --ungroup canary
+    """
+    if no_jump and jump:
+        raise click.UsageError("give either --jump or --no-jump")
+    inventory = find_inventory(inventory_file)
+    devices = inventory.select(selector)
+    if len(devices) > 1 and (address is not None or repin or wanted is not None):
+        raise click.UsageError(
+            f"--address, --repin and --fingerprint are for one device; {selector!r} is {len(devices)}"
+        )
+    changes: dict[str, Any] = {}
+    if address is not None:
+        changes["address"] = address
+    if identity is not None or no_identity:
+        changes["identity"] = absolute(identity)
+    if site is not None:
+        changes["site"] = site
+    if profile is not None:
+        changes["profile"] = load_profile(profile, devices_dir).name
+    if jump is not None:
+        key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
+        changes.update(jump=jump, jump_host_key=key)
+    elif no_jump:
+        changes.update(jump="", jump_host_key="")
+    after = [_listed(replace(device, **changes), groups, ungroup, tags, untag) for device in devices]
+    if repin or wanted is not None:
+        after = [_repinned(device, wanted) for device in after]
+    changed = [new for new, old in zip(after, devices, strict=True) if new != old]
+    inventory.change(changed)
+    names = ", ".join(device.name for device in changed)
+    text = f"changed in {inventory.path}: {names}" if changed else "nothing to change: all was so already"
+    emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
+    moved = [
+        new.name for new, old in zip(after, devices, strict=True) if (new.site, new.profile) != (old.site, old.profile)
+    ]
+    if moved:
+        click.echo(f"next: edgert bootstrap {','.join(moved)} tells the devices", err=True)
+
+
+def _listed(
+    device: Device, groups: tuple[str, ...], ungroup: tuple[str, ...], tags: tuple[str, ...], untag: tuple[str, ...]
+) -> Device:
+    """The device with groups and tags added and taken away."""
+    stay = [group for group in device.groups if group not in ungroup]
+    replaced = {_key(tag) for tag in (*tags, *untag)}
+    return replace(
+        device,
+        groups=tuple(dict.fromkeys([*stay, *groups])),
+        tags=tuple(dict.fromkeys([*(tag for tag in device.tags if _key(tag) not in replaced), *tags])),
+    )
+
+
+def _key(tag: str) -> str:
+    return tag.partition("=")[0]
+
+
+def _repinned(device: Device, wanted: str | None) -> Device:
+    if device.transport != "ssh":
+        raise click.UsageError(f"{device.name} is this machine: it has no host key")
+    return replace(device, host_key=agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device))

@@ -1,0 +1,41 @@
+"""Host keys that a person, or a fingerprint that a script gives, says are the right ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.inventory import Device, SshAddress, fingerprint
+
+DEVICE_KEY = "--fingerprint"
+JUMP_KEY = "--jump-fingerprint"
+
+
+def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind: Device | None = None) -> str:
+    """The host key that `address` shows, once the user or `option` (with the fingerprint `wanted`) says it is right.
+
+    `behind` is the device that it belongs to, for its jump host. Raises DeviceUnreachable, HostKeyMismatch, and
+    ConfigInvalid where nobody agreed.
+    """
+    from edgert_deploy.transports.ssh_login import Jump, scan_host_key
+
+    key = scan_host_key(address, wanted, jump=Jump.of(behind) if behind is not None else None)
+    shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
+    click.echo(shown, err=True)
+    if wanted is not None:
+        return key
+    click.echo("compare it on its own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(f"{shown}; nobody is here to agree: give {option} once you know that it is right")
+    what = "the jump host's" if option == JUMP_KEY else "this device's"
+    if not click.confirm(f"Is it {what}?", default=False, err=True):
+        raise ConfigInvalid("nothing was recorded: the host key was not agreed to")
+    return key
+
+
+def absolute(path: Path | None) -> str:
+    """As the inventory has it: "" for none."""
+    return "" if path is None else str(path.expanduser().absolute())
