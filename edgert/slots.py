@@ -5,7 +5,8 @@ beside it, fsync, rename, fsync of the folder. So a crash at any instant leaves 
 one. A slot's folder is only ever written while `state.json` does not name it.
 
 On trial, the version serves but is not trusted yet: unless `mark_good` comes in time, the one before it
-returns. A reboot during a trial ends it the same way.
+returns. A reboot during a trial ends it the same way. Where the trial has a gate (edgert.gate), the daemon watches its
+limits, and `mark_good` is refused until they held for as long as was asked for.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from edgert.durable import sync_folder
-from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
+from edgert.gate import Gate
 
 FORMAT = 1
 SLOT_NAMES = ("a", "b")
 STAGE_NAME = "stage"
 TRIAL_S_MAX = 24 * 3600.0
 LOCK_S_MAX = 10.0
+REASON_LENGTH_MAX = 500
+BY_COMMAND = "taken back by a command"
 BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b has them
 
 
@@ -91,8 +95,21 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """A version that one went back from, why, and when by the wall clock (seconds since 1970, for people)."""
+
+    release: int
+    digest: str
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True)
 class SlotState:
-    """The content of `state.json`. `ratchet` is the highest release ever marked good."""
+    """The content of `state.json`. `ratchet` is the highest release ever marked good.
+
+    `gate` is the trial's, `returned` the last version that one went back from, until another is marked good.
+    """
 
     state: State = State.EMPTY
     active: str | None = None
@@ -100,6 +117,8 @@ class SlotState:
     b: Version | None = None
     trial: Trial | None = None
     ratchet: int = 0
+    gate: Gate | None = None
+    returned: Returned | None = None
 
     @property
     def spare(self) -> str:
@@ -113,10 +132,20 @@ class SlotState:
         return replace(self, a=version) if slot == "a" else replace(self, b=version)
 
 
-def step(before: SlotState, event: Event, *, trial: Trial | None = None, version: Version | None = None) -> SlotState:
+def step(
+    before: SlotState,
+    event: Event,
+    *,
+    trial: Trial | None = None,
+    gate: Gate | None = None,
+    version: Version | None = None,
+    reason: str = "",
+    now_s: float = 0.0,
+) -> SlotState:
     """The state after `event`: pure, so that each row of the table can be tested as data.
 
-    `version` goes with INSTALL, `trial` with ACTIVATE. Raises TransitionRefused, naming the way on.
+    `version` goes with INSTALL, `trial` and `gate` with ACTIVATE, `reason` and `now_s` (wall clock) with ROLLBACK.
+    Raises TransitionRefused, naming the way on.
     """
     after = TRANSITIONS.get((before.state, event))
     if after is None:
@@ -124,10 +153,14 @@ def step(before: SlotState, event: Event, *, trial: Trial | None = None, version
     if event is Event.INSTALL:
         return replace(before.with_slot(before.spare, version), state=after)
     if event is Event.ACTIVATE:
-        return replace(before, state=after, active=before.spare, trial=trial)
+        return replace(before, state=after, active=before.spare, trial=trial, gate=gate)
     if event is Event.MARK_GOOD:
         return _marked_good(before, after)
-    return _rolled_back(before, after)
+    gone = None if before.state in (State.STAGED, State.FIRST_STAGED) else before.version(before.active)
+    after_all = replace(_rolled_back(before, after), gate=None)
+    if gone is None:  # nothing of it ever served
+        return after_all
+    return replace(after_all, returned=Returned(gone.release, gone.digest, reason[:REASON_LENGTH_MAX], now_s))
 
 
 def _marked_good(before: SlotState, after: State) -> SlotState:
@@ -135,7 +168,8 @@ def _marked_good(before: SlotState, after: State) -> SlotState:
     assert before.active is not None  # a trial always has an active slot, and a version in it
     assert version is not None
     good = before.with_slot(before.active, replace(version, good=True))
-    return replace(good, state=after, trial=None, ratchet=max(before.ratchet, version.release))
+    ratchet = max(before.ratchet, version.release)
+    return replace(good, state=after, trial=None, gate=None, returned=None, ratchet=ratchet)
 
 
 def _rolled_back(before: SlotState, after: State) -> SlotState:
@@ -193,7 +227,7 @@ class SlotStore:
             return _from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return SlotState()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ConfigInvalid) as error:
             raise StorageFailed(
                 f"{path} cannot be read ({error}); remove {self.folder} and deploy the model again"
             ) from error
@@ -238,18 +272,63 @@ class SlotStore:
     def slot_folder(self, slot: str) -> Path:
         return self.folder / slot
 
-    def activate(self, trial_s: float) -> SlotState:
-        """Make the staged version live, on trial for `trial_s` seconds."""
-        trial = Trial(self.clock.boot_id, self.clock.now_s() + min(trial_s, TRIAL_S_MAX))
-        return self._apply(Event.ACTIVATE, trial=trial)
+    def activate(self, trial_s: float, gate: Gate | None = None) -> SlotState:
+        """Make the staged version live, on trial for `trial_s` seconds, and for as long as `gate` takes."""
+        lasts_s = min(trial_s + (gate.trial_s if gate else 0.0), TRIAL_S_MAX)
+        trial = Trial(self.clock.boot_id, self.clock.now_s() + lasts_s)
+        with self.locked():
+            after = step(self.read(), Event.ACTIVATE, trial=trial, gate=gate)
+            self.commit(after)
+            return after
 
-    def mark_good(self) -> SlotState:
-        """End the trial: the live version is the one to come back to from now on."""
-        return self._apply(Event.MARK_GOOD)
+    def mark_good(self, *, force: bool = False) -> SlotState:
+        """End the trial: the live version is the one to come back to from now on.
 
-    def rollback(self, *, wait: bool = True) -> SlotState:
-        """Go back to the good version before, or drop what is staged."""
-        return self._apply(Event.ROLLBACK, wait=wait)
+        Raises TransitionRefused where its gate has not passed it yet, unless `force`.
+        """
+        with self.locked():
+            before = self.read()
+            if before.gate is not None and not before.gate.passed and not force:
+                raise TransitionRefused(
+                    "its limits are being watched, and have not held for long enough: wait with edgertd trial --wait, "
+                    "or keep it regardless of them with --force"
+                )
+            after = step(before, Event.MARK_GOOD)
+            self.commit(after)
+            return after
+
+    def rollback(self, *, wait: bool = True, reason: str = BY_COMMAND) -> SlotState:
+        """Go back to the good version before, or drop what is staged. `reason` is kept for whoever asks."""
+        with self.locked(wait=wait):
+            after = step(self.read(), Event.ROLLBACK, reason=reason, now_s=time.time())
+            self.commit(after)
+            return after
+
+    def begin_watch(self) -> bool:
+        """Note that the trial's limits are watched from now on; False where they were before: that watch was cut off."""
+        with self.locked(wait=False):
+            before = self.read()
+            if before.gate is None or before.gate.begun:
+                return False
+            self.commit(replace(before, gate=replace(before.gate, begun=True)))
+            return True
+
+    def pass_gate(self, digest: str) -> SlotState:
+        """Note that the limits held: an unattended trial ends well, else the host has `confirm_s` from now on.
+
+        Raises TransitionRefused where another version than `digest` is on trial by now, or none.
+        """
+        with self.locked(wait=False):
+            before = self.read()
+            version = before.version(before.active)
+            if before.gate is None or version is None or version.digest != digest:
+                raise TransitionRefused("what was watched is not on trial any more")
+            trial = Trial(self.clock.boot_id, self.clock.now_s() + before.gate.confirm_s)
+            after = replace(before, trial=trial, gate=replace(before.gate, passed=True))
+            if before.gate.unattended:
+                after = step(before, Event.MARK_GOOD)
+            self.commit(after)
+            return after
 
     def expire_trial(self, *, wait: bool = True) -> bool:
         """Roll back a trial that was not confirmed in time or that a reboot cut short; whether there was one."""
@@ -257,7 +336,8 @@ class SlotStore:
             before = self.read()
             if before.state not in ON_TRIAL or (before.trial is not None and not before.trial.over(self.clock)):
                 return False
-            self.commit(step(before, Event.ROLLBACK))
+            reason = why_expired(before, self.clock)
+            self.commit(step(before, Event.ROLLBACK, reason=reason, now_s=time.time()))
             return True
 
     def collect(self, *, wait: bool = True) -> None:
@@ -304,11 +384,16 @@ class SlotStore:
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
-    def _apply(self, event: Event, trial: Trial | None = None, wait: bool = True) -> SlotState:
-        with self.locked(wait=wait):
-            after = step(self.read(), event, trial=trial)
-            self.commit(after)
-            return after
+
+def why_expired(slots: SlotState, clock: BootClock) -> str:
+    """Why a trial that is over was not confirmed, in words."""
+    if slots.trial is not None and slots.trial.boot_id != clock.boot_id:
+        return "the device was restarted in the middle of the trial"
+    if slots.gate is not None and slots.gate.passed:
+        return f"all limits held, but the host did not confirm it within {slots.gate.confirm_s:g} s"
+    if slots.gate is not None:
+        return "its limits could not be judged before the trial was over"
+    return "the trial was not confirmed in time"
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -323,6 +408,7 @@ def _from_json(value: dict[str, Any]) -> SlotState:
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
     a, b, trial = value["a"], value["b"], value["trial"]
+    gate, returned = value.get("gate"), value.get("returned")  # not in files of earlier versions
     return SlotState(
         state=State(value["state"]),
         active=value["active"],
@@ -330,4 +416,6 @@ def _from_json(value: dict[str, Any]) -> SlotState:
         b=None if b is None else Version(**b),
         trial=None if trial is None else Trial(**trial),
         ratchet=int(value["ratchet"]),
+        gate=None if gate is None else Gate.from_json(gate),
+        returned=None if returned is None else Returned(**returned),
     )

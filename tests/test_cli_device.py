@@ -327,7 +327,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: 
     assert code == 130
     assert "let go" in told
     assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "abandoned"]]
-    assert "goes back by itself within 60 s" in shown
+    assert "ends by itself after 60 s" in shown
     assert live(edgert)[0] == 1
     # The step that was under way goes on there for a moment.
     until = time.monotonic() + 60

@@ -363,6 +363,6 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     presser.join()
     assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
     assert outcomes[0].error is not None
-    assert "goes back by itself within 60 s" in outcomes[0].error.message
+    assert "ends by itself after 60 s" in outcomes[0].error.message
     assert exit_code([o.error for o in outcomes]) == 130
     never.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_a_failed_trial_returns_to_the_good_version_and_forgets_the_bad_one() ->
     after = step(trial, Event.ROLLBACK)
     assert after.version(after.active) == Version(1, "digest-1", good=True)
     assert after.version(after.spare) is None
+    assert after.returned is not None
+    assert (after.returned.release, after.gate) == (2, None)
 
 
 def test_rolling_back_twice_returns_to_where_one_was() -> None:
@@ -72,7 +75,7 @@ def test_rolling_back_twice_returns_to_where_one_was() -> None:
     back = step(steady_two, Event.ROLLBACK)
     assert back.version(back.active) == Version(1, "digest-1", good=True)
     assert back.ratchet == 2
-    assert step(back, Event.ROLLBACK) == steady_two
+    assert replace(step(back, Event.ROLLBACK), returned=None) == steady_two
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from typing import Any
 
 from edgert.durable import sync_folder
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.gate import Gate
 from edgert_deploy.inventory import Device
 from edgert_deploy.remote import error_class
 from edgert_deploy.rollout import Outcome, Rollout, deploy
@@ -51,6 +52,7 @@ class Campaign:
     reason: str = ""
     started_at: float = 0.0
     bytes_per_s: float = 0.0
+    gate: Gate | None = None
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -67,12 +69,14 @@ class Campaign:
         return [device for device in self.devices if not self.took(device)]
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json()}
+        gate = None if self.gate is None else vars(self.gate)
+        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "gate": gate}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Campaign:
         given = {**value, "devices": tuple(value["devices"]), "strategy": Strategy.from_json(value["strategy"])}
-        return cls(**given)
+        gate = value.get("gate")
+        return cls(**{**given, "gate": None if gate is None else Gate.from_json(gate)})
 
 
 class CampaignStore:

@@ -57,8 +57,12 @@ class Delivery:
     def send(self, facts: DeviceFacts) -> None:
         """Have what the device lacks lie in its incoming/."""
         begun = time.monotonic()
-        self._put(self._parcel(facts) or self.bundle)
+        self._put(self.chosen(facts))
         self.send_s = time.monotonic() - begun
+
+    def chosen(self, facts: DeviceFacts) -> Path:
+        """The file that is sent: a parcel of what the device lacks, made now, or the whole bundle."""
+        return self._parcel(facts) or self.bundle
 
     def install(self, under: tuple[str, str]) -> None:
         """Have the device verify and unpack what was sent; the whole bundle, where the parcel was not enough."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError
+from edgert.gate import Gate
+from edgert.slots import Returned
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.transports import Transport
 
@@ -71,12 +73,17 @@ class VersionFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's slots. `ratchet` is the highest release known to have been good there."""
+    """A model's slots. `ratchet` is the highest release known to have been good there.
+
+    `gate` holds the limits of the trial under way, `returned` the version that one last went back from there.
+    """
 
     state: str
     active: VersionFacts | None
     spare: VersionFacts | None
     ratchet: int
+    gate: Gate | None = None
+    returned: Returned | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ class DeviceFacts:
     keys: tuple[str, ...]
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     parcels: int = 0  # the format of parcels that it takes; 0 where it takes whole bundles only
+    gates: int = 0  # likewise of a trial's limits
+    temp_c: float | None = None
 
     @classmethod
     def from_status(cls, value: Mapping[str, Any]) -> DeviceFacts:
@@ -109,8 +118,10 @@ class DeviceFacts:
                 keys=tuple(str(key) for key in value["keys"]),
                 models={str(model["model"]): _model(model) for model in value["models"]},
                 parcels=int(value.get("parcels") or 0),
+                gates=int(value.get("gates") or 0),
+                temp_c=None if value.get("temp_c") is None else float(value["temp_c"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigInvalid) as error:
             raise DeviceError(
                 f"the device's status cannot be read ({type(error).__name__}: {error}): bootstrap it again with this edgert"
             ) from error
@@ -202,7 +213,15 @@ def _whole(text: str) -> int:
 def _model(value: Mapping[str, Any]) -> ModelFacts:
     active, spare = _version(value["active"]), _version(value["spare"])
     known_good = [v.release for v in (active, spare) if v is not None and v.good]
-    return ModelFacts(str(value["state"]), active, spare, max([0, int(value.get("ratchet") or 0), *known_good]))
+    gate, returned = value.get("gate"), value.get("returned")
+    return ModelFacts(
+        state=str(value["state"]),
+        active=active,
+        spare=spare,
+        ratchet=max([0, int(value.get("ratchet") or 0), *known_good]),
+        gate=None if gate is None else Gate.from_json(gate),
+        returned=None if returned is None else Returned(**returned),
+    )
 
 
 def _version(value: Mapping[str, Any] | None) -> VersionFacts | None:

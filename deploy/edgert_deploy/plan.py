@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgert.errors import (
+    DeviceError,
     EngineMissing,
     ReleaseTooOld,
     SignatureInvalid,
     StorageFailed,
     TransitionRefused,
 )
+from edgert.gate import Gate
 from edgert.manifest import ArtifactEntry, Manifest, TargetEntry
 from edgert_deploy.facts import DeviceFacts, ModelFacts, VersionFacts
 
+GATE_FORMATS = (1,)
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
 
 
@@ -31,6 +34,7 @@ class Step(str, Enum):
     INSTALL = "install"
     ACTIVATE = "activate"
     CHECK = "check"
+    WATCH = "watch"
     MARK_GOOD = "mark-good"
 
 
@@ -54,8 +58,8 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-def make_plan(facts: DeviceFacts, offer: Offer) -> Plan:
-    """Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
+def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Plan:
+    """The steps, with the limits of `gate` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     EngineMissing or StorageFailed."""
     manifest = offer.manifest
     model = facts.models.get(manifest.model)
@@ -68,7 +72,9 @@ def make_plan(facts: DeviceFacts, offer: Offer) -> Plan:
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts.device)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
-    steps = _steps(model, offer.digest)
+    steps = _steps(model, offer.digest, gate)
+    if Step.WATCH in steps and gate is not None:
+        _check_gate(gate, facts, model if Step.ACTIVATE not in steps else None)
     if Step.SEND in steps:
         _check_disk(offer, target, facts)
     if not facts.daemon_running:
@@ -76,9 +82,12 @@ def make_plan(facts: DeviceFacts, offer: Offer) -> Plan:
     return Plan(manifest.model, manifest.release, offer.digest, steps)
 
 
-def _steps(model: ModelFacts | None, digest: str) -> tuple[Step, ...]:
+def _steps(model: ModelFacts | None, digest: str, gate: Gate | None) -> tuple[Step, ...]:
     """The whole way, or what an earlier deployment of the same content left to do."""
-    make_live = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
+    make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
+    if gate is not None:
+        keep = () if gate.unattended else (Step.MARK_GOOD,)
+        make_live = (Step.ACTIVATE, Step.CHECK, Step.WATCH, *keep)
     if model is not None and _is(model.active, digest):
         return () if model.active is not None and model.active.good else make_live[1:]
     if model is not None and model.state in ("staged", "first-staged") and _is(model.spare, digest):
@@ -98,6 +107,23 @@ def _check_release(manifest: Manifest, digest: str, model: ModelFacts | None, de
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {model.ratchet}, which was live on {device}: "
             f"build with --release {model.ratchet + 1}, or sign a way back with --downgrade"
+        )
+
+
+def _check_gate(gate: Gate, facts: DeviceFacts, on_trial: ModelFacts | None) -> None:
+    if facts.gates not in GATE_FORMATS:
+        raise DeviceError(
+            f"the edgertd of {facts.device} ({facts.edgert}) watches no limits: edgert bootstrap {facts.device} brings "
+            "it up to date, or deploy without --limit and --watch"
+        )
+    if "temp_c" in gate.limits and facts.temp_c is None:
+        raise TransitionRefused(
+            f"{facts.device} has no thermometer that can be read: leave the limit temp_c out for it (--limit temp_c=off)"
+        )
+    if on_trial is not None and (on_trial.gate is None or not on_trial.gate.same_as(gate)):
+        raise TransitionRefused(
+            f"the same release is on trial on {facts.device} already, under other limits: wait for its end, or end it "
+            f"with: edgert rollback MODEL --on {facts.device}"
         )
 
 

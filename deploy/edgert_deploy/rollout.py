@@ -17,6 +17,7 @@ from typing import Any
 
 from edgert.bundle import open_bundle
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
+from edgert.gate import Gate
 from edgert_deploy.claim import claimed
 from edgert_deploy.delivery import Delivery
 from edgert_deploy.facts import DeviceFacts
@@ -27,6 +28,7 @@ from edgert_deploy.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.service import start
 from edgert_deploy.stop import AT_ONCE_MAX, Stop, for_each
 from edgert_deploy.transports import Transport
+from edgert_deploy.verdict import wait_for_verdict
 
 TO_TAKE_BACK = ("trial", "first-trial", "staged", "first-staged")
 
@@ -42,7 +44,8 @@ class Outcome:
     or, where the user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by
     itself).
     `serving` is the release that is live there now as far as known. `sent_bytes` is the size
-    of what was sent, `send_s` how long it took, what had to be made for it included.
+    of what was sent (in a dry run: of what would be), `send_s` how long it took, what had to be made for it included;
+    `watched` is what the device measured on trial, where limits were watched.
     """
 
     device: str
@@ -53,6 +56,7 @@ class Outcome:
     seconds: float = 0.0
     sent_bytes: int = 0
     send_s: float = 0.0
+    watched: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         error = None if self.error is None else {"code": self.error.code, "message": self.error.message}
@@ -65,6 +69,7 @@ class Outcome:
             "seconds": round(self.seconds, 3),
             "sent_bytes": self.sent_bytes,
             "send_seconds": round(self.send_s, 3),
+            "watched": self.watched,
         }
 
 
@@ -81,6 +86,7 @@ class Rollout:
     stop: Stop = field(default_factory=Stop)
     parcels: Parcels = field(default_factory=Parcels)
     bytes_per_s: float = 0.0  # how fast it may be sent to one device; 0: as fast as it goes
+    gate: Gate | None = None  # the limits that the devices watch on trial
 
 
 def read_offer(path: Path) -> Offer:
@@ -153,9 +159,7 @@ def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) ->
     daemon = RemoteDaemon(transport, device, say)
     _go_on(rollout.stop, None)
     facts = _facts(rollout, device, transport, daemon, say)
-    plan = make_plan(facts, rollout.offer)
-    if rollout.dry_run:
-        return Outcome(device.name, "planned", plan.steps)
+    plan = make_plan(facts, rollout.offer, rollout.gate)
     delivery = Delivery(
         rollout.bundle,
         rollout.offer,
@@ -167,19 +171,35 @@ def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) ->
         rollout.stop,
         rollout.bytes_per_s,
     )
+    if rollout.dry_run:
+        return Outcome(device.name, "planned", plan.steps, sent_bytes=_to_send(plan, delivery, facts))
+    watched: dict[str, Any] | None = None
     if set(plan.steps) <= {Step.START}:
         _apply(rollout, plan, facts, delivery, "", say)
     else:
         limit = {"bytes_per_s": rollout.bytes_per_s} if rollout.bytes_per_s else {}
         with claimed(daemon, plan.model, rollout.offer.size_bytes, **limit) as claim:
-            plan = make_plan(claim.facts, rollout.offer)  # another deployment may have ended in between
-            _apply(rollout, plan, claim.facts, delivery, claim.token, say)
+            plan = make_plan(claim.facts, rollout.offer, rollout.gate)  # another one may have ended in between
+            watched = _apply(rollout, plan, claim.facts, delivery, claim.token, say)
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
     result = "live" if changed else "unchanged"
     return Outcome(
-        device.name, result, plan.steps, plan.release, sent_bytes=delivery.sent_bytes, send_s=delivery.send_s
+        device.name,
+        result,
+        plan.steps,
+        plan.release,
+        sent_bytes=delivery.sent_bytes,
+        send_s=delivery.send_s,
+        watched=watched,
     )
+
+
+def _to_send(plan: Plan, delivery: Delivery, facts: DeviceFacts) -> int:
+    """How many bytes the plan sends."""
+    say = delivery.say
+    delivery = replace(delivery, say=lambda line: say(f"planned: {line}"))
+    return delivery.chosen(facts).stat().st_size if Step.SEND in plan.steps else 0
 
 
 def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
@@ -192,18 +212,35 @@ def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: Remot
         return daemon.facts()
 
 
-def _apply(rollout: Rollout, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say) -> None:
+def _apply(
+    rollout: Rollout, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
+) -> dict[str, Any] | None:
+    """Do the steps, or undo them; what the device measured where it watched limits."""
     daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
     under = ("--claim", token)
     on_trial = False
+    watched: dict[str, Any] | None = None
+
+    def watch() -> None:
+        nonlocal watched
+        assert rollout.gate is not None  # a plan watches nothing else
+        watched = wait_for_verdict(daemon, plan, rollout.gate, under, rollout.stop, say)
+
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
         Step.SEND: lambda: delivery.send(facts),
         Step.INSTALL: lambda: delivery.install(under),
         Step.ACTIVATE: lambda: daemon.call(
-            "activate", plan.model, "--trial-s", f"{rollout.trial_s:g}", *under, timeout_s=ACTIVATE_S_MAX
+            "activate",
+            plan.model,
+            "--trial-s",
+            f"{rollout.trial_s:g}",
+            *(rollout.gate.words() if rollout.gate else ()),
+            *under,
+            timeout_s=ACTIVATE_S_MAX,
         ),
         Step.CHECK: lambda: daemon.call("check", plan.model, *under, timeout_s=CHECK_S_MAX),
+        Step.WATCH: watch,
         Step.MARK_GOOD: lambda: daemon.call("mark-good", plan.model, *under),
     }
     for step in plan.steps:
@@ -218,13 +255,21 @@ def _apply(rollout: Rollout, plan: Plan, facts: DeviceFacts, delivery: Delivery,
             raise _stopped(plan, daemon, step, error, under) from error
         except (DeviceUnreachable, HostKeyMismatch) as error:
             if on_trial:
-                note = f"release {plan.release} was on trial: it ends by itself after {rollout.trial_s:g} s"
-                raise type(error)(f"{error.message}; {note}, then what was live before returns") from error
+                raise type(error)(f"{error.message}; release {plan.release} was on trial: {_alone(rollout)}") from error
             raise
         except EdgeRTError as error:
             if not on_trial:
                 raise
             raise _put_back(plan, daemon, step, error, under) from error
+    return watched
+
+
+def _alone(rollout: Rollout) -> str:
+    """What a device does that the host has lost in the middle of a trial."""
+    if rollout.gate is not None and rollout.gate.unattended:
+        return "the device keeps it if all limits hold, else what was live before returns"
+    lasts_s = rollout.trial_s + (rollout.gate.trial_s if rollout.gate else 0.0)
+    return f"it ends by itself after {lasts_s:g} s, then what was live before returns"
 
 
 def _go_on(stop: Stop, step: Step | None) -> None:
@@ -242,7 +287,7 @@ def _abandoned(rollout: Rollout, device: Device) -> Outcome:
         "abandoned",
         error=Interrupted(
             f"abandoned in the middle: if release {manifest.release} of {manifest.model} went on trial there, the device "
-            f"goes back by itself within {rollout.trial_s:g} s; look with: edgert status {device.name}"
+            f"decides alone: {_alone(rollout)}; look with: edgert status {device.name}"
         ),
     )
 
@@ -250,6 +295,8 @@ def _abandoned(rollout: Rollout, device: Device) -> Outcome:
 def _put_back(plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str]) -> RolledBack:
     """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it."""
     failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
+    if isinstance(cause, RolledBack):  # the device did it by itself, and said why
+        failed = cause.message
     try:
         now = _take_back(plan, daemon, under)
     except EdgeRTError as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
+from edgert.errors import EdgeRTError
+from edgert.serving.control import ask
 
 
 @click.command()
@@ -28,6 +32,8 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
 
     with under_claim(state, token):
         result = check_served(model, store_of(state, model), state, read_config(state))
+        with contextlib.suppress(EdgeRTError):  # only so that a trial's limits do not take these for apps' requests
+            ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]}, 5.0)
     text = (
         f"release {result['release']} of {model} answers rightly on {result['engine']}: "
         f"{result['samples']} golden inputs, worst difference {max(result['worst']):.3g}, p50 {result['p50_ms']:.2f} ms"

@@ -18,7 +18,9 @@ from edgert.errors import DaemonUnreachable, EdgeRTError
 from edgert.serving.control import ask
 from edgert.signing import read_trusted_keys
 from edgert.slots import BootClock, SlotStore, Version
+from edgert.telemetry.host import temp_c
 
+GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
 PARCELS = 1  # the format of parcels that `install` takes; a host sends whole bundles to devices that do not say it
 
 
@@ -45,6 +47,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
     return {
         "edgert": __version__,
         "parcels": PARCELS,
+        "gates": GATES,
         "python": platform.python_version(),
         "machine": config.machine,
         "device": config.device,
@@ -53,6 +56,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "socket": os.fspath(state.socket(config)),
         "boot_id": BootClock().boot_id,
         "daemon": {"running": bool(daemon), "pid": daemon.get("pid"), "memory": daemon.get("memory")},
+        "temp_c": temp_c(),
         "disk_free_bytes": shutil.disk_usage(state.root).free,
         "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "engines": {name: _engine_version(name) for name in ENGINES},
@@ -78,6 +82,8 @@ def _model(state: StateDir, name: str, serving: dict[str, Any] | None) -> dict[s
         "model": name,
         "state": slots.state.value,
         "ratchet": slots.ratchet,
+        "gate": None if slots.gate is None else asdict(slots.gate),
+        "returned": None if slots.returned is None else asdict(slots.returned),
         "active": described(slots.version(slots.active)),
         "spare": described(slots.version(slots.spare)),
         "serving": serving,
@@ -108,6 +114,13 @@ def _model_line(model: dict[str, Any]) -> str:
     if "requests" in serving:
         requests, latency = serving["requests"], serving["requests"]["latency_ms"]
         line += f"; {requests['requests']} requests, p50 {latency['p50']} ms, p99 {latency['p99']} ms"
+    watch = serving.get("watch")
+    if watch and watch["phase"] in ("watching", "filling"):
+        line += f"; its limits are watched for {watch['left_s']:.0f} s more: {watch['text']}"
+    elif (model["gate"] or {}).get("passed"):
+        line += "; it kept its limits and waits for mark-good"
+    if returned := model["returned"]:
+        line += f"; release {returned['release']} went back: {returned['reason']}"
     if serving.get("memory_mb"):
         line += f"; {serving['memory_mb']:.0f} MB" + (", pinned" if serving.get("pinned") else "")
     if serving.get("tried"):

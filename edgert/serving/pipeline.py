@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -94,12 +95,12 @@ class Pipeline:
         cache: PredictionCache,
         rows_max: int = ROWS_MAX,
         near: NearCache | None = None,
-        shadow: Shadow | None = None,
+        shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
         self.inputs = manifest.inputs
         self._batcher, self._cache, self._rows_max = batcher, cache, rows_max
-        self._near, self._shadow = near, shadow
+        self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
         self._image = 0  # which input is preprocessed
         self._pre: Preprocessor | None = None
@@ -196,8 +197,8 @@ class Pipeline:
 
     def _ask_engine(self, arrays: Arrays, rows: int, deadline_s: float | None, high: bool, came_ns: int) -> Answer:
         answer = self._batcher.infer(arrays, rows, deadline_s, high, came_ns)
-        if self._shadow is not None:
-            self._shadow.offer(arrays, answer.outputs)
+        for shadow in self._shadows:
+            shadow.offer(arrays, answer.outputs)
         return answer
 
     def _preprocess(self, work: _Work) -> None:

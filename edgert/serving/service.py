@@ -27,6 +27,7 @@ from edgert.errors import (
     DeviceError,
     EdgeRTError,
     EngineFailed,
+    HealthCheckFailed,
     ModelNotFound,
     Overloaded,
     ShuttingDown,
@@ -36,8 +37,9 @@ from edgert.errors import (
 )
 from edgert.log import log
 from edgert.serving import channel
+from edgert.serving.trial import TrialWatch, flat, previous_version
 from edgert.serving.worker_process import WorkerProcess, WorkerState
-from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
+from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version, why_expired
 
 CRASHES_MAX = 3
 STORAGE_RETRY_S = 5.0
@@ -100,6 +102,8 @@ class ModelService:
         self.current: WorkerProcess | None = None
         self.next: WorkerProcess | None = None
         self.on_trial = False
+        self.watch: TrialWatch | None = None
+        self._judged: dict[str, Any] | None = None  # what the last watch found
         self.fault: EdgeRTError | None = None
         self._ending: list[WorkerProcess] = []
         self._waiting: list[Settled] = []
@@ -171,6 +175,10 @@ class ModelService:
             worker.load_s_max = max(worker.load_s_max, self._clock() - worker.started_s + PROGRESS_S_MAX)
             worker.doing = str(message["line"])
             log(f"model {self.model}: {worker.doing}")
+        elif message["op"] in ("figures", "asked_golden"):
+            if self.watch is not None and worker is self.watch.worker:
+                self.watch.heard(message, self._clock())
+                self._heed_watch()
         elif message["op"] == "failed":
             worker.failure = DeviceError(message["message"])
             worker.failure.code, worker.failure.exit_code = message["code"], message["exit_code"]
@@ -189,7 +197,8 @@ class ModelService:
         else:
             return
         fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_how(code)}")
-        if was_loading and self._ends_trial(worker.version, fault):
+        watched = self.watch is not None and worker is self.watch.worker
+        if (was_loading or watched) and self._ends_trial(worker.version, fault):
             return
         stable = worker.state is WorkerState.READY and self._clock() - worker.started_s > STABLE_S
         self._crashed(worker.version, fault, stable=stable)
@@ -207,6 +216,9 @@ class ModelService:
             self._give_up()
         if self._trial_until_s is not None and now_s >= self._trial_until_s:
             self._expire_trial()
+        if self.watch is not None and now_s >= self.watch.due_s:
+            self.watch.tick(now_s)
+            self._heed_watch()
         if self.next is not None and now_s > self.next.started_s + self.next.load_s_max:
             release, after_s = self.next.version.release, self.next.load_s_max
             self.next.kill(now_s, EngineFailed(f"release {release} did not load within {after_s:.0f} s"))
@@ -219,6 +231,7 @@ class ModelService:
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
         times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s, self._give_up_at_s]
+        times += [self.watch.due_s] if self.watch is not None else []
         times += (
             [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
         )
@@ -289,6 +302,7 @@ class ModelService:
             "crashes": self._crashes,
             "retry_s": retry_s,
             "pinned": self.pinned,
+            "watch": self._judged if self.watch is None else self.watch.as_json(self._clock()),
             "pid": None if worker is None else worker.process.pid,
             "memory_mb": None if worker is None else round(worker.mb, 1),
             **({} if worker is None else worker.facts),
@@ -318,12 +332,14 @@ class ModelService:
 
     def _start(self, slots: SlotState, version: Version) -> None:
         assert slots.active is not None  # the caller has its version
+        previous = previous_version(self.store) if slots.state in ON_TRIAL else None
         order = {
             "model": self.model,
             "folder": os.fspath(self.store.slot_folder(slots.active)),
             "digest": version.digest,
             "state": os.fspath(self._state_dir.root),
             "boot": self._boot,
+            "previous": None if previous is None else (os.fspath(previous[0]), previous[1]),
         }
         try:
             self.next = WorkerProcess.start(order, version, self._clock())
@@ -374,6 +390,7 @@ class ModelService:
         facts = worker.facts
         self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
         self._settle(None)
+        self._begin_watch(worker)
 
     def _retire(self, worker: WorkerProcess | None) -> None:
         if worker is not None:
@@ -385,6 +402,48 @@ class ModelService:
             self.next.kill(self._clock())
             self._ending.append(self.next)
             self.next = None
+
+    # --- a trial with limits ------------------------------------------------------------------
+
+    def _begin_watch(self, worker: WorkerProcess) -> None:
+        """Watch the trial's limits from now on, where it has some and `worker` is what is on trial."""
+        self.watch = None
+        try:
+            slots = self.store.read()
+            active, gate = slots.version(slots.active), slots.gate
+            if gate is None or gate.passed or active is None or active.digest != worker.version.digest:
+                return
+            if not self.store.begin_watch():
+                self._ends_trial(active, HealthCheckFailed("its limits were watched, and that was cut off"))
+                return
+        except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
+            log(f"model {self.model}: its limits are not watched: {error.message}")
+            return
+        self.watch = TrialWatch(gate, worker, self._clock())
+
+    def _heed_watch(self) -> None:
+        """Keep the version, wait for the host's word, or go back, once the limits have been judged."""
+        watch = self.watch
+        if watch is None or not watch.over:
+            return
+        self.watch, self._judged = None, watch.as_json(self._clock())
+        release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
+        told = {"release": release, "watched_s": round(watched_s, 1), **flat(watch.readings)}
+        if watch.finding is not None:
+            reason = f"{watch.finding.message}, after {watched_s:.0f} s"
+            broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
+            self._ends_trial(watch.worker.version, HealthCheckFailed(reason), {**told, **broke})
+            return
+        try:
+            after = self.store.pass_gate(watch.worker.version.digest)
+        except EdgeRTError as error:
+            if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
+                return
+            self.watch = watch  # a busy lock or a full disk: the next turn tries again
+            watch.try_later(self._clock() + (LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S))
+            return
+        self._watch_trial(after)
+        self._notify("kept" if watch.gate.unattended else "limits_held", self.model, told)
 
     # --- looking after the worker that serves ---------------------------------------------------
 
@@ -439,19 +498,19 @@ class ModelService:
 
     # --- when one ends ------------------------------------------------------------------------
 
-    def _ends_trial(self, version: Version, fault: EdgeRTError) -> bool:
-        """Whether the version that failed to load was on trial; then it is rolled back."""
+    def _ends_trial(self, version: Version, fault: EdgeRTError, told: dict[str, Any] | None = None) -> bool:
+        """Whether the version that failed was on trial; then it is rolled back. `told` is for the event."""
         try:
             slots = self.store.read()
             active = slots.version(slots.active)
             if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
                 return False
-            self.store.rollback(wait=False)
+            self.store.rollback(wait=False, reason=fault.message)
         except (SlotsBusy, StorageFailed) as error:  # nothing was rolled back, so nothing else may be started
             self.fault = fault
             self._give_up_later(error)
             return True
-        self._roll_back_done(version, fault)
+        self._roll_back_done(version, fault, told)
         return True
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
@@ -484,7 +543,7 @@ class ModelService:
             if not trusted and slots.state not in ON_TRIAL:
                 self._quarantine(fault)
                 return
-            self.store.rollback(wait=False)
+            self.store.rollback(wait=False, reason=fault.message)
         except (SlotsBusy, StorageFailed) as error:
             self._give_up_later(error)
             return
@@ -510,6 +569,7 @@ class ModelService:
     def _expire_trial(self) -> None:
         self._trial_until_s = None
         try:
+            reason = why_expired(self.store.read(), self.store.clock)
             if not self.store.expire_trial(wait=False):
                 self.sync()
                 return
@@ -518,17 +578,21 @@ class ModelService:
             self._trial_until_s = self._clock() + (1.0 if isinstance(error, SlotsBusy) else STORAGE_RETRY_S)
             return
         version = self.current.version if self.current is not None else None
-        self._roll_back_done(version, DeviceError("the trial was not confirmed in time"))
+        self._roll_back_done(version, DeviceError(reason))
 
-    def _roll_back_done(self, version: Version | None, fault: EdgeRTError) -> None:
+    def _roll_back_done(self, version: Version | None, fault: EdgeRTError, told: dict[str, Any] | None = None) -> None:
         release = None if version is None else version.release
-        self._notify("rolled_back", self.model, {"release": release, "reason": fault.message})
+        self.watch = None
+        self._notify("rolled_back", self.model, {"release": release, "reason": fault.message, **(told or {})})
         self._settle(fault)
         self.sync()
 
     def _watch_trial(self, slots: SlotState) -> None:
         self._trial_until_s = None
         self.on_trial = slots.state in ON_TRIAL
+        active = slots.version(slots.active)
+        if not self.on_trial or (self.watch and active and self.watch.worker.version.digest != active.digest):
+            self.watch = None
         if self.on_trial and slots.trial is not None:
             clock = self.store.clock
             left_s = 0.0 if slots.trial.over(clock) else slots.trial.ends_at_s - clock.now_s()

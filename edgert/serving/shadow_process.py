@@ -1,5 +1,7 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
+With `as_served` in the order it is a version as it would be served here: the first artifact of its ladder that loads.
+
 It gets the load order as a HELLO frame, answers WELCOME or ERROR, then takes INFER frames that hold a request's
 inputs and its live answer, and gives RESULT frames that say how far the reference agrees. It ends with its channel.
 """
@@ -68,21 +70,35 @@ def _open(order: dict[str, Any]) -> Any:
     """Load the reference, and return the function that compares the tensors of an INFER frame with its answer."""
     from edgert.arrays import from_wire
     from edgert.config import StateDir, read_config
-    from edgert.engines import EngineOptions, engine_by_name
-    from edgert.errors import BundleError
+    from edgert.engines import EngineOptions, Session, engine_by_name
+    from edgert.errors import BundleError, EdgeRTError
     from edgert.installer import check_files, load_version
+    from edgert.manifest import ArtifactEntry
     from edgert.serving import golden
     from edgert.serving.agreement import compare, scores_output
 
     state = StateDir(Path(order["state"]))
     version = load_version(Path(order["folder"]), order["digest"], read_config(state))
-    reference = version.reference
-    if reference is None:
-        raise BundleError("the bundle carries no reference for this device; build it with --with-reference")
-    check_files(version, reference)
     options = EngineOptions(threads=THREADS, cache_dir=state.cache)
-    session = engine_by_name(reference.engine).load(version.local(reference), options)
-    golden.check(version, reference, session.run)
+
+    def opened(artifact: ArtifactEntry) -> Session:
+        check_files(version, artifact)
+        session = engine_by_name(artifact.engine).load(version.local(artifact), options)
+        golden.check(version, artifact, session.run)
+        return session
+
+    def as_served() -> Session:
+        for artifact in version.artifacts[:-1]:
+            with contextlib.suppress(EdgeRTError):
+                return opened(artifact)
+        return opened(version.artifacts[-1])
+
+    if order.get("as_served"):
+        session = as_served()
+    elif version.reference is None:
+        raise BundleError("the bundle carries no reference for this device; build it with --with-reference")
+    else:
+        session = opened(version.reference)
     manifest = version.manifest
     scores = scores_output(manifest)
     count = len(manifest.inputs)

@@ -382,6 +382,11 @@ class Supervisor:
                 control.reply(answer_of(service.as_json()) if error is None else error_answer(error))
 
             service.sync(settled)
+        elif op == "checked":
+            watch = self._service(str(request["model"])).watch
+            if watch is not None:
+                watch.checked(int(request["samples"]))
+            control.reply(answer_of({}))
         else:
             raise ProtocolError(f"no control request is called {op!r}")
 

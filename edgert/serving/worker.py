@@ -38,6 +38,7 @@ from edgert.serving.pipeline import Pipeline
 from edgert.serving.progress import RunPage
 from edgert.serving.seats import Peer, Seats
 from edgert.serving.shadow import ReferenceProcess, Shadow
+from edgert.serving.trial_aid import GoldenAsker
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter, host_facts_now
@@ -46,22 +47,33 @@ from edgert.telemetry.spool import Spool
 
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 THREAD_STACK_BYTES = 512 * 1024
+TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
 
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """What the supervisor asks for: the slot's folder, the digest it must have, the daemon's boot id."""
+    """What the supervisor asks for: the slot's folder, the digest it must have, the daemon's boot id.
+
+    `previous` is the folder and the digest of the version whose answers are to be compared with this one's, if any.
+    """
 
     model: str
     folder: Path
     digest: str
     state: StateDir
     boot: str
+    previous: tuple[str, str] | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> LoadOrder:
+        previous = value.get("previous")
         return cls(
-            value["model"], Path(value["folder"]), value["digest"], StateDir(Path(value["state"])), value["boot"]
+            value["model"],
+            Path(value["folder"]),
+            value["digest"],
+            StateDir(Path(value["state"])),
+            value["boot"],
+            None if previous is None else (previous[0], previous[1]),
         )
 
 
@@ -117,7 +129,10 @@ class Worker:
         self._cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
         self._near = _near_cache(model, config)
         self._shadow = _shadow(order, config, model, self._notify)
-        self._pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadow=self._shadow)
+        self._beside_old = _beside_old(order)
+        self._shadows = [shadow for shadow in (self._shadow, self._beside_old) if shadow is not None]
+        self._pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
+        self._golden_asker = GoldenAsker(model.version, order.state, config)
         self._recorder = WindowRecorder(manifest.model)
         self._reporter = _reporter(order, config, model, self._recorder, self._figures)
         self._welcome = {
@@ -141,8 +156,8 @@ class Worker:
     def start(self, end: socket.socket) -> None:
         """Begin to report, and tell the supervisor that connections may come."""
         threading.stack_size(THREAD_STACK_BYTES)
-        if self._shadow is not None:
-            self._shadow.start()
+        for shadow in self._shadows:
+            shadow.start()
         if self._reporter is not None:
             self._reporter.start()
             if self._model.degraded:
@@ -159,6 +174,11 @@ class Worker:
             elif message["op"] == "stats":
                 with contextlib.suppress(OSError):  # a supervisor that is gone ends the loop
                     channel.send(end, {"op": "stats", "id": message["id"], **self._facts(), **self._stats()})
+            elif message["op"] == "figures":
+                with contextlib.suppress(OSError):
+                    channel.send(end, {"op": "figures", **self._trial_figures()})
+            elif message["op"] == "ask_golden":
+                threading.Thread(target=self._ask_golden, args=(end, message), daemon=True).start()
             elif message["op"] == "stop":
                 if message["final"]:
                     self._last_word = wire.error_frame(ShuttingDown("the daemon is stopping", retry_after_s=1.0))
@@ -177,8 +197,8 @@ class Worker:
         until = time.monotonic() + DRAIN_S
         while not self._seats.empty and time.monotonic() < until:
             time.sleep(0.002)
-        if self._shadow is not None:
-            self._shadow.close()
+        for shadow in self._shadows:
+            shadow.close()
         if self._reporter is not None:
             self._reporter.stop()
         for session in (self._model.session, *self._model.more_sessions):
@@ -228,6 +248,22 @@ class Worker:
             sock.close()
             if connection is not None:
                 connection.close()
+
+    def _trial_figures(self) -> dict[str, Any]:
+        """What a trial's limits are judged by."""
+        stats, old = self._recorder.snapshot(), self._beside_old
+        return {
+            "requests": stats.totals.requests,
+            "failed": stats.totals.errors + stats.totals.shed,
+            "p99_ms": round(stats.latency.quantile(0.99), 4),
+            "compared": 0 if old is None else old.sampled,
+            "agreed": 0 if old is None else old.agreed,
+        }
+
+    def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
+        asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
+        with contextlib.suppress(OSError):
+            channel.send(end, {"op": "asked_golden", "count": asked})
 
     def _facts(self) -> dict[str, Any]:
         model = self._model
@@ -328,6 +364,15 @@ def _shadow(
         return None
     given = {**vars(order), "folder": str(order.folder), "state": str(order.state.root)}
     return Shadow(lambda: ReferenceProcess(given), wishes.shadow, wishes.shadow_alarm, notify)
+
+
+def _beside_old(order: LoadOrder) -> Shadow | None:
+    """On trial with a limit on agreement: the version before answers a share of the requests, too, at idle priority."""
+    if order.previous is None:
+        return None
+    folder, digest = order.previous
+    given = {"folder": folder, "digest": digest, "state": str(order.state.root), "as_served": True}
+    return Shadow(lambda: ReferenceProcess(given), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
 def _prefer_for_oom() -> None:

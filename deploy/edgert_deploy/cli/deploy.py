@@ -11,11 +11,14 @@ from typing import Any
 import click
 
 from edgert.errors import ConfigInvalid, NotBootstrapped
+from edgert.gate import LIMIT_NAMES, parse_limits
 from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.campaign import Campaign, CampaignStore, go_on
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
+from edgert_deploy.cli.sizes import size_text
+from edgert_deploy.gate_file import gate_for
 from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
@@ -48,6 +51,21 @@ def byte_rate(context: click.Context, option: click.Parameter, value: str) -> fl
     default=60.0,
     show_default=True,
     help="After so many seconds a version that was not marked good ends by itself.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"What must hold on trial, watched by the device: {', '.join(LIMIT_NAMES)}. May be repeated.",
+)
+@click.option(
+    "--watch", metavar="TIME", default="", help="For how long: 90s, 10m, 2h [default: 60s where there are limits]."
+)
+@click.option(
+    "--unattended/--attended",
+    default=None,
+    help="Devices keep it by themselves where all limits held [default: only this host can confirm it].",
 )
 @click.option("--canary", type=click.IntRange(min=0), default=0, help="So many devices go first.", show_default=True)
 @click.option("--wave", "waves", default="", metavar="SHARES", help="Then in waves: 10%,50%,100% of the devices.")
@@ -82,6 +100,9 @@ def deploy(
     bundle: Path,
     selector: str,
     trial_s: float,
+    limits: tuple[str, ...],
+    watch: str,
+    unattended: bool | None,
     canary: int,
     waves: str,
     max_failures: str | None,
@@ -100,6 +121,9 @@ def deploy(
     A device that does not answer does not hold up the others. A local device that was never bootstrapped is
     made ready on the way. One deployment of a model works on a device at a time; another one is refused.
 
+    With --limit and --watch the device measures what it serves on trial, and goes back by itself, with the reason, once a
+    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [gate].
+
     Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
     stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
     `edgert rollout resume` goes on.
@@ -117,6 +141,7 @@ def deploy(
     Examples:
       edgert deploy digits.edgert --to kitchen
       edgert deploy digits.edgert --to canary,nuc-3 --trial-s 300
+      edgert deploy digits.edgert --to kitchen --limit p99_ms=8 --limit error_rate=0.1% --watch 10m
       edgert deploy digits.edgert --to all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 600
       edgert deploy digits.edgert --to all --bwlimit 500k
       edgert deploy digits.edgert --to all --dry-run --json
@@ -124,9 +149,9 @@ def deploy(
     strategy = Strategy.parse(canary, waves, max_failures, parallel, pause_s)
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
-    rollout = Rollout(
-        bundle, read_offer(bundle), trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s
-    )
+    offer = read_offer(bundle)
+    gate = gate_for(offer.manifest.model, parse_limits(limits), watch, unattended, trial_s)
+    rollout = Rollout(bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate)
     for path in delta_from:
         rollout.parcels.objects.keep_bundle(path)
     if dry_run:
@@ -146,6 +171,7 @@ def deploy(
         trial_s=trial_s,
         started_at=now_s,
         bytes_per_s=bytes_per_s,
+        gate=gate,
     )
     store.tidy()
     run_campaign(store, campaign, rollout, devices, as_json)
@@ -160,6 +186,7 @@ def resume(campaign: Campaign, as_json: bool) -> None:
         open_transport,
         _make_ready,
         bytes_per_s=campaign.bytes_per_s,
+        gate=campaign.gate,
     )
     if rollout.offer.digest != campaign.digest:
         raise ConfigInvalid(
@@ -234,13 +261,16 @@ def _say_what_would_be_done(rollout: Rollout, strategy: Strategy, devices: list[
         "devices": [outcome.as_json() for outcome in outcomes],
         "waves": waves,
     }
-    rows = [("DEVICE", "WAVE", "RESULT", "STEPS")]
+    rows = [("DEVICE", "WAVE", "RESULT", "TO SEND", "STEPS")]
     for outcome in outcomes:
         wave = next(number for number, names in enumerate(waves, start=1) if outcome.device in names)
-        rows.append((outcome.device, str(wave), outcome.result, " ".join(step.value for step in outcome.steps)))
+        size = "" if outcome.error is not None else size_text(outcome.sent_bytes)
+        rows.append((outcome.device, str(wave), outcome.result, size, " ".join(step.value for step in outcome.steps)))
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
     text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
+    if rollout.gate is not None:
+        text += f"\non trial: {rollout.gate.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
 

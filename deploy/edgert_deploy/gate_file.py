@@ -1,0 +1,89 @@
+"""The limits of a deployment's trial: what stands in the project's edgert.toml, changed by the command line.
+
+    [gate]                    # for every model
+    watch = "10m"
+    temp_c = 80
+    error_rate = "0.1%"
+    unattended = false        # devices keep it by themselves once all limits held
+
+    [gate.digits]             # for this model, before what stands above
+    p99_ms = 8
+    agreement = "99%"
+
+The command line stands before both; `off` leaves a limit out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert.gate import LIMIT_NAMES, WATCH_S, Gate, limit_value, seconds
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT_FILE = "edgert.toml"
+_OTHER_KEYS = ("watch", "unattended")
+
+
+def gate_for(
+    model: str,
+    limits: Mapping[str, float | None],
+    watch: str,
+    unattended: bool | None,
+    trial_s: float,
+    project: Path | None = None,
+) -> Gate | None:
+    """The gate of `model`, None where nobody set a limit or a time. Raises ConfigInvalid."""
+    path = project or Path(PROJECT_FILE)
+    given = {**_tables(path, model), **limits}
+    if watch:
+        given["watch"] = seconds(watch)
+    if unattended is not None:
+        given["unattended"] = unattended
+    kept = {name: value for name, value in given.items() if name in LIMIT_NAMES and value is not None}
+    if not kept and "watch" not in given:
+        if given.get("unattended"):
+            raise ConfigInvalid("unattended keeps what was watched: give a limit or a time to watch as well")
+        return None
+    return Gate(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
+
+
+def _tables(path: Path, model: str) -> dict[str, Any]:
+    """What `[gate]` and then `[gate.MODEL]` in `path` say; nothing where there is no such file."""
+    try:
+        value = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}") from error
+    table = value.get("gate", {})
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{path}: gate must be a table, [gate], got {table!r}")
+    general = {key: one for key, one in table.items() if not isinstance(one, dict)}
+    own = table.get(model, {})
+    return {**_read(general, f"[gate] in {path}"), **_read(own, f"[gate.{model}] in {path}")}
+
+
+def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        for key, given in table.items():
+            if key == "unattended" and isinstance(given, bool):
+                found[key] = given
+            elif key == "watch" and isinstance(given, (int, float, str)) and not isinstance(given, bool):
+                found[key] = seconds(str(given))
+            elif key in LIMIT_NAMES and isinstance(given, (int, float, str)) and not isinstance(given, bool):
+                found[key] = limit_value(key, given)
+            else:
+                known = ", ".join((*LIMIT_NAMES, *_OTHER_KEYS))
+                raise ConfigInvalid(f"{key} = {given!r} is not understood; known: {known}")
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"{where}: {error.message}") from error
+    return found

@@ -1,0 +1,101 @@
+"""`edgertd trial`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from edgert.cli.claim import claim_option, under_claim
+from edgert.cli.output import emit
+from edgert.cli.slot_commands import store_of
+from edgert.config import StateDir
+from edgert.errors import EdgeRTError, RolledBack
+from edgert.serving.control import ask
+from edgert.slots import ON_TRIAL, SlotStore
+
+LOOK_S = 0.2
+UNDER_WAY = ("loading", "watching", "filling")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--wait", is_flag=True, help="Until it is clear what becomes of it.")
+@click.option("--wait-s", type=click.FloatRange(min=0), help="Wait for so long at most.")
+@click.option("--digest", default="", help="The version that is asked about, by its digest [default: the live one].")
+@claim_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def trial(
+    state: StateDir, model: str, wait: bool, wait_s: float | None, digest: str, token: str, as_json: bool
+) -> None:
+    """Say how the trial of MODEL stands: what was measured, how long it is still watched, what became of it.
+
+    Exits with 9 where the version went back, and says why.
+
+    \b
+    Examples:
+      edgertd trial digits
+      edgertd trial digits --wait --json
+    """
+    store = store_of(state, model)
+    until = None if wait and wait_s is None else time.monotonic() + (wait_s or 0.0)
+    with under_claim(state, token):
+        found = trial_of(state, store, digest)
+        while found["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
+            time.sleep(LOOK_S)
+            found = trial_of(state, store, digest or found["digest"])
+    if found["state"] == "back":
+        raise RolledBack(f"release {found['release']} of {model} went back: {found['reason']}")
+    emit(found, _text(model, found), as_json)
+
+
+def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
+    """How the trial of the version `digest` ("": the live one) stands.
+
+    `state` is loading, watching, filling (golden samples are asked), held (all limits held, the host has the word),
+    open (it has no limits), kept, back (with the `reason`), or none (it is not known here).
+    """
+    slots = store.read()
+    active, returned = slots.version(slots.active), slots.returned
+    if active is not None and digest in ("", active.digest):
+        value = {"model": store.folder.name, "release": active.release, "digest": active.digest}
+        watch = _watch(state, store.folder.name, active.release)
+        if slots.state not in ON_TRIAL:
+            return {**value, **watch, "state": "kept" if active.good else "none"}
+        left_s = 0.0 if slots.trial is None else max(0.0, slots.trial.ends_at_s - store.clock.now_s())
+        value["trial_left_s"] = round(left_s, 1)
+        if slots.gate is None:
+            return {**value, "state": "open"}
+        value["gate"] = vars(slots.gate)
+        if slots.gate.passed:
+            return {**value, **watch, "state": "held"}
+        return {**value, **watch, "state": watch.get("phase", "loading")}
+    if returned is not None and digest in ("", returned.digest):
+        return {"model": store.folder.name, **vars(returned), "state": "back"}
+    return {"model": store.folder.name, "release": None, "digest": digest, "state": "none"}
+
+
+def _watch(state: StateDir, model: str, release: int) -> dict[str, Any]:
+    """What the daemon measures, or measured, of the trial of `release`; empty where it knows nothing."""
+    try:
+        serving = ask(state.control_socket, {"op": "status"}, 5.0)["models"].get(model) or {}
+    except EdgeRTError:  # no daemon, or a busy one: nobody watches at this moment
+        return {}
+    watch = serving.get("watch") or {}
+    return watch if watch.get("release") == release else {}
+
+
+def _text(model: str, found: dict[str, Any]) -> str:
+    said = {
+        "loading": "is not watched yet",
+        "open": f"is on trial without limits for {found.get('trial_left_s', 0):.0f} s more",
+        "held": "kept all limits; mark it good with: edgertd mark-good " + model,
+        "kept": "is good",
+        "none": "has no trial",
+    }
+    release = f"release {found['release']} of {model}" if found["release"] is not None else model
+    if found["state"] in said:
+        return f"{release} {said[found['state']]}" + (f": {found['text']}" if found.get("text") else "")
+    return f"{release} is watched for {found['left_s']:.0f} s more: {found['text']}"

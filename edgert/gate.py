@@ -1,0 +1,251 @@
+"""The health gate of a trial: the limits a user sets, for how long a device watches them, and what breaks one. Pure.
+
+A limit is judged on what the device itself measured of the version on trial. What could not be measured does not hold:
+a gate says nothing good of what it has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+
+WATCH_S = 60.0  # where limits are given and no time
+WATCH_S_MAX = 23 * 3600.0  # with loading and confirming it stays below what a trial may last
+REQUESTS_MIN = 100  # a p99 or a share of errors says nothing before; golden samples fill up to it
+COMPARED_MIN = 20  # answers compared with the old version's before their agreement means anything
+LOOKS_TO_BREAK = 3  # in a row: one hiccup breaks nothing
+FILL_S_MAX = 60.0  # for golden samples at the end of a watch without traffic
+OFF = "off"
+
+# name -> (whether a value above it breaks it, whether it is a share, its unit, what it is)
+_KINDS: dict[str, tuple[bool, bool, str, str]] = {
+    "p99_ms": (True, False, " ms", "99 of 100 answers come within it"),
+    "rss_mb": (True, False, " MB", "the worker's memory"),
+    "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
+    "error_rate": (True, True, "", "requests refused or failed"),
+    "agreement": (False, True, "", "answers that agree with the version before"),
+    "min_requests": (False, False, "", "requests of apps"),
+}
+LIMIT_NAMES = tuple(_KINDS)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """`limits` by name, and how long they are watched from the moment the version serves.
+
+    Once they held all the time, the device keeps the version by itself where it is `unattended`, else the host has
+    `confirm_s` to mark it good. `begun` and `passed` say how far the device is.
+    """
+
+    limits: dict[str, float]
+    watch_s: float = WATCH_S
+    unattended: bool = False
+    confirm_s: float = 60.0
+    begun: bool = False
+    passed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in self.limits.items():
+            _check(name, value)
+        if not 0 < self.watch_s <= WATCH_S_MAX:
+            raise ConfigInvalid(f"a watch of {self.watch_s:g} s; give more than 0 and at most {WATCH_S_MAX:g} s")
+
+    @property
+    def fills(self) -> bool:
+        """Whether the device asks golden samples where apps asked too little."""
+        return "p99_ms" in self.limits or "error_rate" in self.limits
+
+    @property
+    def trial_s(self) -> float:
+        """What it adds to a trial: when that is over, the trial is, whatever happened."""
+        return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
+
+    def words(self) -> list[str]:
+        """As options of `edgertd activate`."""
+        limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value!r}")]
+        return [*limits, "--watch-s", f"{self.watch_s:g}", *(["--unattended"] if self.unattended else [])]
+
+    def same_as(self, other: Gate) -> bool:
+        """Whether both ask for the same, however far they are."""
+        return (self.limits, self.watch_s, self.unattended) == (other.limits, other.watch_s, other.unattended)
+
+    def described(self) -> str:
+        """What it asks for, in words."""
+        kinds = [(name, _KINDS[name], value) for name, value in self.limits.items()]
+        limits = [
+            f"{name} {'<=' if above else '>='} {_text(value, share)}{unit}"
+            for name, (above, share, unit, _), value in kinds
+        ]
+        return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', kept by the device itself' * self.unattended}"
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Gate:
+        """Raises KeyError, TypeError, ValueError or ConfigInvalid."""
+        return cls(
+            {str(name): float(limit) for name, limit in dict(value["limits"]).items()},
+            float(value["watch_s"]),
+            bool(value["unattended"]),
+            float(value["confirm_s"]),
+            bool(value["begun"]),
+            bool(value["passed"]),
+        )
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a device has measured since the version on trial serves.
+
+    `requests` counts all, `failed` those refused or failed, `golden` those that edgert itself asked; `compared` are
+    the answers that were put beside the old version's.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    golden: int = 0
+    p99_ms: float = 0.0
+    rss_mb: float = 0.0
+    temp_c: float | None = None
+    compared: int = 0
+    agreed: int = 0
+
+    @property
+    def of_apps(self) -> int:
+        return max(0, self.requests - self.golden)
+
+    @property
+    def answered(self) -> int:
+        return self.requests - self.failed
+
+    def value(self, name: str) -> float | None:
+        """What limit `name` is compared with; None where nothing is known yet."""
+        if name == "p99_ms":
+            return self.p99_ms if self.answered else None
+        if name == "error_rate":
+            return self.failed / self.requests if self.requests else None
+        if name == "agreement":
+            return self.agreed / self.compared if self.compared else None
+        if name == "min_requests":
+            return float(self.of_apps)
+        return self.temp_c if name == "temp_c" else self.rss_mb
+
+    def described(self) -> str:
+        """The figures in words."""
+        parts = [f"{self.of_apps} requests"]
+        if self.golden:
+            parts.append(f"{self.golden} golden samples")
+        if self.answered:
+            parts.append(f"p99 {self.p99_ms:.3g} ms")
+        if self.requests:
+            parts.append(f"{_text(self.failed / self.requests, True)} failed")
+        parts.append(f"{self.rss_mb:.0f} MB")
+        if self.temp_c is not None:
+            parts.append(f"{self.temp_c:g} °C")
+        if self.compared:
+            parts.append(f"{_text(self.agreed / self.compared, True)} of {self.compared} answers agree")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The limit `name` does not hold. `value` is None where it could not be measured; `message` says it in words."""
+
+    name: str
+    value: float | None
+    limit: float
+    message: str
+
+
+def broken(gate: Gate, readings: Readings, *, at_end: bool) -> list[Broken]:
+    """The limits that do not hold: while it is watched those that are sure, at the end those not measured, too."""
+    found = []
+    for name, limit in gate.limits.items():
+        above, share, unit, _ = _KINDS[name]
+        value = readings.value(name)
+        known = value is not None and (at_end or _sure(name, readings)) and not (name == "agreement" and _few(readings))
+        if known and value is not None:
+            if (value > limit) if above else (value < limit):
+                bound = "at most" if above else "at least"
+                text = f"{name} is {_text(value, share)}{unit}, the limit is {bound} {_text(limit, share)}{unit}"
+                found.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
+        elif at_end:
+            found.append(Broken(name, None, limit, _not_measured(name, readings)))
+    return found
+
+
+def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
+    """`NAME=VALUE` each; None for `NAME=off`. Raises ConfigInvalid."""
+    limits: dict[str, float | None] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigInvalid(f"{word!r} is no limit: give NAME=VALUE, such as p99_ms=8")
+        limits[name.strip()] = limit_value(name.strip(), text.strip())
+    return limits
+
+
+def limit_value(name: str, given: str | float) -> float | None:
+    """The number that `given` means for limit `name`, shares also as `99%`; None for `off`. Raises ConfigInvalid."""
+    if given == OFF:
+        _check(name, 0.5)
+        return None
+    text = str(given)
+    try:
+        percent = text.endswith("%")
+        value = float(text.removesuffix("%")) / (100 if percent else 1)
+    except ValueError as error:
+        raise ConfigInvalid(f"limit {name}: {text!r} is no number") from error
+    _check(name, value)
+    if percent and not _KINDS[name][1]:
+        raise ConfigInvalid(
+            f"limit {name}: {text!r} is a share; give a number{_KINDS[name][2] and ' of' + _KINDS[name][2]}"
+        )
+    return value
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `10m` or `2h` in seconds. Raises ConfigInvalid."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not match:
+        raise ConfigInvalid(f"{text!r} is no time: give 90s, 10m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _check(name: str, value: float) -> None:
+    if name not in _KINDS:
+        known = "; ".join(f"{each} ({kind[3]})" for each, kind in _KINDS.items())
+        raise ConfigInvalid(f"there is no limit {name[:80]!r}; there are: {known}")
+    share = _KINDS[name][1]
+    if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
+        wanted = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"
+        raise ConfigInvalid(f"limit {name} is {value:g}: give {wanted}")
+
+
+def _sure(name: str, readings: Readings) -> bool:
+    """Whether a value means something in the middle of the watch."""
+    if name == "min_requests":
+        return False
+    return readings.requests >= REQUESTS_MIN if name in ("p99_ms", "error_rate") else True
+
+
+def _few(readings: Readings) -> bool:
+    return readings.compared < COMPARED_MIN
+
+
+def _not_measured(name: str, readings: Readings) -> str:
+    if name == "agreement":
+        return (
+            f"agreement could not be judged: {readings.compared} answers were compared, {COMPARED_MIN} are needed "
+            f"({readings.described()}): watch for longer, or do without this limit"
+        )
+    return f"{name} could not be measured ({readings.described()}): watch for longer, or do without this limit"
+
+
+def _text(value: float, share: bool) -> str:
+    if share:
+        return f"{value * 100:.3g}%"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
