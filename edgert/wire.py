@@ -199,8 +199,7 @@ class FrameBuffer:
             raise self._refusal(magic, version, kind, meta_bytes, tensor_count, body_bytes)
         received = filled
         if flags & FLAG_SHARED:
-            self._copy_shared(size, filled)
-            filled = size
+            filled = self._copy_shared(size, filled)
         elif filled < size:
             self._make_room(size, filled)
             return None
@@ -246,14 +245,18 @@ class FrameBuffer:
             self._view[:filled] = old[:filled]
         self._wait_for_more(filled)
 
-    def _copy_shared(self, size: int, filled: int) -> None:
-        """Bring the body out of the shared memory, once: what is checked and used cannot be changed any more."""
+    def _copy_shared(self, size: int, filled: int) -> int:
+        """Bring the body out of the shared memory, once: what is checked and used cannot be changed any more.
+
+        What followed the header, a MOVED after an answer, say, is put behind it. How much the buffer holds then.
+        """
         if self.shared is None or size > len(self.shared):
             raise ProtocolError(f"a frame of {size} bytes in shared memory that this connection does not have")
-        if filled != 64:
-            raise ProtocolError("a frame in shared memory was followed by another before its answer")
-        self._make_room(size, 64)
+        rest = bytes(self._view[64:filled])
+        self._make_room(size + len(rest), 64)
         self._view[64:size] = self.shared[64:size]
+        self._view[size : size + len(rest)] = rest
+        return size + len(rest)
 
     def _drop_taken(self) -> None:
         """Move what followed the last frame to the front. Its views are given up by now."""

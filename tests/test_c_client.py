@@ -23,6 +23,7 @@ import pytest
 import edgert
 from edgert import wire
 from edgert.errors import ProtocolError, Unavailable
+from edgert.sharing import SharedArea, send_with_descriptor
 from edgert.tensors import NUMPY_NAMES
 from tests.devices import Device, a_device, wait_until
 from tests.test_protocol_vectors import KINDS, VECTORS
@@ -185,13 +186,23 @@ def test_c_reads_a_frame_as_its_vector_says(codec: Lines, vector: dict[str, Any]
 
 @pytest.mark.parametrize("vector", vectors("INFER"))
 def test_c_writes_a_request_as_its_vector_says(codec: Lines, vector: dict[str, Any]) -> None:
+    assert codec.ask(words_of("infer", vector))["hex"] == vector["hex"]
+
+
+def test_c_writes_a_request_into_shared_memory_as_its_vector_says(codec: Lines) -> None:
+    (vector,) = [v for v in VECTORS["shared"] if v["kind"] == "INFER"]
+    written = codec.ask(words_of("share", {**vector, "flags": 0}))
+    assert written == {"hex": vector["hex"], "memory": vector["memory"]}
+
+
+def words_of(command: str, vector: dict[str, Any]) -> str:
     tensors = []
     for tensor in vector["tensors"]:
         data = np.array(tensor["values"], NUMPY_NAMES[tensor["datatype"]]).tobytes().hex()
         dims = ",".join(map(str, tensor["shape"]))
         tensors.append(f"{wire.DATATYPE_CODES[tensor['datatype']]}:{len(tensor['shape'])}:{dims}:{data}")
     fields = [str(vector[key]) for key in ("flags", "request_id", "model_id", "arg")]
-    assert codec.ask(" ".join(["infer", *fields, *tensors]))["hex"] == vector["hex"]
+    return " ".join([command, *fields, *tensors])
 
 
 def test_c_writes_a_hello_and_a_ping_as_their_vectors_say(codec: Lines) -> None:
@@ -199,6 +210,7 @@ def test_c_writes_a_hello_and_a_ping_as_their_vectors_say(codec: Lines) -> None:
     for name in ("hello", "hello-escaped"):
         model = json.loads(by_name[name]["meta"])["model"]
         assert codec.ask(f"hello {model}")["hex"] == by_name[name]["hex"]
+    assert codec.ask("hello-shared digits")["hex"] == by_name["hello-shared"]["hex"]
     assert codec.ask("ping 10")["hex"] == by_name["ping"]["hex"]
 
 
@@ -409,6 +421,23 @@ def test_c_sends_and_receives_megabytes(serving: Device, driver: Path) -> None:
         assert large.ask("infer 0 1 2 1 300000 6")["outputs"]["y"]["values"][0] == 6.0
 
 
+def test_c_shares_memory_with_the_daemon_where_there_is_some(serving: Device, driver: Path, tmp_path: Path) -> None:
+    def areas(lines: Lines) -> int:
+        return Path(f"/proc/{lines.process.pid}/maps").read_text().count("/memfd:edgert")
+
+    alone = compiled(SOURCES / "driver.c", tmp_path / "alone", "-O1", "-pthread", "-DEDGERT_NO_SHARED_MEMORY")
+    for program, expected in ((driver, 1), (alone, 0)):
+        with client(program, serving.socket, "large") as large:
+            for rows in (1, 60, 2, 13):  # some fit into the memory, some do not, one not even into a frame
+                answer = large.ask(f"infer 0 1 2 {rows} 300000 {rows}")
+                if rows == 60:
+                    assert answer["code"] == "request.invalid"
+                    continue
+                assert answer["outputs"]["y"]["bytes"] == rows * 1_200_000
+                assert answer["outputs"]["y"]["values"][:2] == [rows, rows + 1]
+            assert areas(large) == expected
+
+
 def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Device, driver: Path) -> None:
     with client(driver, serving.socket) as echo:
         for words in ("2 1 5", "1 4", "2 0 4", "2 5000 4"):
@@ -528,8 +557,11 @@ WELCOME_FRAME = wire.json_frame(wire.WELCOME, json.loads(WELCOME))
 
 
 @contextlib.contextmanager
-def a_liar(folder: Path, *scripts: Sequence[bytes | None]) -> Iterator[Path]:
-    """A daemon that sends each connection its script's next bytes after each frame; None ends the connection."""
+def a_liar(folder: Path, *scripts: Sequence[bytes | None], memory: int | None = None) -> Iterator[Path]:
+    """A daemon that sends each connection its script's next bytes after each frame; None ends the connection.
+
+    With `memory`, the first bytes to each connection carry its descriptor.
+    """
     path = folder / "liar.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(path))
@@ -539,11 +571,14 @@ def a_liar(folder: Path, *scripts: Sequence[bytes | None]) -> Iterator[Path]:
         for script in scripts:
             with contextlib.suppress(OSError):
                 sock, _ = listener.accept()
-                for said in script:
+                for i, said in enumerate(script):
                     sock.recv(65536)
                     if said is None:
                         break
-                    sock.sendall(said)
+                    if memory is not None and i == 0:
+                        send_with_descriptor(sock, said, memory)
+                    else:
+                        sock.sendall(said)
                 else:
                     sock.recv(65536)
                 sock.close()
@@ -630,3 +665,26 @@ def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> 
     path.unlink()
     with a_liar(tmp_path, [b""]) as path:
         assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
+def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
+    """The answer lies there, with a MOVED right behind its header: both are understood, or neither."""
+    made = SharedArea.made(65536)
+    assert made is not None
+    area, descriptor = made
+    if not sealed:
+        os.close(descriptor)
+        descriptor = os.memfd_create("edgert-unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 2 * 65536)
+    area.response[64 : len(RESULT)] = RESULT[64:]
+    said = changed(RESULT[:64], 6, wire.FLAG_SHARED) + wire.json_frame(wire.MOVED, {})
+    good = [WELCOME_FRAME, changed(RESULT, 8, 3 if sealed else 2)]  # the MOVED costs a number
+    with a_liar(tmp_path, [WELCOME_FRAME, said], good, memory=descriptor) as path, client(driver, path) as echo:
+        first = echo.ask("infer 0 0 2 1 4 1")
+        if sealed:
+            assert first["outputs"]["y"]["values"] == [1.0] * 4
+        else:
+            assert first["code"] == "request.protocol"
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
+    os.close(descriptor)

@@ -31,25 +31,26 @@ def named(vectors: list[dict[str, Any]]) -> Any:
     return [pytest.param(vector, id=vector["name"]) for vector in vectors]
 
 
-def encoded(vector: dict[str, Any]) -> bytes:
-    """The frame that a vector describes, written by the codec."""
+def encoded(vector: dict[str, Any], flags: int | None = None) -> list[wire.Buffer]:
+    """The parts of the frame that a vector describes, written by the codec."""
     tensors = []
     for tensor in vector["tensors"]:
         array = np.array(tensor["values"], NUMPY_NAMES[tensor["datatype"]]).reshape(tensor["shape"])
         described = wire.descriptor(tensor["number"], DATATYPES[array.dtype.name], array.shape, array.nbytes)
         tensors.append(wire.OutTensor(described, array.tobytes()))
-    parts = wire.frame(
+    return wire.frame(
         KINDS[vector["kind"]],
-        **{key: vector[key] for key in ("flags", "request_id", "model_id", "arg", "status", "stages")},
+        flags=vector["flags"] if flags is None else flags,
+        **{key: vector[key] for key in ("request_id", "model_id", "arg", "status", "stages")},
         meta=(vector["meta"] or "").encode(),
         tensors=tensors,
     )
-    return b"".join(parts)
 
 
-def decoded(data: bytes) -> dict[str, Any]:
-    """What the codec reads from a whole frame, in a vector's terms."""
+def decoded(data: bytes, shared: bytes | None = None) -> dict[str, Any]:
+    """What the codec reads from a whole frame, in a vector's terms. `shared` is memory from offset 64 of a half."""
     frames = wire.FrameBuffer(size_bytes=len(data) + 64)
+    frames.shared = None if shared is None else memoryview(bytes(64) + shared)
     frames.room[: len(data)] = data
     frame = frames.feed(len(data))
     assert frame is not None
@@ -76,12 +77,23 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("vector", named(VECTORS["frames"]))
 def test_a_frame_is_written_as_its_vector_says(vector: dict[str, Any]) -> None:
-    assert encoded(vector).hex() == vector["hex"]
+    assert b"".join(encoded(vector)).hex() == vector["hex"]
 
 
 @pytest.mark.parametrize("vector", named(VECTORS["frames"]))
 def test_a_frame_is_read_as_its_vector_says(vector: dict[str, Any]) -> None:
     read = decoded(bytes.fromhex(vector["hex"]))
+    assert read == {key: vector[key] for key in read}
+
+
+@pytest.mark.parametrize("vector", named(VECTORS["shared"]))
+def test_a_frame_in_shared_memory_is_written_and_read_as_its_vector_says(vector: dict[str, Any]) -> None:
+    area = memoryview(bytearray(4096))
+    header = wire.share(encoded(vector, flags=0), area)
+    assert header is not None
+    memory = bytes.fromhex(vector["memory"])
+    assert (header.hex(), area[64 : 64 + len(memory)]) == (vector["hex"], memory)
+    read = decoded(header, memory)
     assert read == {key: vector[key] for key in read}
 
 

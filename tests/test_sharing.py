@@ -135,6 +135,28 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
     assert frame.tensors[0].data == array.tobytes()
 
 
+def test_what_follows_an_answer_in_shared_memory_is_not_lost() -> None:
+    """A worker that gives way says MOVED right after its last answer: both may be read at once."""
+    area = memoryview(bytearray(2**20))
+    frames = wire.FrameBuffer(size_bytes=4096)
+    frames.shared = area
+    moved = wire.json_frame(wire.MOVED, {})
+    for value in (1, 2):
+        array = image(value)
+        tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
+        header = wire.share(wire.frame(wire.RESULT, tensors=[tensor]), area)
+        assert header is not None
+        came = header + moved
+        frames.room[: len(came)] = came
+        answer = frames.feed(len(came))
+        assert answer is not None
+        assert (answer.kind, frames.more) == (wire.RESULT, True)
+        assert answer.tensors[0].data == array.tobytes()
+        after = frames.feed(0)
+        assert after is not None
+        assert (after.kind, frames.more) == (wire.MOVED, False)
+
+
 def test_memory_that_is_not_sealed_is_not_used() -> None:
     descriptor = os.memfd_create("plain", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 2 * mmap.PAGESIZE)

@@ -25,6 +25,8 @@
  * Who owns what
  *   - A client is one connection. One thread at a time may use it; give each thread a client of its own.
  *   - Inputs are read during the call only, sent from where they lie, and may lie at any address.
+ *   - Large inputs and outputs travel in memory that the daemon shares with this client, on Linux, where the daemon
+ *     has some to give; define EDGERT_NO_SHARED_MEMORY first to do without.
  *   - Outputs lie in the client's own buffer, each at a multiple of 64 bytes, until the next call with this client.
  *   - What edgert_describe points to also stays until the next call with this client: a call may reconnect to a
  *     new release of the model.
@@ -193,6 +195,11 @@ const char *edgert_code_name(int code);          /* "unavailable.overloaded": th
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__) && !defined(EDGERT_NO_SHARED_MEMORY)
+#define EDGERT__SHARES
+#include <sys/mman.h>
+#include <sys/stat.h>
+#endif
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -216,6 +223,11 @@ extern "C" {
 #define EDGERT__TIMEOUT_MS 30000u
 #define EDGERT__RETRY_PAUSE_MS 50u
 #define EDGERT__SEND_BUFFER_BYTES (1024 * 1024) /* a large request then leaves in one system call */
+#ifndef EDGERT_SHARE_BYTES_MIN
+#define EDGERT_SHARE_BYTES_MIN (16u * 1024u) /* below this the socket's copies cost less than the look elsewhere */
+#endif
+#define EDGERT__GET_SEALS 1034              /* F_GET_SEALS, and F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
+#define EDGERT__SEALS 7
 #define EDGERT__JSON_DEPTH_MAX 32
 #define EDGERT__AGAIN (-1) /* no engine saw the request: again, after what the error's retry_after_ms asks for */
 
@@ -257,6 +269,9 @@ struct edgert_client {
     char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
     unsigned char *memory, *buffer; /* `buffer` is the first multiple of 64 in `memory` */
     size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame given out last */
+    unsigned char *shared;          /* memory shared with the daemon, NULL for none: first the half written here */
+    size_t half;                    /* bytes of each of its halves */
+    int greeted;                    /* whether the first bytes came, with which that memory does */
     char *text;                     /* WELCOME's JSON; the strings of `model` lie in it */
     const char **labels;
     edgert_model model;
@@ -410,8 +425,6 @@ static const char *edgert__get_header(const unsigned char *at, edgert__frame *fr
         return "the frame has more meta or tensors than allowed";
     if (edgert__padded(frame->meta_bytes) + 64 * frame->tensors > frame->body_bytes)
         return "the header's lengths contradict each other";
-    if (frame->flags & EDGERT__FLAG_SHARED)
-        return "the frame lies in shared memory, which this client does not ask for";
     frame->size = (size_t)(64 + frame->body_bytes);
     return NULL;
 }
@@ -812,6 +825,96 @@ static int64_t edgert__now_us(void) {
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
+/* --- memory shared with the daemon --------------------------------------------------------------------------- */
+
+#ifdef EDGERT__SHARES
+static void edgert__unmap(edgert_client *client) {
+    if (client->shared) (void)munmap(client->shared, 2 * client->half);
+    client->shared = NULL;
+    client->half = 0;
+}
+
+/* Maps what `descriptor` names, where it is sealed against any change of its size; closes `descriptor`. */
+static void edgert__map(edgert_client *client, int descriptor) {
+    struct stat about;
+    int seals = fcntl(descriptor, EDGERT__GET_SEALS);
+    if (seals >= 0 && (seals & EDGERT__SEALS) == EDGERT__SEALS && !fstat(descriptor, &about) && about.st_size >= 256) {
+        size_t half = (size_t)about.st_size / 2;
+        void *memory = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        if (memory != MAP_FAILED) {
+            client->shared = (unsigned char *)memory;
+            client->half = half;
+        }
+    }
+    (void)close(descriptor);
+}
+
+/* As recv, for the connection's first bytes: the daemon's memory comes along with them, if it gives any. */
+static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, size_t size) {
+    union {
+        struct cmsghdr header; /* aligns it */
+        unsigned char bytes[256];
+    } attached;
+    struct msghdr message;
+    struct cmsghdr *item;
+    struct iovec part;
+    ssize_t got;
+    memset(&message, 0, sizeof message);
+    part.iov_base = out;
+    part.iov_len = size;
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = attached.bytes;
+    message.msg_controllen = sizeof attached.bytes;
+    got = recvmsg(client->fd, &message, MSG_CMSG_CLOEXEC);
+    if (got <= 0) return got;
+    client->greeted = 1;
+    for (item = CMSG_FIRSTHDR(&message); item; item = CMSG_NXTHDR(&message, item)) {
+        size_t at;
+        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+        for (at = CMSG_LEN(0); at + sizeof(int) <= item->cmsg_len; at += sizeof(int)) {
+            int descriptor;
+            memcpy(&descriptor, (unsigned char *)item + at, sizeof descriptor);
+            if (client->shared) (void)close(descriptor);
+            else edgert__map(client, descriptor);
+        }
+    }
+    return got;
+}
+
+/* Puts the body of the frame in `parts` into this side's half, where it fits and is worth it; what travels then is
+ * the header alone. How many parts there are to send. */
+static size_t edgert__share(edgert_client *client, struct iovec *parts, size_t count, const edgert__frame *frame) {
+    unsigned char *head = (unsigned char *)parts[0].iov_base, *at;
+    size_t i;
+    if (!client->shared || frame->body_bytes + 64 < EDGERT_SHARE_BYTES_MIN || frame->body_bytes + 64 > client->half)
+        return count;
+    at = client->shared + 64;
+    memcpy(at, head + 64, parts[0].iov_len - 64);
+    at += parts[0].iov_len - 64;
+    for (i = 1; i < count; at += parts[i++].iov_len) memcpy(at, parts[i].iov_base, parts[i].iov_len);
+    edgert__put(head + 6, 2, frame->flags | EDGERT__FLAG_SHARED);
+    parts[0].iov_len = 64;
+    return 1;
+}
+#else
+static void edgert__unmap(edgert_client *client) { (void)client; }
+
+static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, size_t size) {
+    client->greeted = 1;
+    return recv(client->fd, out, size, 0);
+}
+
+static size_t edgert__share(edgert_client *client, struct iovec *parts, size_t count, const edgert__frame *frame) {
+    (void)client;
+    (void)parts;
+    (void)frame;
+    return count;
+}
+#endif
+
+/* --- the connection ------------------------------------------------------------------------------------------ */
+
 static int64_t edgert__deadline_us(const edgert_client *client, uint32_t timeout_ms) {
     return edgert__now_us() + (int64_t)(timeout_ms ? timeout_ms : client->timeout_ms) * 1000;
 }
@@ -819,6 +922,8 @@ static int64_t edgert__deadline_us(const edgert_client *client, uint32_t timeout
 static void edgert__hang_up(edgert_client *client) {
     if (client->fd >= 0) (void)close(client->fd);
     client->fd = -1;
+    edgert__unmap(client);
+    client->greeted = 0;
     client->filled = client->taken = 0;
     client->kernel_wait_ms = -1;
 }
@@ -898,6 +1003,19 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
             if (!edgert__make_room(client, frame->size))
                 return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
                                     (unsigned long)frame->size);
+            if (frame->flags & EDGERT__FLAG_SHARED) {
+                /* Copied out before anything is looked at; what followed the header, a MOVED, say, goes behind it. */
+                size_t more = client->filled - 64;
+                if (!client->shared || frame->size > client->half)
+                    return edgert__fail(error, EDGERT_PROTOCOL,
+                                        "the daemon's answer: a frame in shared memory that is not there");
+                if (!edgert__make_room(client, frame->size + more))
+                    return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
+                                        (unsigned long)frame->size);
+                memmove(client->buffer + frame->size, client->buffer + 64, more);
+                memcpy(client->buffer + 64, client->shared + client->half + 64, frame->size - 64);
+                client->filled = frame->size + more;
+            }
             if (client->filled >= frame->size) {
                 frame->meta = client->buffer + 64;
                 client->taken = frame->size;
@@ -905,7 +1023,9 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
             }
         }
         if (!edgert__bound(client, deadline_us)) return edgert__late(error, "no answer came in time");
-        got = recv(client->fd, client->buffer + client->filled, client->capacity - client->filled, 0);
+        got = client->greeted
+                  ? recv(client->fd, client->buffer + client->filled, client->capacity - client->filled, 0)
+                  : edgert__receive_first(client, client->buffer + client->filled, client->capacity - client->filled);
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0)
             return edgert__fail(error, EDGERT_WORKER_LOST,
@@ -918,8 +1038,9 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
     }
 }
 
-/* {"model": name} as a frame of at most 64 + EDGERT__HELLO_BYTES_MAX bytes; its size, or 0 for a name too long. */
-static size_t edgert__hello(unsigned char *out, const char *name) {
+/* {"model": name}, with "shared": true where memory may be shared, as a frame of at most 64 + EDGERT__HELLO_BYTES_MAX
+ * bytes; its size, or 0 for a name too long. */
+static size_t edgert__hello(unsigned char *out, const char *name, int shared) {
     static const char hex[] = "0123456789abcdef";
     unsigned char *at = out + 64, *end = out + 64 + EDGERT__HELLO_BYTES_MAX;
     edgert__frame frame;
@@ -928,7 +1049,7 @@ static size_t edgert__hello(unsigned char *out, const char *name) {
     memcpy(at, "{\"model\":\"", 10);
     for (at += 10; *name; name++) {
         unsigned char c = (unsigned char)*name;
-        if (end - at < 8) return 0;
+        if (end - at < 24) return 0;
         if (c < 0x20) {
             memcpy(at, "\\u00", 4);
             at[4] = (unsigned char)hex[c >> 4];
@@ -939,9 +1060,14 @@ static size_t edgert__hello(unsigned char *out, const char *name) {
             *at++ = c;
         }
     }
-    memcpy(at, "\"}", 2);
+    *at++ = '"';
+    if (shared) {
+        memcpy(at, ",\"shared\":true", 14);
+        at += 14;
+    }
+    *at++ = '}';
     frame.kind = EDGERT__HELLO;
-    frame.meta_bytes = (uint32_t)(at + 2 - (out + 64));
+    frame.meta_bytes = (uint32_t)(at - (out + 64));
     frame.body_bytes = edgert__padded(frame.meta_bytes);
     edgert__put_header(out, &frame);
     return (size_t)(64 + frame.body_bytes);
@@ -980,7 +1106,11 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
     int code = edgert__dial(client, deadline_us, error);
     if (code) return code;
     part.iov_base = hello;
-    part.iov_len = edgert__hello(hello, client->name);
+#ifdef EDGERT__SHARES
+    part.iov_len = edgert__hello(hello, client->name, 1);
+#else
+    part.iov_len = edgert__hello(hello, client->name, 0);
+#endif
     if (!part.iov_len) return edgert__fail(error, EDGERT_INVALID, "the model's name is longer than a hello may be");
     code = edgert__send(client, &part, 1, deadline_us, error);
     if (code == EDGERT__AGAIN)
@@ -1050,6 +1180,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     if (request->kind == EDGERT__INFER && 64 + request->body_bytes > client->model.frame_bytes_max)
         return edgert__fail(error, EDGERT_INVALID, "a request of %lu bytes; at most %lu are taken: split it",
                             (unsigned long)(64 + request->body_bytes), (unsigned long)client->model.frame_bytes_max);
+    count = edgert__share(client, parts, count, request);
     code = edgert__send(client, parts, count, deadline_us, error);
     if (code == EDGERT__AGAIN) {
         /* It closed before it had the whole request: its own words say why, if there are any. */

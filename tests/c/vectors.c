@@ -1,12 +1,15 @@
 /* The codec of edgert.h without a socket: a command a line on stdin, a line of JSON on stdout.
  *
  *   decode HEX                                       a frame; text as hex
- *   hello NAME                                       the frame that a client begins with
+ *   hello NAME                                       the frame that a client begins with, without shared memory
+ *   hello-shared NAME                                the same, with
  *   infer FLAGS REQUEST_ID MODEL_ID ARG TENSOR...    TENSOR is datatype:rank:dims,...:HEX
+ *   share FLAGS REQUEST_ID MODEL_ID ARG TENSOR...    the same through shared memory: the header, and the memory
  *   ping REQUEST_ID
  *   welcome HEX                                      WELCOME's JSON
  */
 #define EDGERT_IMPLEMENTATION
+#define EDGERT_SHARE_BYTES_MIN 1
 #include "edgert.h"
 
 #include <inttypes.h>
@@ -134,7 +137,7 @@ static void read_tensor(char *word, edgert_tensor *tensor) {
     if (edgert_tensor_set(tensor, datatype, shape, rank, bytes_of(word + 1, &size)) || tensor->bytes != size) exit(3);
 }
 
-static void request(unsigned kind, char *rest) {
+static void request(unsigned kind, char *rest, edgert_client *client) {
     unsigned char head[64 + 64 * EDGERT_TENSORS_MAX];
     struct iovec parts[1 + 2 * EDGERT_TENSORS_MAX];
     edgert_tensor tensors[EDGERT_TENSORS_MAX];
@@ -149,32 +152,41 @@ static void request(unsigned kind, char *rest) {
     if (kind == EDGERT__INFER) frame.arg = (uint32_t)strtoul(rest, &rest, 10);
     for (word = strtok(rest, " "); word; word = strtok(NULL, " ")) read_tensor(word, &tensors[count++]);
     used = edgert__request_parts(parts, head, &frame, tensors, count);
+    used = edgert__share(client, parts, used, &frame);
     printf("{\"hex\": \"");
     for (i = 0; i < used; i++) {
         const unsigned char *part = (const unsigned char *)parts[i].iov_base;
         size_t k;
         for (k = 0; k < parts[i].iov_len; k++) printf("%02x", part[k]);
     }
-    printf("\"}");
+    printf("\", \"memory\": ");
+    print_hex(client->shared + 64, client->shared ? frame.body_bytes : 0);
+    printf("}");
     for (i = 0; i < count; i++) free((void *)(uintptr_t)tensors[i].data);
 }
 
-static void hello(const char *name) {
+static void hello(const char *name, int shared) {
     unsigned char frame[64 + EDGERT__HELLO_BYTES_MAX];
     printf("{\"hex\": ");
-    print_hex(frame, edgert__hello(frame, name));
+    print_hex(frame, edgert__hello(frame, name, shared));
     printf("}");
 }
 
 int main(void) {
     static char line[8 * 1024 * 1024];
+    static unsigned char memory[8192];
+    static edgert_client alone, sharing;
+    sharing.shared = memory;
+    sharing.half = sizeof memory / 2;
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         if (!strncmp(line, "decode ", 7)) decode(line + 7);
         else if (!strncmp(line, "welcome ", 8)) welcome(line + 8);
-        else if (!strncmp(line, "hello ", 6)) hello(line + 6);
-        else if (!strncmp(line, "infer ", 6)) request(EDGERT__INFER, line + 6);
-        else if (!strncmp(line, "ping ", 5)) request(EDGERT__PING, line + 5);
+        else if (!strncmp(line, "hello ", 6)) hello(line + 6, 0);
+        else if (!strncmp(line, "hello-shared ", 13)) hello(line + 13, 1);
+        else if (!strncmp(line, "share ", 6)) request(EDGERT__INFER, line + 6, &sharing);
+        else if (!strncmp(line, "infer ", 6)) request(EDGERT__INFER, line + 6, &alone);
+        else if (!strncmp(line, "ping ", 5)) request(EDGERT__PING, line + 5, &alone);
         else return 2;
         printf("\n");
         fflush(stdout);
