@@ -92,7 +92,7 @@ def test_a_frame_in_shared_memory_is_written_and_read_as_its_vector_says(vector:
     header = wire.share(encoded(vector, flags=0), area)
     assert header is not None
     memory = bytes.fromhex(vector["memory"])
-    assert (header.hex(), area[64 : 64 + len(memory)]) == (vector["hex"], memory)
+    assert (header.hex(), bytes(area[64 : 64 + len(memory)])) == (vector["hex"], memory)
     read = decoded(header, memory)
     assert read == {key: vector[key] for key in read}
 
