@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from edgert.durable import sync_folder
+from edgert.durable import replacing, sync_file, sync_folders
 from edgert.errors import BundleCorrupt, BundleError, StorageFailed
 from edgert.manifest import FileEntry, Manifest
 from edgert.signing import Envelope, PublicKey, SigningKey, parse_envelope, sign
@@ -39,9 +39,8 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:
         raise BundleCorrupt(f"the manifest takes {len(envelope)} bytes; at most {ENVELOPE_BYTES_MAX} are allowed")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("xb") as out:
+        with replacing(path, shared=True) as out:
             out.write(_header(ENVELOPE_NAME, len(envelope)) + envelope + _padding(len(envelope)))
             for entry in manifest.files:
                 out.write(_header(entry.path, entry.size_bytes))
@@ -49,14 +48,8 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
                     copy_entry(source, entry, out.write)
                 out.write(_padding(entry.size_bytes))
             out.write(_END)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
     except OSError as error:
         raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -102,8 +95,7 @@ class Bundle:
         """
         try:
             self._read_files(wanted, lambda entry: create_file(folder / entry.path))
-            for parent, _, _ in os.walk(folder):
-                sync_folder(Path(parent))
+            sync_folders(folder)
         except OSError as error:
             raise StorageFailed(
                 f"cannot unpack into {folder}: {error.strerror}; free some space and install again"
@@ -119,8 +111,7 @@ class Bundle:
             else:
                 with target:
                     copy_entry(self._file, entry, target.write)
-                    target.flush()
-                    os.fsync(target.fileno())
+                    sync_file(target)
             _expect(self._file, _padding(entry.size_bytes), f"the padding of {entry.path}")
         _expect(self._file, _END, "the end of the archive")
         if self._file.read(1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from edgert.bundle import ENVELOPE_NAME, Bundle
 from edgert.config import DeviceConfig, StateDir
+from edgert.durable import sync_file
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
 from edgert.errors import (
     BundleCorrupt,
@@ -181,8 +181,7 @@ def _unpack(bundle: Bundle | Parcel, files: Sequence[FileEntry], stage: Path, pr
             stage.mkdir()
             with (stage / ENVELOPE_NAME).open("xb") as file:
                 file.write(bundle.envelope.raw)
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
         except OSError as error:
             raise StorageFailed(f"cannot write into {stage}: {error.strerror}") from error
         bundle.unpack(stage, frozenset(entry.path for entry in files))

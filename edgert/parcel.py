@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from edgert.bundle import ENVELOPE_BYTES_MAX, Bundle, copy_entry, create_file, open_bundle
-from edgert.durable import sync_folder
+from edgert.durable import sync_file, sync_folders
 from edgert.errors import BundleCorrupt, StorageFailed
 from edgert.manifest import FileEntry, Manifest
 from edgert.signing import Envelope, PublicKey, parse_envelope
@@ -114,10 +114,8 @@ class Parcel:
                 if entry.path in wanted:
                     with create_file(folder / entry.path) as target:
                         self._copy(entry, held, target.write)
-                        target.flush()
-                        os.fsync(target.fileno())
-            for parent, _, _ in os.walk(folder):
-                sync_folder(Path(parent))
+                        sync_file(target)
+            sync_folders(folder)
         except OSError as error:
             raise StorageFailed(
                 f"cannot unpack into {folder}: {error.strerror}; free some space and install again"

@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgert.durable import sync_folder
+from edgert.durable import replace_file, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.gate import Gate
 
@@ -372,15 +372,10 @@ class SlotStore:
 
     def commit(self, state: SlotState) -> None:
         """Replace `state.json`, durably. The caller holds the lock."""
-        path, beside = self.folder / "state.json", self.folder / ".state.json.new"
+        path = self.folder / "state.json"
         value = {"format": FORMAT, **asdict(state), "state": state.state.value}
         try:
-            with beside.open("wb") as file:
-                file.write(json.dumps(value, indent=1).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            sync_folder(self.folder)
+            replace_file(path, json.dumps(value, indent=1).encode())
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.durable import sync_folder
+from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.gate import Gate
 from edgert_deploy.inventory import Device
@@ -113,15 +113,9 @@ class CampaignStore:
     def write(self, campaign: Campaign) -> None:
         """Replace the file at once or not at all. Raises ConfigInvalid."""
         path = self._path(campaign.id)
-        beside = path.with_suffix(".new")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with beside.open("w") as file:
-                json.dump(campaign.as_json(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            sync_folder(self.folder)
+            replace_file(path, json.dumps(campaign.as_json()).encode())
         except OSError as error:
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}; it keeps how far the rollout is") from error
 

@@ -36,6 +36,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Table
 
+from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
 
 # Names become MQTT topic segments and file names.
@@ -387,22 +388,9 @@ def _change_table(table: Table, before: Device, after: Device) -> None:
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """Write beside, fsync, rename, fsync the folder; an inventory that is a link stays one."""
+    """At once or not at all; an inventory that is a link stays one, and keeps its mode."""
     target = path.resolve()
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            beside.chmod(target.stat().st_mode & 0o777)
-        beside.replace(target)
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else None)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise ConfigInvalid(f"cannot write inventory {path}: {error.strerror}") from error

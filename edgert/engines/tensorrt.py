@@ -11,7 +11,6 @@ loading and running have not been run on a GPU yet.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.durable import replace_file
 from edgert.engines import EngineOptions, LocalArtifact
 from edgert.engines.cuda import Cuda, open_cuda
 from edgert.errors import EngineFailed, EngineMissing, StorageFailed
@@ -224,19 +224,12 @@ class _Timings:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Beside, fsync, rename: a power cut leaves no half plan under the name."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """At once or not at all: a power cut leaves no half plan under the name."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, data, shared=True)
     except OSError as error:
         raise StorageFailed(f"cannot keep {path}: {error.strerror}; free some space and try again") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _remove_others(kept: Path, sha256: str) -> None:

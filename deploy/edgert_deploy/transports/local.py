@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from edgert.durable import sync_file
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.inventory import Device
 from edgert_deploy.transports import EOF_GRACE_S, ByteProgress, LineBuffer, LineSink, Pace, Result
@@ -129,8 +130,7 @@ def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | Non
             pace.passed(len(chunk))
             if progress is not None:
                 progress(done, size)
-        out.flush()
-        os.fsync(descriptor)
+        sync_file(out)
     return digest.hexdigest()
 
 
