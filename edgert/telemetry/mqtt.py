@@ -5,6 +5,10 @@ it runs no thread and remembers nothing. Each attempt to connect gets a fresh pa
 nothing is sent again behind our back: what was not acknowledged still lies in the spool, and goes
 out again from there. MQTT 5 is tried first, as its PUBACK says why a message was refused; a broker
 that does not speak it gets 3.1.1.
+
+A subscriber may ask the broker to keep its session (`Session`): then what is published at QoS 1 while it is away waits
+for it, and what it was handed is acknowledged only when it says so, by `acknowledge`; a broker hands out again what was
+not.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import select
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +24,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -29,6 +35,9 @@ CONNECT_TIMEOUT_S = 5.0
 QUEUED_MAX = 100  # paho's own bound is 65,535 messages, 165 MB
 IN_FLIGHT_MAX = 20
 PACKETS_AT_ONCE = 100
+# How many messages a broker may hand to a session before the first is acknowledged. With 3.1.1 the broker alone
+# decides (mosquitto 20, RabbitMQ 10).
+HANDED_MAX = 5_000
 
 PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
@@ -129,11 +138,22 @@ class Will:
     payload: bytes
 
 
+@dataclass(frozen=True)
+class Session:
+    """That the broker is to keep this client's subscriptions and messages for so long while it is away.
+
+    With 3.1.1 the broker's own limit counts (mosquitto: persistent_client_expiration).
+    """
+
+    kept_s: int
+
+
 class Connection:
     """A connection to one broker, opened and lost any number of times. One thread uses it.
 
     `on_message(topic, payload, retained)` is called from within `pump`; so is
     `on_acknowledged(message_id, refused_because)`, whose second argument is None for a success.
+    With a `session`, which needs a `client_id`, messages are acknowledged by `acknowledge` only.
     """
 
     def __init__(
@@ -142,6 +162,7 @@ class Connection:
         client_id: str = "",
         *,
         will: Will | None = None,
+        session: Session | None = None,
         on_message: Callable[[str, bytes, bool], None] = lambda topic, payload, retained: None,
         on_acknowledged: Callable[[int, str | None], None] = lambda message_id, refused_because: None,
     ) -> None:
@@ -149,11 +170,13 @@ class Connection:
         self._settings = settings
         self._client_id = client_id
         self._will = will
+        self._session = session
         self._on_message = on_message
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
         self._granted: dict[int, bool] = {}
         self.taken = 0  # messages heard so far
+        self._handed: deque[tuple[int, int]] = deque()  # (number among those taken, message id), not acknowledged yet
 
     def open(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect and log in. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
@@ -177,6 +200,17 @@ class Connection:
         if info.rc != paho.MQTT_ERR_SUCCESS:
             raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(info.rc)}")
         return None if info.is_published() else info.mid
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker handed to this session and that `acknowledge` has not reached."""
+        return len(self._handed)
+
+    def acknowledge(self, up_to: int) -> None:
+        """Tell the broker that the first `up_to` of the messages `taken` are dealt with; others it hands out again."""
+        assert self._client is not None
+        while self._handed and self._handed[0][0] <= up_to:
+            self._client.ack(self._handed.popleft()[1], 1)
 
     def subscribe(self, topic_filters: tuple[str, ...], qos: int, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Subscribe and wait until it is granted. Raises BrokerRefused or BrokerUnreachable."""
@@ -232,12 +266,13 @@ class Connection:
 
     def _open(self, protocol: str, timeout_s: float) -> None:
         client = self._new_client(protocol)
+        self._handed.clear()  # the broker hands them out again
         answer: list[ReasonCode] = []
         client.on_connect = lambda _client, _data, _flags, reason, _properties: answer.append(reason)
         client.connect_timeout = timeout_s
         address = self._settings.address
         try:
-            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S)
+            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S, **self._session_words(protocol))
         except ssl.SSLError as error:
             raise BrokerTlsFailed(_tls_advice(address, error)) from error
         except ConnectionResetError as error:
@@ -266,8 +301,10 @@ class Connection:
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
+            clean_session=None if protocol == "5" else self._session is None,
             protocol=PROTOCOLS[protocol],
             reconnect_on_failure=False,
+            manual_ack=self._session is not None,
         )
         client.max_queued_messages_set(QUEUED_MAX)
         client.max_inflight_messages_set(IN_FLIGHT_MAX)
@@ -282,8 +319,18 @@ class Connection:
         client.on_subscribe = self._subscribed
         return client
 
+    def _session_words(self, protocol: str) -> dict[str, Any]:
+        if self._session is None or protocol != "5":
+            return {}
+        words = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho's own is not annotated
+        words.SessionExpiryInterval = self._session.kept_s
+        words.ReceiveMaximum = HANDED_MAX
+        return {"clean_start": False, "properties": words}
+
     def _received(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         self.taken += 1
+        if self._session is not None and message.qos:
+            self._handed.append((self.taken, message.mid))
         self._on_message(message.topic, bytes(message.payload), message.retain)
 
     def _published(

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings
+from edgert.names import checked_id
+from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
 
 PORT_PLAIN = 1883
 PORT_TLS = 8883
+SESSION_KEPT_S = 86_400
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +51,23 @@ def broker_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]  # functools.wraps keeps no signature that changes
+
+
+def session_option(command: F) -> F:
+    """--session NAME; the command is given `session_name`."""
+    return click.option(
+        "--session",
+        "session_name",
+        metavar="NAME",
+        help="Have the broker keep what comes while this is away, for a day. One process a NAME.",
+    )(command)
+
+
+def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
+    """The client id and the session to connect with; neither where `name` is None. Raises ConfigInvalid."""
+    if name is None:
+        return "", None
+    return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)
 
 
 def host_and_port(broker: str, default_port: int) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
-from edgert_deploy.cli.broker_options import broker_options, host_and_port
+from edgert_deploy.cli.broker_options import broker_options, host_and_port, named_session, session_option
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.fleet import otlp
 from edgert_deploy.fleet.bridge import BY_DEFAULT, DIMENSIONS, Bridge
@@ -27,6 +27,7 @@ Examples:
   edgert fleet export --broker broker.local
   edgert fleet export --broker broker.local --listen 0.0.0.0:{PORT} --by site,device,model,version
   edgert fleet export --broker broker.local --share a --listen 127.0.0.1:9465    # one of several
+  edgert fleet export --broker broker.local --share a --session one              # and nothing is lost when it restarts
   edgert fleet export --broker broker.local --otlp http://collector:4318
 
 \b
@@ -35,7 +36,8 @@ Prometheus 2.40 or newer reads the histograms as native ones (start it with --en
 Who asks for text gets classic histograms with a bucket an octave. With --share NAME bridges divide the reports; each
 report is in exactly one of them, so sum over all instances. They agree through edgert-bridge/v1/NAME/taken, which
 their user must be allowed to write. A bridge keeps nothing on disk: after a restart it counts from 0, which is what
-rate() expects.
+rate() expects. What comes while it is down is missing (others of its share get their part all the same), unless the
+broker keeps it: --session NAME, another one for each bridge.
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -55,6 +57,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
     "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="What series are kept apart by."
 )
 @click.option("--share", metavar="NAME", help="Divide the reports among all bridges of this NAME.")
+@session_option
 @click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
 @click.option(
     "--otlp-every",
@@ -71,6 +74,7 @@ def export(
     listen: str,
     by: str,
     share: str | None,
+    session_name: str | None,
     otlp_url: str | None,
     otlp_every: float,
     for_s: float | None,
@@ -82,8 +86,18 @@ def export(
     ledger = Ledger(f"b{secrets.token_hex(6)}", share)
     bridge = Bridge(ledger, words, clock=time.monotonic, wall_clock=time.time)
     also = (ledger.topic,) if ledger.topic else ()
+    client_id, session = named_session("export", session_name)
     subscriber = FleetSubscriber(
-        settings, bridge, site, share=share, also=also, on_reconnected=bridge.told_nothing, log=_say
+        settings,
+        bridge,
+        site,
+        client_id=client_id,
+        share=share,
+        also=also,
+        session=session,
+        settled=lambda: bridge.settled,
+        on_reconnected=bridge.told_nothing,
+        log=_say,
     )
     server = ScrapeServer(Exposition(bridge), *host_and_port(listen, PORT))
     try:
@@ -92,7 +106,7 @@ def export(
         stop, pushed_at, said = stopping(for_s), time.monotonic(), ""
         while not stop():
             subscriber.listen(FLUSH_EVERY_S)
-            for topic, payload in bridge.due(time.monotonic()):
+            for topic, payload in bridge.due(time.monotonic(), subscriber.room):
                 subscriber.publish(topic, payload)
             if push_to and time.monotonic() - pushed_at >= otlp_every:
                 pushed_at = time.monotonic()

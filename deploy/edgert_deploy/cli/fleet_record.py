@@ -7,7 +7,7 @@ import time
 import click
 
 from edgert.telemetry.mqtt import MqttSettings
-from edgert_deploy.cli.broker_options import broker_options
+from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.store_options import store_option
 from edgert_deploy.fleet.recorder import Recorder
@@ -30,14 +30,16 @@ FINE_DAYS_MIN = FINE_HOURS // 24 + 1
 EPILOG = """\b
 Examples:
   edgert fleet record --broker broker.local
+  edgert fleet record --broker broker.local --session main      # the broker keeps what comes while it is down
   edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7 --size-gb 50
   edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
 
 \b
 A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
 store; with --share NAME they divide the reports among them. Windows are merged by integer addition into rows a
-minute and an hour as they come; those stay when the windows go. A recorder that is down misses what is sent
-meanwhile, and the holes show by `seq`: give two to one PostgreSQL where that matters. Ctrl-C or SIGTERM ends it.
+minute and an hour as they come; those stay when the windows go. A recorder that is down, or killed with reports in
+hand, misses them, and the holes show by `seq`; with --session NAME the broker keeps them, and forgets a report when it
+is in the store. Ctrl-C or SIGTERM ends it.
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot be reached.
@@ -48,6 +50,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot
 @broker_options
 @store_option
 @click.option("--share", metavar="NAME", help="Divide the reports among all recorders of this NAME.")
+@session_option
 @click.option(
     "--keep-windows",
     metavar="DAYS",
@@ -86,6 +89,7 @@ def record(
     site: str | None,
     store_url: str,
     share: str | None,
+    session_name: str | None,
     keep_windows: int,
     keep_minutes: int,
     keep_hours: int,
@@ -96,7 +100,17 @@ def record(
     retention = Retention(keep_windows * 24, keep_minutes * 24, keep_hours * 24, size_gb)
     store = Store(store_url)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000)
-    subscriber = FleetSubscriber(settings, recorder, site, share=share, log=_say)
+    client_id, session = named_session("record", session_name)
+    subscriber = FleetSubscriber(
+        settings,
+        recorder,
+        site,
+        client_id=client_id,
+        share=share,
+        session=session,
+        settled=lambda: recorder.settled,
+        log=_say,
+    )
     subscriber.open()
     _say(f"recording from {settings.address} to {store.name}")
     stop, pruned_at = stopping(for_s), float("-inf")
@@ -108,9 +122,11 @@ def record(
                 pruned_at = time.monotonic()
                 _prune(store, retention)
     finally:
-        subscriber.close()
-        recorder.flush()
-        store.close()
+        try:
+            recorder.flush()
+        finally:
+            subscriber.close()
+            store.close()
         _say(_summary(recorder))
 
 

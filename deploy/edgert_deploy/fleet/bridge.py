@@ -96,7 +96,8 @@ class Bridge:
         self.last_refusal = ""
         self.started_at = wall_clock()
         self._clock, self._wall_clock = clock, wall_clock
-        self._pending: dict[Entry, Report] = {}
+        self._pending: dict[Entry, tuple[Report, int]] = {}
+        self._applied = 0
         self._swept_at = clock()
 
     @property
@@ -108,9 +109,16 @@ class Bridge:
         """Reports taken that the ledger has not shown yet."""
         return len(self._pending)
 
+    @property
+    def settled(self) -> int:
+        """So many of the messages applied, from the first, are agreed on: none of them is needed again."""
+        oldest = next(iter(self._pending.values()), None)
+        return self._applied if oldest is None else oldest[1] - 1
+
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         """Take one message in, of the fleet or of the ledger."""
         with self.lock:
+            self._applied += 1
             try:
                 if topic == self.ledger.topic:
                     for agreed in self.ledger.read(payload, now):
@@ -121,7 +129,7 @@ class Bridge:
                 self.refused += 1
                 self.last_refusal = f"{topic[:120]}: {error.message}"
 
-    def due(self, now: float) -> list[tuple[str, bytes]]:
+    def due(self, now: float, messages_max: int = PENDING_MAX) -> list[tuple[str, bytes]]:
         """What to publish to the ledger now."""
         with self.lock:
             if now - self._swept_at > FORGET_AFTER_S / 24:
@@ -129,7 +137,7 @@ class Bridge:
                 self._forget(now)
             if self.ledger.topic is None:
                 return []
-            return [(self.ledger.topic, payload) for payload in self.ledger.due(now)]
+            return [(self.ledger.topic, payload) for payload in self.ledger.due(now, messages_max)]
 
     def devices_shown(self) -> Iterator[tuple[tuple[str, str], KnownDevice]]:
         """The devices that this bridge speaks for."""
@@ -176,15 +184,15 @@ class Bridge:
         elif len(self._pending) >= PENDING_MAX:
             raise ProtocolError(f"{PENDING_MAX} reports wait for the ledger: may this user write {self.ledger.topic}?")
         else:
-            self._pending[entry] = report
+            self._pending.setdefault(entry, (report, self._applied))
             self.ledger.take(entry)
 
     def _settle(self, entry: Entry, grown: tuple[int, ...] | None, mine: bool) -> None:
         """What the ledger says of a report. Of another bridge's only that its device lives."""
         if not mine:
             self._device(entry.site, entry.device).heard_at = self._wall_clock()
-        elif (report := self._pending.pop(entry, None)) is not None and grown is not None:
-            self._count(entry, report, grown)
+        elif (taken := self._pending.pop(entry, None)) is not None and grown is not None:
+            self._count(entry, taken[0], grown)
 
     def _count(self, entry: Entry, report: Report, grown: tuple[int, ...]) -> None:
         if isinstance(report, EventMessage):

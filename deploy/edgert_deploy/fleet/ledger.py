@@ -96,14 +96,17 @@ class Ledger:
         self._untold = entries
         self._told_at = float("-inf")
 
-    def due(self, now: float) -> Iterator[bytes]:
-        """What to publish now, if anything: entries, or a sign of life."""
+    def due(self, now: float, messages_max: int) -> Iterator[bytes]:
+        """What to publish now, if anything: entries, or a sign of life. What `messages_max` leave comes next time."""
         assert self.topic is not None
         quiet_s = now - self._told_at
         if quiet_s < FLUSH_EVERY_S or (not self._untold and quiet_s < HEARTBEAT_S):
             return
+        if messages_max < 1:
+            return
         self._told_at = now
-        entries, self._untold = self._untold, []
+        told_max = messages_max * ENTRIES_MAX
+        entries, self._untold = self._untold[:told_max], self._untold[told_max:]
         for start in range(0, max(len(entries), 1), ENTRIES_MAX):
             said = [entry.as_json() for entry in entries[start : start + ENTRIES_MAX]]
             yield json.dumps({"v": 1, "bridge": self.bridge, "taken": said}, separators=(",", ":")).encode()

@@ -22,7 +22,9 @@ class Recorder:
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int]) -> None:
         self.recorded = self.duplicates = self.refused = self.dropped = 0
+        self.settled = 0  # so many of the messages applied, from the first, are in the store or will never be
         self.last_refusal = ""
+        self._applied = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
@@ -33,6 +35,7 @@ class Recorder:
 
     def apply(self, topic: str, payload: bytes, retained: bool, _now: float) -> None:
         """Take one message in."""
+        self._applied += 1
         if len(self._batch) >= WAITING_MAX:
             self.dropped += 1
             return
@@ -44,12 +47,12 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what waits. Raises StoreFailed; nothing is lost then, and the next flush tries again."""
-        if not len(self._batch) and not self._batch.heard_ms:
-            return
-        written = self._store.write(self._batch)
-        self._batch = Batch()
-        self.recorded += written.hists + written.metrics + written.events
-        self.duplicates += written.duplicates
+        if len(self._batch) or self._batch.heard_ms:
+            written = self._store.write(self._batch)
+            self._batch = Batch()
+            self.recorded += written.hists + written.metrics + written.events
+            self.duplicates += written.duplicates
+        self.settled = self._applied
 
     def _apply(self, topic: str, payload: bytes, retained: bool) -> None:
         parsed = parse_topic(topic)
