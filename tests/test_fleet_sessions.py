@@ -20,9 +20,10 @@ from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet import schema
 from edgert_deploy.fleet.bridge import Bridge
 from edgert_deploy.fleet.ledger import ENTRIES_MAX, Ledger
+from edgert_deploy.fleet.store import MINUTE_MS
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.brokers import Broker, until
-from tests.test_fleet_store import MINUTE_MS, Pi, Sent
+from tests.test_fleet_store import Pi, Sent
 from tests.test_fleet_subscriber import publish
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
