@@ -32,6 +32,7 @@ from edgert_deploy.metrics import (
     scores_index,
     sqnr_db,
 )
+from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel, reference_artifact
 
 BATCH = 32  # samples a run, where the batch is open
@@ -171,7 +172,8 @@ def _also(metric: Metric, question: Question, answers: Outputs) -> tuple[tuple[s
 
 
 def _run(artifact: LocalArtifact, samples: CalibrationSet) -> Outputs:
-    session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
+    with quiet():  # TFLite says which delegate it made
+        session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
     try:
         return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs])
     finally:

@@ -29,6 +29,7 @@ from edgert.errors import EngineFailed
 from edgert_deploy.accuracy import local_artifact
 from edgert_deploy.builders import Artifact
 from edgert_deploy.metrics import Outputs, Rows
+from edgert_deploy.quiet import quiet
 from edgert_deploy.source import SourceModel
 
 SAMPLES = 8
@@ -120,7 +121,8 @@ def _answers(
 ) -> Outputs:
     """One sample at a time, as a device's check asks."""
     local = local_artifact(artifact, source)
-    session = engine_by_name(local.engine).load(local, EngineOptions(threads=threads, extra=extra))
+    with quiet():  # TFLite says which delegate it made
+        session = engine_by_name(local.engine).load(local, EngineOptions(threads=threads, extra=extra))
     try:
         runs = [session.run([array[i : i + 1] for array in samples]) for i in range(len(samples[0]))]
     finally:
