@@ -217,6 +217,7 @@ def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
         code, planned = edgert("deploy", make_null_bundle(tmp_path / "b", key, release=2), "--to", "here", "--dry-run")
         assert (code, planned["devices"][0]["result"]) == (0, "planned")
         assert planned["devices"][0]["steps"] == ["send", "install", "activate", "check", "mark-good"]
+        assert planned["devices"][0]["sent_bytes"] == (tmp_path / "b" / "echo-2.edgert").stat().st_size
         # The text for people, once.
         assert main(["status", "here"]) == 0
         assert main(["device", "list"]) == 0
@@ -247,12 +248,17 @@ def test_rollback_goes_back_once_and_not_forward_again(edgert: Edgert, here: Pat
         assert edgert("deploy", here / f"echo-{release}.edgert", "--to", "here")[0] == 0
     code, back = edgert("rollback", "echo", "--on", "here")
     assert (code, back["devices"]) == (0, [{"device": "here", "was": 2, "release": 1}])
+    code, drifted = edgert("status", "here", "--check")
+    (model,) = drifted["devices"][0]["models"]
+    assert (code, model["live"], model["wanted"]["release"], model["drift"][0]["kind"]) == (12, 1, 2, "rolled-back")
+    assert main(["status", "here"]) == 0, "only --check makes it an error"
     code, refused = edgert("rollback", "echo", "--on", "here")
     assert (code, refused["error"]["code"]) == (7, "device.transition_refused")
     assert "release 1 is live already after a rollback; deploy release 2 again" in refused["error"]["message"]
     assert live(edgert) == (1, "steady")
     assert edgert("deploy", here / "echo-2.edgert", "--to", "here")[0] == 0
     assert live(edgert) == (2, "steady")
+    assert edgert("status", "here", "--check")[0] == 0
     assert edgert("rollback", "echo", "--on", "here")[1]["devices"][0]["release"] == 1
     assert edgert("rollback", "echo", "--on", "here", "--force")[1]["devices"][0]["release"] == 2
 

@@ -109,13 +109,13 @@ class World:
         self.transport = SshTransport(device, LINK)
         self.device, self.daemon = device, RemoteDaemon(self.transport, device, self.said.append)
 
+    def delivery(self, bundle: Path) -> Delivery:
+        offer, say = read_offer(bundle), self.said.append
+        return Delivery(bundle, offer, self.device, self.transport, self.daemon, self.parcels, say, Stop())
+
     def send(self, bundle: Path, **changes: Any) -> Delivery:
-        facts = replace(self.daemon.facts(), **changes)
-        offer = read_offer(bundle)
-        delivery = Delivery(
-            bundle, offer, self.device, self.transport, self.daemon, self.parcels, self.said.append, Stop()
-        )
-        delivery.send(facts)
+        delivery = self.delivery(bundle)
+        delivery.send(replace(self.daemon.facts(), **changes))
         return delivery
 
     def deliver(self, bundle: Path, **changes: Any) -> Delivery:
@@ -143,8 +143,10 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     assert whole.sent_bytes == second.stat().st_size
     world.parcels.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
+    planned = world.delivery(second).chosen(world.daemon.facts())  # what a dry run counts
     patched = world.deliver(second)
     assert slot(state) == by_bundle
+    assert patched.sent_bytes == planned.stat().st_size
     assert patched.sent_bytes < 0.15 * WEIGHTS_BYTES
     assert any("goes as a patch" in line for line in world.said)
 
