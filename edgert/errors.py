@@ -146,6 +146,12 @@ class NotCompatible(BundleError):
     code = "bundle.not_compatible"
 
 
+class BundleExpired(BundleError):
+    """The bundle's signed expiry is over."""
+
+    code = "bundle.expired"
+
+
 # --- the device must change -----------------------------------------------------------------
 
 

@@ -23,10 +23,12 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.expiry import check_expiry
 from edgert.manifest import ArtifactEntry, FileEntry, Manifest
 from edgert.parcel import Parcel, open_delivery
 from edgert.signing import parse_envelope, read_trusted_keys
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
+from edgert.telemetry import host
 
 SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
@@ -66,11 +68,16 @@ class InstalledVersion:
 
 
 def install(
-    path: Path, state: StateDir, config: DeviceConfig, progress: Callable[[str], None] = lambda _: None
+    path: Path,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None] = lambda _: None,
+    trusted_time: Callable[[], float | None] = host.trusted_time,
 ) -> Installed:
     """Verify the bundle (or parcel of one) at `path` and put this device's part of it into the model's spare slot.
 
-    What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
+    An expiry is heeded where `trusted_time` (seconds since 1970) knows what time it is; else `progress` hears that it
+    was not. What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
     and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
     """
     trusted = read_trusted_keys(state.keys)
@@ -79,6 +86,7 @@ def install(
     with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
+        _check_expiry(manifest, trusted_time(), progress)
         store = SlotStore(state.models / manifest.model)
         with store.installing():
             before = store.read()
@@ -148,6 +156,13 @@ def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
 def _serves(state: SlotState, digest: str) -> bool:
     active = state.version(state.active)
     return active is not None and active.digest == digest
+
+
+def _check_expiry(manifest: Manifest, now_s: float | None, progress: Callable[[str], None]) -> None:
+    if manifest.expires and now_s is None:
+        progress(f"not checked: it expires {manifest.expires}, and this device's clock follows no time source")
+    elif now_s is not None:
+        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", now_s)
 
 
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:

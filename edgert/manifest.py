@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgert.errors import BundleError, NotCompatible, RequestError
+from edgert.expiry import expiry_time
 from edgert.rules import (
     Classify,
     Detect,
@@ -95,7 +96,10 @@ class TargetEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle holds and promises. `downgrade` lets a device go back to this older release."""
+    """What a bundle holds and promises. `downgrade` lets a device go back to this older release.
+
+    `expires` is until when it may be installed, as 2027-02-19T08:00:00Z; "" for ever. What is installed serves on.
+    """
 
     model: str
     release: int
@@ -111,6 +115,7 @@ class Manifest:
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade: bool = False
+    expires: str = ""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -188,6 +193,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         classify=None if classify is None else classify_of(classify),
         detect=None if detect is None else detect_of(detect),
         downgrade=bool(value["downgrade"]),
+        expires=str(value.get("expires", "")),
     )
 
 
@@ -216,6 +222,11 @@ def _check(manifest: Manifest) -> None:
     """Raise BundleError unless every name, reference and limit of `manifest` holds."""
     if not MODEL_NAME.fullmatch(manifest.model):
         raise BundleError(f"model name {manifest.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
+    if manifest.expires:
+        try:
+            expiry_time(manifest.expires)
+        except ValueError as error:
+            raise BundleError(f"expires {manifest.expires[:40]!r}: it reads like 2027-02-19T08:00:00Z") from error
     if not 1 <= manifest.release < 2**53:
         raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
     if not (manifest.inputs and manifest.outputs and manifest.artifacts and manifest.targets):

@@ -40,6 +40,7 @@ def make_null_bundle(
     padding: bytes = b"",
     foreign_bytes: int = 0,
     downgrade: bool = False,
+    expires: str = "",
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
@@ -76,7 +77,7 @@ def make_null_bundle(
         contents["reference/model.json"] = json.dumps(reference).encode()
         contents["golden/reference/output-0.npy"] = _npy(_answer(reference["op"], golden))
         engines["reference"] = reference_engine
-    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade)
+    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade, expires)
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
     return path
@@ -100,6 +101,7 @@ def _manifest(
     item_shape: tuple[int, ...],
     contents: dict[str, bytes],
     downgrade: bool,
+    expires: str,
 ) -> Manifest:
     program = contents["null/model.json"]
     return Manifest(
@@ -134,6 +136,7 @@ def _manifest(
         source_sha256=hashlib.sha256(program).hexdigest(),
         source_size_bytes=len(program),
         downgrade=downgrade,
+        expires=expires,
     )
 
 

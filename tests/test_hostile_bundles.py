@@ -18,8 +18,17 @@ import pytest
 
 from edgert.bundle import ENVELOPE_BYTES_MAX, ENVELOPE_NAME, open_bundle
 from edgert.config import read_config
-from edgert.errors import BundleCorrupt, BundleError, EdgeRTError, ReleaseTooOld, SignatureInvalid, StorageFailed
-from edgert.installer import install
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    BundleExpired,
+    EdgeRTError,
+    ReleaseTooOld,
+    SignatureInvalid,
+    StorageFailed,
+)
+from edgert.expiry import expiry_time
+from edgert.installer import install, load_version
 from edgert.manifest import FILE_BYTES_MAX
 from edgert.signing import SigningKey, new_key, sign
 from edgert.slots import SlotStore
@@ -118,6 +127,30 @@ def test_halves_of_two_bundles_make_no_third(device: Device, tmp_path: Path) -> 
 def test_an_older_release_played_again_is_refused(device: Device, tmp_path: Path) -> None:
     refused(device, make_null_bundle(tmp_path / "old", device.key, release=2), ReleaseTooOld)
     refused(device, make_null_bundle(tmp_path / "same", device.key, release=3, op="sum"), BundleError)
+
+
+def test_a_bundle_whose_time_is_over_is_refused_by_a_clock_that_is_right(device: Device, tmp_path: Path) -> None:
+    """Not by one that follows no time source: it says so. And what is installed serves on, whatever the clock says."""
+    path = make_null_bundle(tmp_path / "timed", device.key, release=4, expires="2027-02-19T08:00:00Z")
+    over_s, said = expiry_time("2027-02-19T08:00:00Z"), list[str]()
+    config, before = read_config(device.state), everything(device.state.models / "echo")
+    with pytest.raises(
+        BundleExpired, match=r"release 4 of echo was to be installed until 2027-02-19T08:00:00Z, and it is"
+    ):
+        install(path, device.state, config, trusted_time=lambda: over_s)
+    assert everything(device.state.models / "echo") == before
+    install(path, device.state, config, said.append, trusted_time=lambda: None)
+    assert "not checked: it expires 2027-02-19T08:00:00Z, and this device's clock follows no time source" in said
+    install(path, device.state, config, trusted_time=lambda: over_s - 1)
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60)
+    slots = store.mark_good()
+    version = load_version(store.slot_folder(str(slots.active)), str(slots.version(slots.active).digest), config)  # type: ignore[union-attr]
+    assert version.manifest.expires == "2027-02-19T08:00:00Z", "loading asks no clock"
+    for text in ("soon", "2027-02-19", "2027-2-19T08:00:00Z", "2027-02-30T08:00:00Z"):
+        wrong = signed(path, device.key, lambda value, text=text: value.update(expires=text))  # type: ignore[misc]
+        with pytest.raises(BundleError, match="expires"):
+            install(wrong, device.state, config)
 
 
 def test_a_key_that_is_not_trusted_is_refused(device: Device, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class BuildRequest:
     `engines` "all" packs an artifact for every engine of a profile's ladder that takes the model, "first" one for
     the first. `with_reference` adds, for each target whose own artifact is not FP32, one of the same engine that is:
     devices can compare their live answers with its (docs/serving.md). `downgrade` lets devices go back to this release.
+    `expires` is until when it may be installed, as the manifest states it.
     `licence` and `notes` are the user's words for those who inspect the bundle.
     `metric` is one of metrics.py's names. `budget_s` is how long all fallbacks may look for layers to put into float;
     `measure` times the candidates, so that the fastest that passes is taken. `cache` keeps artifacts for the next build; `jobs` is how many may be built at
@@ -77,6 +78,7 @@ class BuildRequest:
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade: bool = False
+    expires: str = ""
     licence: str = ""
     notes: str = ""
     metric: str = "auto"
@@ -358,6 +360,7 @@ def _manifest(
         classify=request.classify,
         detect=request.detect,
         downgrade=request.downgrade,
+        expires=request.expires,
     )
     return manifest, files
 

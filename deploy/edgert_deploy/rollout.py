@@ -17,6 +17,7 @@ from typing import Any
 
 from edgert.bundle import open_bundle
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
+from edgert.expiry import check_expiry
 from edgert.gate import Gate
 from edgert_deploy.claim import claimed
 from edgert_deploy.delivery import Delivery
@@ -90,12 +91,15 @@ class Rollout:
 
 
 def read_offer(path: Path) -> Offer:
-    """Verify every byte of the bundle against its manifest, before one leaves this host. Raises BundleError.
+    """Verify every byte of the bundle against its manifest, before one leaves this host. Raises BundleError, also for
+    one that expired by this host's clock.
 
     Who signed it is the devices' question: each has its own keys.
     """
     with open_bundle(path, trusted=None) as bundle:
         bundle.verify_files()
+        manifest = bundle.manifest
+        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", time.time())
         return Offer(bundle.manifest, bundle.digest, bundle.envelope.key_ids, path.stat().st_size)
 
 

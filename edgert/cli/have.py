@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from edgert.installer import held_files
 from edgert.manifest import MODEL_NAME
 from edgert.parcel import PATCH_BYTES_MAX, has_zstd
 
-PARTIAL_S_MAX = 7 * 86400  # nobody goes on with a transfer that has lain for so long
 MEMORY_SHARE = 6  # a patch takes the old file, the window and buffers: at most so small a part of what is free
 
 
@@ -28,7 +25,7 @@ MEMORY_SHARE = 6  # a patch takes the old file, the window and buffers: at most 
 def have(state: StateDir, model: str, as_json: bool) -> None:
     """Say which files of MODEL lie here already, so that a host need not send them, and what it may send instead.
 
-    `edgert deploy` asks this by itself. Also removes what was left of transfers more than a week ago.
+    `edgert deploy` asks this by itself.
 
     \b
     Example:
@@ -37,7 +34,6 @@ def have(state: StateDir, model: str, as_json: bool) -> None:
     if not MODEL_NAME.fullmatch(model):
         raise ConfigInvalid(f"{model[:80]!r} is no model's name: a letter, then at most 62 of a-z 0-9 _ -")
     read_config(state)
-    _tidy(state.incoming)
     value = what_is_here(state, model)
     emit(value, "\n".join(f"{f['sha256']}  {f['path']}" for f in value["files"]) or "none", as_json)
 
@@ -61,10 +57,3 @@ def _patch_bytes_max() -> int:
     except (OSError, StopIteration, ValueError, IndexError):
         return 0
     return min(PATCH_BYTES_MAX, available // MEMORY_SHARE)
-
-
-def _tidy(incoming: Path) -> None:
-    with contextlib.suppress(OSError):  # what cannot be removed stays for the next time
-        for path in incoming.glob(".*.part"):
-            if time.time() - path.stat().st_mtime > PARTIAL_S_MAX:
-                path.unlink(missing_ok=True)

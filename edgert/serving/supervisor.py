@@ -41,6 +41,7 @@ from edgert.serving.control import LINE_BYTES_MAX, answer_of, error_answer
 from edgert.serving.device_reporter import DeviceReporter
 from edgert.serving.forwarder_process import forwarder_command
 from edgert.serving.greeter import Greeter
+from edgert.serving.incoming import IncomingCare
 from edgert.serving.memory import Claim, LearnedSizes, estimated_mb, make_room
 from edgert.serving.service import ModelService, reject
 from edgert.serving.side_process import SideProcess
@@ -97,6 +98,7 @@ class Supervisor:
         self._round = 0
         self._stop_by_s: float | None = None
         self._beside: list[SideProcess] = []
+        self._incoming = IncomingCare(state.incoming, self._say, clock)
         self._ready_said = False
         self._pid_inode, self._home_at_s = 0, 0.0
         self._watchdog_s = service_manager.watchdog_s()
@@ -140,6 +142,7 @@ class Supervisor:
             self._finish_round(number)
         for process in self._beside:
             process.tick(now_s)
+        self._incoming.tick()
         self._ping_watchdog(now_s)
         self._look_after_home(now_s)
         if not self._ready_said and all(s.settled for s in self._services.values()):
@@ -149,7 +152,7 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
         times += [c.until_s for c in self._controls] + [r.until_s for r in self._rounds.values()]
-        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s, self._home_at_s]
+        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s, self._home_at_s, self._incoming.due_s]
         times += [process.due_s() for process in self._beside]
         due = min((t for t in times if t is not None), default=None)
         if self._stop_by_s is not None:  # workers end within milliseconds: look often

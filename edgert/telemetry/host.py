@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import time
 from pathlib import Path
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
@@ -65,6 +66,11 @@ def clock_synced() -> bool | None:
     except (OSError, AttributeError):
         return None
     return None if state < 0 else state != _TIME_ERROR
+
+
+def trusted_time() -> float | None:
+    """Seconds since 1970 where the clock follows a time source; None where it may say anything."""
+    return time.time() if clock_synced() else None
 
 
 def sys_fields(disk: Path) -> dict[str, object]:

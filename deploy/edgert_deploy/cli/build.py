@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.expiry import expiry_from
 from edgert.rules import Classify, Detect
 from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
@@ -89,6 +91,9 @@ FILE = click.Path(path_type=Path)
 @click.option("--notes", default="", help="What else they should know: where the data came from, what changed.")
 @click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
 @click.option(
+    "--expires", default="", metavar="TIME", help="Devices install it until then: 90d, 12h, 2027-02-19 (UTC)."
+)
+@click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),
     help="For all targets (default: each profile's own); auto takes the first of int8, fp16, fp32 that passes.",
@@ -155,6 +160,7 @@ def build(
     licence: str,
     notes: str,
     downgrade: bool,
+    expires: str,
     precision: Any,
     engines: Any,
     with_reference: bool,
@@ -229,6 +235,7 @@ def build(
         engines=engines,
         metric=metric,
         downgrade=downgrade,
+        expires=expiry_from(expires, time.time()) if expires else "",
         licence=_words("licence", licence),
         notes=_words("notes", notes),
         precision=precision,
@@ -257,7 +264,7 @@ def build(
         click.echo(json.dumps(_as_json(result, request)))
     else:
         click.echo(
-            f"{result.path}: {size_text(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}, signed by {result.key_id}"
+            f"{result.path}: {size_text(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}{f', expires {request.expires}' if request.expires else ''}, signed by {result.key_id}"
         )
 
 
@@ -348,6 +355,7 @@ def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "model": request.model,
         "release": request.release,
         "downgrade": request.downgrade,
+        "expires": request.expires or None,
         "warnings": list(result.warnings),
         "targets": [_target_as_json(choice, result) for choice in result.choices],
     }

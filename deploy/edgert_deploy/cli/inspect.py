@@ -48,6 +48,7 @@ def _lines(found: Report) -> list[str]:
         f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
         f"digest    {found.digest}",
         f"signed    by key {', '.join(found.key_ids)} (not checked; edgert verify does)",
+        *([f"expires   {manifest.expires}: devices install it until then"] if manifest.expires else []),
         f"size      {size_text(found.size_bytes)}, {len(manifest.files)} files",
         f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}",
         *(f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name)),

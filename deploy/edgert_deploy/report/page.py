@@ -377,6 +377,7 @@ def _meaning(report: Report) -> str:
         )
     facts.append(("Source", f"{manifest.source_size_bytes} bytes"))
     facts.append(("A downgrade", "yes: devices take this release after a higher one" if manifest.downgrade else "no"))
+    facts.append(("Expires", manifest.expires or "never"))
     facts += [(name.capitalize(), report.receipt[name]) for name in ("licence", "notes") if report.receipt.get(name)]
     rows = [[escape(name), escape(value)] for name, value in facts]
     rows.append(["Source's SHA-256", f"<code>{escape(manifest.source_sha256)}</code>"])
