@@ -179,17 +179,7 @@ class ModelState:
         ]
 
     def note(self, event: str, alarm: str) -> None:
-        """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
-        if event == "serving":
-            self.alarms.clear()
-        elif event == RAISED:
-            self.alarms.add(alarm)
-        elif event == CLEARED:
-            self.alarms.discard(alarm)
-        elif event.endswith(ALARM_ENDS):
-            self.alarms.discard(event.removesuffix(ALARM_ENDS))
-        elif event.endswith(ALARM) or event in ALARMING:
-            self.alarms.add(event.removesuffix(ALARM))
+        note_alarm(self.alarms, event, alarm)
 
 
 @dataclass
@@ -509,6 +499,20 @@ class FleetSubscriber:
 
     def _heard(self, topic: str, payload: bytes, retained: bool) -> None:
         self._state.apply(topic, payload, retained, self._clock())
+
+
+def note_alarm(alarms: set[str], event: str, alarm: str) -> None:
+    """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
+    if event == "serving":
+        alarms.clear()
+    elif event == RAISED:
+        alarms.add(alarm)
+    elif event == CLEARED:
+        alarms.discard(alarm)
+    elif event.endswith(ALARM_ENDS):
+        alarms.discard(event.removesuffix(ALARM_ENDS))
+    elif event.endswith(ALARM) or event in ALARMING:
+        alarms.add(event.removesuffix(ALARM))
 
 
 def _model(device: DeviceState, topic: Topic) -> ModelState:

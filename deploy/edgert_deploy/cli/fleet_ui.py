@@ -1,0 +1,221 @@
+"""`edgert fleet ui`: the fleet as a web page on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.mqtt import MqttSettings
+from edgert_deploy.cli.broker_options import broker_options
+from edgert_deploy.cli.deploy import campaigns_folder
+from edgert_deploy.cli.stopping import stopping
+from edgert_deploy.fleet.query import FleetQuery
+from edgert_deploy.fleet.recorder import Recorder
+from edgert_deploy.fleet.schema import StoreFailed
+from edgert_deploy.fleet.store import Retention, Store
+from edgert_deploy.fleet.subscriber import FleetSubscriber
+from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
+from edgert_deploy.fleet.ui.answers import Answers
+from edgert_deploy.fleet.ui.board import Board
+from edgert_deploy.fleet.ui.history import History, versions_seen
+from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.fleet.ui.server import PageServer
+
+PORT = 8765
+TICK_S = 1.0
+PRUNE_EVERY_S = 600.0
+OWN_GB = 2.0
+TOKEN_CHARS_MIN = 16
+DAY_MS = 24 * 3600 * 1000
+
+EPILOG = """\b
+Examples:
+  edgert fleet ui --broker broker.local
+  edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
+  edgert fleet ui --broker broker.example --tls --username ops --password-file pw --port 9000
+  ssh -L 8765:127.0.0.1:8765 ops-host       # look at one that runs elsewhere: then open http://127.0.0.1:8765/
+
+\b
+The page fetches nothing from the network and changes nothing. Its state comes from the broker, its curves from a store:
+the one that `edgert fleet record` fills (--store, $EDGERT_STORE), or, without, one of its own, which it fills as long
+as it runs (--size-gb bounds it; stderr says where it lies). Rollouts are those of this user on this host.
+
+\b
+It listens on loopback, where every user of this machine can read it. With another --host a token is asked for, which
+the printed address holds; the line itself is not encrypted: put a proxy with TLS before it, or use ssh as above.
+
+\b
+Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
+"""
+
+
+@click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
+@broker_options
+@click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    envvar="EDGERT_STORE",
+    help="The store of `edgert fleet record`: a file or postgresql://USER@HOST/DATABASE [default: $EDGERT_STORE, else one of its own].",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
+@click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one.")
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="A name that browsers reach it by, beside this machine's."
+)
+@click.option(
+    "--token-file", metavar="FILE", help="File whose first line is the token (default: a new one at each start)."
+)
+@click.option(
+    "--size-gb",
+    metavar="GB",
+    type=click.FloatRange(min=0.01),
+    default=OWN_GB,
+    show_default=True,
+    help="How large its own store may grow: the oldest windows go first.",
+)
+@click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
+def ui(
+    settings: MqttSettings,
+    site: str | None,
+    store_url: str | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    token_file: str | None,
+    size_gb: float,
+    for_s: float | None,
+) -> None:
+    """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
+    access = access_for(host, names, token_file)
+    keeper = None if store_url else _Keeper(own_store(settings), size_gb)
+    query = FleetQuery(store_url or own_store(settings))
+    board = Board()
+    begin(board, query)
+    hub = Hub(board, Rollouts(campaigns_folder()), time.monotonic, _wall_ms)
+    subscriber = FleetSubscriber(settings, _Both(board, keeper), site, log=_say)
+    subscriber.open()
+    server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
+    _announce(settings, keeper, access, host, server.port)
+    stop = stopping(for_s)
+    try:
+        while not stop():
+            subscriber.listen(TICK_S)
+            if keeper:
+                keeper.flush()
+            hub.tick()
+    finally:
+        hub.close()
+        subscriber.close()
+        server.close()
+        query.close()
+        if keeper:
+            keeper.close()
+
+
+def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
+    """Raises ConfigInvalid."""
+    token = None if is_loopback(host) and token_file is None else new_token()
+    if token_file is not None:
+        try:
+            token = Path(token_file).read_text().splitlines()[0].strip()
+        except (OSError, IndexError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(
+                f"--token-file {token_file} cannot be read: {error}; write a line of text to it"
+            ) from error
+        if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
+            raise ConfigInvalid(
+                f"--token-file {token_file}: a token has {TOKEN_CHARS_MIN} or more of A-Z a-z 0-9 - _; "
+                "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+    own = (host, socket.gethostname(), *names) if token else (host, *names)
+    # Browsers send cookies to every port of a host: each page has one of its own.
+    cookie = f"edgert_fleet_{hashlib.sha256(token.encode()).hexdigest()[:8]}" if token else ""
+    return Access(frozenset(name.strip("[]").lower() for name in own), token, cookie)
+
+
+def own_store(settings: MqttSettings) -> str:
+    """The file that holds what this broker's fleet said while a page was served. Raises ConfigInvalid."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgert"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; give a store with --store FILE") from error
+    return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
+
+
+def begin(board: Board, query: FleetQuery) -> None:
+    """What the store knows already: devices that have gone silent, versions, alarms that were raised."""
+    now_ms = _wall_ms()
+    board.remember(query.devices(), time.monotonic(), now_ms)
+    board.remember_versions(versions_seen(query, now_ms))
+    board.remember_events(query.events(now_ms - 7 * DAY_MS, now_ms + DAY_MS))
+
+
+class _Keeper:
+    """Its own store, filled as `edgert fleet record` does."""
+
+    def __init__(self, path: str, size_gb: float) -> None:
+        self.path, self.size_gb = path, size_gb
+        self._store = Store(path)
+        self.recorder = Recorder(self._store, _wall_ms)
+        self._pruned_at = float("-inf")
+
+    def flush(self) -> None:
+        try:
+            self.recorder.flush()
+            if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
+                self._pruned_at = time.monotonic()
+                self._store.prune(Retention(size_gb_max=self.size_gb), _wall_ms())
+        except StoreFailed as error:
+            _say(
+                f"{error.message}; {self.recorder.waiting} reports wait, {self.recorder.dropped} dropped; trying again"
+            )
+
+    def close(self) -> None:
+        self.flush()
+        self._store.close()
+
+
+class _Both:
+    """Hands what is heard to the board and to the recorder, where there is one."""
+
+    def __init__(self, board: Board, keeper: _Keeper | None) -> None:
+        self._board, self._recorder = board, keeper and keeper.recorder
+
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
+        self._board.apply(topic, payload, retained, now, _wall_ms())
+        if self._recorder:
+            self._recorder.apply(topic, payload, retained, now)
+
+
+def _announce(settings: MqttSettings, keeper: _Keeper | None, access: Access, host: str, port: int) -> None:
+    """Where the page is, on stdout; the rest on stderr."""
+    where = f"[{host.strip('[]')}]" if ":" in host else host
+    if access.token and host.strip("[]") in ("0.0.0.0", "::"):
+        where = socket.gethostname()
+    click.echo(f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else ""))
+    sys.stdout.flush()
+    _say(f"listening to {settings.address}; Ctrl-C ends it")
+    if keeper:
+        _say(f"recording to {keeper.path} (at most {keeper.size_gb:g} GB), as no --store was given")
+    if not is_loopback(host):
+        _say(
+            f"warning: {host} can be reached from the network, and the line is not encrypted; whoever has the token can read"
+        )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _say(line: str) -> None:
+    click.echo(f"ui: {line}", err=True)

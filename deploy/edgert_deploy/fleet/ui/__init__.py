@@ -1,0 +1,1 @@
+"""`edgert fleet ui`: the fleet as a web page, live."""

@@ -1,0 +1,165 @@
+// The page: what is shown follows from the address alone, what is true comes over one stream of events.
+
+import {empty, h, replace} from "./dom.js";
+import {Overview} from "./overview.js";
+import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
+
+const PAGES = {"": ["Overview", Overview], devices: ["Devices", Devices], events: ["Events", Events], rollouts: ["Rollouts", RolloutsPage]};
+const FILTERS = {site: "All sites", model: "All models", version: "All versions", profile: "All profiles"};
+const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
+const KEPT = [...Object.keys(FILTERS), "window"];
+
+class App {
+  constructor() {
+    this.main = document.querySelector("#main");
+    this.fleet = {sites: new Map(), counts: {}, per_s: 0, words: {}, revisions: {}, at_ms: Date.now(), heard: false};
+    this.skew_ms = 0;
+    addEventListener("popstate", () => this.open());
+    document.addEventListener("click", (event) => this.clicked(event));
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.view?.refresh(); });
+    setInterval(() => { if (!document.hidden) this.view?.refresh(); }, 20_000);
+    this.open(true);
+  }
+
+  get params() { return new URLSearchParams(location.search); }
+  get window() { return WINDOWS[this.params.get("window")] ? this.params.get("window") : "1h"; }
+  get now_ms() { return Date.now() + this.skew_ms; }
+
+  // The words of the address that every page has in common, and `more`.
+  query(more = {}) {
+    const kept = new URLSearchParams(KEPT.filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]));
+    for (const [name, value] of Object.entries(more)) value ? kept.set(name, value) : kept.delete(name);
+    const text = kept.toString();
+    return text ? `?${text}` : "";
+  }
+
+  link(path, more) { return path + this.query(more); }
+  deviceLink(site, device) { return this.link(`/device/${encodeURIComponent(site)}/${encodeURIComponent(device)}`); }
+
+  async ask(what, more = {}) {
+    const response = await fetch(`/api/${what}${this.query({window: this.window, ...more})}`);
+    const value = response.headers.get("Content-Type")?.startsWith("application/json") ? await response.json() : {error: {message: await response.text()}};
+    if (value.error) throw new Error(value.error.message);
+    return value;
+  }
+
+  go(address, {quiet = false} = {}) {
+    history.pushState(null, "", address);
+    this.open(false, quiet);
+  }
+
+  // Change words of the address, and stay where the keyboard is.
+  set(words) {
+    const params = this.params;
+    for (const [name, value] of Object.entries(words)) value ? params.set(name, value) : params.delete(name);
+    if (!("page" in words)) params.delete("page");
+    this.go(`${location.pathname}${params.size ? `?${params}` : ""}`, {quiet: true});
+  }
+
+  clicked(event) {
+    const link = event.target.closest?.("a[href]");
+    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.origin !== location.origin || link.hash) return;
+    event.preventDefault();
+    this.go(link.getAttribute("href") === "/" ? this.link("/") : link.href);
+  }
+
+  open(first = false, quiet = false) {
+    const [name, site, device] = location.pathname.split("/").slice(1).map(decodeURIComponent);
+    const key = location.pathname;
+    this.drawNav(name);
+    this.drawFilters();
+    this.listen();
+    if (key !== this.key) {
+      this.key = key;
+      this.view?.close();
+      const View = name === "device" ? DevicePage : PAGES[name]?.[1];
+      this.view = View ? new View(this, site, device) : new Nowhere();
+      this.main.replaceChildren(this.view.element);
+      document.title = `${this.view.title} · EdgeRT fleet`;
+      if (!first && !quiet) { this.main.focus({preventScroll: true}); scrollTo(0, 0); }
+      if (this.fleet.heard) this.view.changed();
+    } else if (this.fleet.heard) this.view.changed();
+    this.view.refresh(true);
+  }
+
+  drawNav(here) {
+    replace(document.querySelector("#nav"), h("ul", null, Object.entries(PAGES).map(([name, [title]]) =>
+      h("li", null, h("a", {href: this.link(`/${name}`), "aria-current": name === here ? "page" : null, "data-key": `nav-${name}`}, title)))));
+  }
+
+  drawFilters() {
+    const form = document.querySelector("#filters"), words = this.fleet.words;
+    const selects = Object.entries(FILTERS).map(([name, all]) => {
+      const chosen = this.params.get(name) ?? "";
+      const offered = [...new Set([...(words[name] ?? []), ...(chosen ? [chosen] : [])])];
+      return h("label", {class: chosen ? "set" : null}, h("span", {class: "hidden"}, name), h("select", {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
+        h("option", {value: ""}, all), offered.map((word) => h("option", {value: word, selected: word === chosen}, word))));
+    });
+    const windows = h("div", {class: "segments", role: "group", "aria-label": "Time"}, Object.entries(WINDOWS).map(([name, title]) =>
+      h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === this.window), onclick: () => this.set({window: name === "1h" ? "" : name})}, title)));
+    const any = Object.keys(FILTERS).some((name) => this.params.get(name));
+    const clear = any ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
+    const drawn = JSON.stringify([words, location.search]);
+    if (drawn === this.drawnFilters || form.contains(document.activeElement) && document.activeElement.matches("select:open")) return;
+    this.drawnFilters = drawn;
+    replace(form, selects, clear, windows);
+  }
+
+  // --- the stream -------------------------------------------------------------------------
+
+  listen() {
+    const words = Object.keys(FILTERS).filter((name) => this.params.get(name)).map((name) => [name, this.params.get(name)]);
+    const address = `/api/live?${new URLSearchParams(words)}`;
+    if (address === this.address) return;
+    this.address = address;
+    this.source?.close();
+    const source = this.source = new EventSource(address);
+    source.addEventListener("open", () => this.pulse("live"));
+    source.addEventListener("error", () => {
+      this.pulse("lost");
+      // A refusal ends an event source for good; it is tried again all the same.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (this.source === source) { this.address = null; this.listen(); } }, 5000);
+    });
+    source.addEventListener("fleet", (event) => this.take(JSON.parse(event.data), true));
+    source.addEventListener("change", (event) => this.take(JSON.parse(event.data), false));
+  }
+
+  take(said, whole) {
+    const before = this.fleet.revisions;
+    this.skew_ms = said.at_ms - Date.now();
+    const {sites, changed, ...rest} = said;
+    Object.assign(this.fleet, rest, {heard: true});
+    if (whole) this.fleet.sites = new Map(sites.map((site) => [site.site, site]));
+    const bySite = Map.groupBy ? Map.groupBy(changed ?? [], ([site]) => site) : grouped(changed ?? []);
+    for (const [name, changes] of bySite) {
+      const site = this.fleet.sites.get(name), letters = [...site.states];
+      for (const [, number, letter] of changes) letters[number] = letter;
+      this.fleet.sites.set(name, {...site, states: letters.join("")});
+    }
+    this.drawFilters();
+    this.view?.changed();
+    if (JSON.stringify(before) !== JSON.stringify(said.revisions) || whole || changed?.length) this.view?.refresh();
+  }
+
+  pulse(state) {
+    const pulse = document.querySelector("#pulse");
+    pulse.className = `pulse ${state}`;
+    pulse.textContent = state === "live" ? "live" : "connection lost, trying again";
+  }
+}
+
+class Nowhere {
+  title = "Not found";
+  element = h("div", null, h("h1", null, "There is no such page"), empty("Nothing is here", h("a", {href: "/"}, "Go to the overview")));
+  changed() {}
+  refresh() {}
+  close() {}
+}
+
+function grouped(changes) {
+  const found = new Map();
+  for (const change of changes) found.set(change[0], [...(found.get(change[0]) ?? []), change]);
+  return found;
+}
+
+new App();

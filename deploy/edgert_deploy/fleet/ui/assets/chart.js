@@ -1,0 +1,242 @@
+// A model's latency over time: percentiles by version, requests, and the histogram as a heat-map, one time axis for all.
+
+import {colour, h, replace, s} from "./dom.js";
+import {clock, count, day, digits, moment, ms} from "./format.js";
+
+const LEFT = 46, RIGHT = 34, TOP = 26, LINES = 210, VOLUME = 38, HEAT = 150, GAP = 26, AXIS = 22;
+const PERCENTILES = ["p99", "p95", "p50"];
+
+export const seriesClass = (number) => `series-${number % 6}`;
+
+export class LatencyChart {
+  constructor(label) {
+    this.cursor = null;
+    this.drawing = h("div", {class: "drawing"});
+    this.canvas = h("canvas", {class: "heat", "aria-hidden": "true"});
+    this.stage = h("div", {class: "stage", tabindex: "0", role: "group", "aria-label": `${label}: latency over time; the arrow keys move through it`,
+      onkeydown: (event) => this.key(event), onpointermove: (event) => this.point(event), onpointerleave: () => this.move(null), onblur: () => this.move(null)}, this.canvas, this.drawing);
+    this.readout = h("div", {class: "readout", "aria-live": "polite"});
+    this.element = h("div", {class: "chart"}, this.readout, this.stage);
+    this.label = label;
+    new ResizeObserver(() => this.draw()).observe(this.stage);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  show(curves, model) {
+    [this.curves, this.model] = [curves, model];
+    if (this.cursor !== null && this.cursor >= curves.steps) this.cursor = null;
+    this.draw();
+    this.read();
+  }
+
+  draw() {
+    const width = this.stage.clientWidth;
+    if (!width || !this.model) return;
+    const {curves, model} = this;
+    this.width = width;
+    const plot = {x: LEFT, width: width - LEFT - RIGHT};
+    this.x = (step) => plot.x + (step + 0.5) / curves.steps * plot.width;
+    this.plot = plot;
+    const volumeTop = TOP + LINES + GAP, heatTop = volumeTop + VOLUME + GAP, bottom = heatTop + HEAT;
+    this.height = bottom + AXIS;
+    this.bottom = bottom;
+    const svg = s("svg", {viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "img", "aria-label": this.summary()},
+      this.lines(plot), this.volume(plot, volumeTop), this.heatAxis(plot, heatTop), this.times(plot, bottom), this.marks(plot, bottom),
+      this.rule = s("line", {class: "cursor", y1: TOP - 6, y2: bottom, x1: -9, x2: -9}));
+    replace(this.drawing, svg);
+    this.paintHeat(plot, heatTop);
+    this.place();
+  }
+
+  summary() {
+    const said = this.model.versions.map((each) => `${each.version}: p50 ${ms(each.p50_ms)}, p95 ${ms(each.p95_ms)}, p99 ${ms(each.p99_ms)}`);
+    const deployed = this.model.marks.map(({version, at_ms}) => `${version} first reported at ${clock(at_ms)}`);
+    return `${this.label}. ${[...said, ...deployed].join(". ")}`;
+  }
+
+  lines(plot) {
+    const values = this.model.versions.flatMap((each) => [...each.p50, ...each.p99]).filter((value) => value > 0);
+    if (!values.length) return s("text", {x: plot.x, y: TOP + 20, class: "tick"}, "no request was answered in this time");
+    const low = Math.log2(Math.min(...values)) - 0.15, high = Math.max(Math.log2(Math.max(...values)) + 0.15, low + 1);
+    const y = (value) => TOP + (1 - (Math.log2(Math.max(value, 1e-9)) - low) / (high - low)) * LINES;
+    const ticks = logTicks(2 ** low, 2 ** high);
+    const grid = ticks.map((value) => [
+      s("line", {class: "grid", x1: plot.x, x2: plot.x + plot.width, y1: y(value), y2: y(value)}),
+      s("text", {class: "tick", x: plot.x - 6, y: y(value) + 4, "text-anchor": "end"}, tickWords(value))]);
+    const last = {};
+    const drawn = this.model.versions.map((version, number) => {
+      const group = s("g", {class: seriesClass(number)});
+      for (const run of runs(version.p99)) {
+        const upper = run.map((step) => `${this.x(step)},${y(version.p99[step])}`), lower = [...run].reverse().map((step) => `${this.x(step)},${y(version.p50[step])}`);
+        group.append(s("polygon", {class: "band", points: [...upper, ...lower].join(" ")}));
+      }
+      for (const name of PERCENTILES) {
+        for (const run of runs(version[name])) {
+          const points = run.map((step) => [this.x(step), y(version[name][step])]);
+          group.append(points.length > 1 ? s("polyline", {class: `line ${name}`, points: points.join(" ")})
+            : s("circle", {class: `dot ${name}`, cx: points[0][0], cy: points[0][1], r: name === "p99" ? 3.5 : 2.5}));
+          const end = points.at(-1);
+          if (!last[name] || end[0] >= last[name][0]) last[name] = [...end, number];
+        }
+      }
+      return group;
+    });
+    return s("g", null, s("text", {class: "tick", x: plot.x - 6, y: TOP - 10, "text-anchor": "end"}, "ms"), grid, drawn, endLabels(last, plot));
+  }
+
+  volume(plot, top) {
+    const {curves, model} = this;
+    const totals = Array.from({length: curves.steps}, (_, step) => model.versions.reduce((sum, each) => sum + each.counts[step], 0));
+    const most = Math.max(...totals, 1), wide = Math.max(1, plot.width / curves.steps - 1);
+    const bars = s("g");
+    totals.forEach((_, step) => {
+      let y = top + VOLUME;
+      model.versions.forEach((version, number) => {
+        const height = version.counts[step] / most * VOLUME;
+        y -= height;
+        if (height) bars.append(s("rect", {class: `bar ${seriesClass(number)}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
+      });
+    });
+    return s("g", null, s("text", {class: "tick", x: plot.x, y: top - 7}, `requests a ${stepWords(curves.step_ms)}`),
+      s("text", {class: "tick", x: plot.x - 6, y: top + 9, "text-anchor": "end"}, count(most)),
+      s("line", {class: "grid", x1: plot.x, x2: plot.x + plot.width, y1: top + VOLUME, y2: top + VOLUME}), bars);
+  }
+
+  heatAxis(plot, top) {
+    const {first_row, rows, rows_an_octave} = this.model.heat;
+    const label = s("text", {class: "tick", x: plot.x, y: top - 7}, "all requests by latency, ms");
+    if (!rows) return label;
+    const from = 2 ** (first_row / rows_an_octave), to = 2 ** ((first_row + rows) / rows_an_octave);
+    const y = (value) => top + HEAT - (Math.log2(value) * rows_an_octave - first_row) / rows * HEAT;
+    return s("g", null, label, logTicks(from, to, 5).map((value) => s("text", {class: "tick", x: plot.x - 6, y: Math.min(Math.max(y(value) + 4, top + 9), top + HEAT), "text-anchor": "end"}, tickWords(value))));
+  }
+
+  paintHeat(plot, top) {
+    const {heat} = this.model, ratio = devicePixelRatio || 1;
+    Object.assign(this.canvas, {width: Math.round(plot.width * ratio), height: Math.round(HEAT * ratio)});
+    Object.assign(this.canvas.style, {left: `${plot.x}px`, top: `${top}px`, width: `${plot.width}px`, height: `${HEAT}px`});
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    pen.fillStyle = colour("--heat-0");
+    pen.fillRect(0, 0, plot.width, HEAT);
+    const ramp = [1, 2, 3, 4, 5].map((n) => rgb(colour(`--heat-${n}`)));
+    const most = Math.max(...heat.cells.map(([, , number]) => number), 1);
+    const wide = plot.width / this.curves.steps, high = HEAT / Math.max(heat.rows, 1);
+    for (const [step, row, number] of heat.cells) {
+      pen.fillStyle = mix(ramp, Math.sqrt(number / most));
+      const left = Math.floor(step * wide), bottom = HEAT - (row - heat.first_row) * high;
+      pen.fillRect(left, bottom - high, Math.ceil((step + 1) * wide) - left, high + 0.5);
+    }
+  }
+
+  times(plot, bottom) {
+    const {since_ms, step_ms, steps} = this.curves;
+    const span = since_ms + steps * step_ms;
+    const room = Math.max(2, Math.floor(plot.width / 80));
+    const choices = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880].map((minutes) => minutes * 60_000);
+    const every = choices.find((each) => (span - since_ms) / each <= room) ?? choices.at(-1);
+    const zone = new Date(since_ms).getTimezoneOffset() * 60_000;
+    const ticks = [];
+    for (let at = Math.ceil((since_ms - zone) / every) * every + zone; at < span; at += every) ticks.push(at);
+    const x = (at) => plot.x + (at - since_ms) / (span - since_ms) * plot.width;
+    return ticks.map((at) => [s("line", {class: "grid time", x1: x(at), x2: x(at), y1: TOP, y2: bottom + 4}),
+      s("text", {class: "tick", x: x(at), y: bottom + 17, "text-anchor": "middle"}, every >= 86_400_000 ? day(at) : clock(at))]);
+  }
+
+  marks(plot, bottom) {
+    const {since_ms, step_ms, steps} = this.curves;
+    let free = -Infinity;
+    return this.model.marks.map(({version, at_ms}) => {
+      const number = this.model.versions.findIndex((each) => each.version === version);
+      const at = plot.x + (at_ms - since_ms) / (steps * step_ms) * plot.width;
+      const words = `${version} begins`, wide = words.length * 6.6;
+      const left = at + 4 + wide > plot.x + plot.width + RIGHT ? at - 4 - wide : at + 4;
+      const shown = left > free;
+      if (shown) free = left + wide;
+      return s("g", {class: `mark ${seriesClass(number)}`}, s("line", {x1: at, x2: at, y1: 6, y2: bottom}), shown ? s("text", {x: left, y: 14}, words) : null);
+    });
+  }
+
+  key(event) {
+    const last = this.curves.steps - 1, at = this.cursor ?? last + 1;
+    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last}[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.move(Math.min(Math.max(to, 0), last));
+  }
+
+  point(event) {
+    const box = this.stage.getBoundingClientRect();
+    const step = Math.floor((event.clientX - box.left - this.plot.x) / this.plot.width * this.curves.steps);
+    this.move(step >= 0 && step < this.curves.steps ? step : null);
+  }
+
+  move(step) {
+    if (step === this.cursor) return;
+    this.cursor = step;
+    this.place();
+    this.read();
+  }
+
+  place() {
+    const x = this.cursor === null ? -9 : this.x(this.cursor);
+    this.rule?.setAttribute("x1", x);
+    this.rule?.setAttribute("x2", x);
+  }
+
+  // The legend, which bears the numbers of the step under the cursor, or of the whole time.
+  read() {
+    const {curves, model, cursor} = this;
+    const when = cursor === null ? "whole time" : momentOf(curves, cursor);
+    const rows = model.versions.map((each, number) => {
+      const said = cursor === null ? PERCENTILES.map((name) => each[`${name}_ms`]) : PERCENTILES.map((name) => each[name][cursor]);
+      return h("tr", null, h("th", {scope: "row"}, h("i", {class: `swatch ${seriesClass(number)}`}), each.version || "no version"),
+        [...said].reverse().map((value) => h("td", {class: "n"}, digits(value))), h("td", {class: "n"}, count(cursor === null ? each.answered : each.counts[cursor])));
+    });
+    replace(this.readout, h("table", null, h("caption", null, when),
+      h("thead", null, h("tr", null, h("th", {scope: "col"}, "version"), ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)))), h("tbody", null, rows)));
+  }
+}
+
+export const momentOf = (curves, step) => moment(curves.since_ms + step * curves.step_ms).slice(0, -3);
+export const stepWords = (step_ms) => step_ms >= 3_600_000 ? (step_ms === 3_600_000 ? "hour" : `${step_ms / 3_600_000} h`) : step_ms === 60_000 ? "minute" : `${step_ms / 60_000} min`;
+
+// The steps that hold values, as runs without a gap.
+function runs(values) {
+  const found = [];
+  values.forEach((value, step) => {
+    if (value === null) return;
+    if (found.length && found.at(-1).at(-1) === step - 1) found.at(-1).push(step);
+    else found.push([step]);
+  });
+  return found;
+}
+
+// 1, 2 and 5 times powers of ten between the two; fewer where they would be too many.
+function logTicks(low, high, most = 7) {
+  const of = (factors) => {
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+      for (const factor of factors) if (factor * 10 ** power >= low && factor * 10 ** power <= high) found.push(factor * 10 ** power);
+    return found;
+  };
+  const choices = [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1]].map(of);
+  return choices.find((ticks) => ticks.length <= most) ?? choices.at(-1).filter((_, i, all) => i % Math.ceil(all.length / most) === 0);
+}
+
+const tickWords = (value) => value >= 1000 ? `${value / 1000} s` : String(Number(value.toPrecision(2)));
+
+function endLabels(last, plot) {
+  let y = -Infinity;
+  return PERCENTILES.filter((name) => last[name]).map((name) => {
+    y = Math.max(last[name][1] + 4, y + 13);
+    return s("text", {class: `end ${seriesClass(last[name][2])}`, x: Math.min(last[name][0] + 6, plot.x + plot.width + 6), y}, name);
+  });
+}
+
+const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+
+function mix(ramp, share) {
+  const at = Math.min(share, 1) * (ramp.length - 1), i = Math.min(Math.floor(at), ramp.length - 2);
+  return `rgb(${ramp[i].map((value, n) => Math.round(value + (ramp[i + 1][n] - value) * (at - i))).join(" ")})`;
+}

@@ -1,0 +1,47 @@
+// Elements without markup: whatever a device says is text here, never HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, said] of Object.entries(value)) element.style.setProperty(key, said);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+
+// Put `children` in the place of what is there, and leave the focus where it was.
+export function replace(container, ...children) {
+  const focused = container.contains(document.activeElement) ? document.activeElement : null;
+  const key = focused?.dataset.key ?? focused?.getAttribute("href") ?? focused?.id;
+  container.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  if (focused && key && !container.contains(focused)) {
+    const same = [...container.querySelectorAll("a, button, [tabindex], input, select")].find((each) =>
+      (each.dataset.key ?? each.getAttribute("href") ?? each.id) === key);
+    same?.focus({preventScroll: true});
+  }
+}
+
+// The value of a colour named in style.css, for what is painted on a canvas.
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// A plain table. `columns`: [heading, "n" for numbers]; a cell is text or an element.
+export function table(caption, columns, rows) {
+  const kind = (i) => columns[i][1] || null;
+  return h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption}, h("table", null, h("caption", null, caption),
+    h("thead", null, h("tr", null, columns.map(([title, type]) => h("th", {scope: "col", class: type || null}, title)))),
+    h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, i) => h(i ? "td" : "th", {class: kind(i), scope: i ? null : "row"}, cell)))))));
+}
+
+export function empty(title, ...words) {
+  return h("div", {class: "empty"}, h("p", {class: "empty-title"}, title), words.map((each) => h("p", null, each)));
+}
+
+export const code = (text) => h("code", null, text);

@@ -1,0 +1,200 @@
+"""Curves and heat-maps out of the store: percentiles of merged histograms, step by step, for each model and version.
+
+Theory of operation: one question gives everything a model's charts need, as each answer is a sketch: its quantiles are
+the curve's points, its buckets, eight to a row, the heat-map's column. Steps begin at whole multiples of their length,
+so that a curve moves on and never wobbles. An answer is kept for a while: many pages ask the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
+from edgert_deploy.fleet.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store import MINUTE_MS
+from edgert_deploy.fleet.ui.board import release
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+MODELS_MAX = 6
+VERSIONS_MAX = 6
+INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
+KEPT_MAX = 128
+EVENTS_MAX = 200
+EVENTS_LOOKED_AT_MAX = 5_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """How far back a page looks: whole steps of `step_min` minutes; asked of the store at most every `fresh_s`."""
+
+    minutes: int
+    step_min: int
+    fresh_s: float
+
+
+SPANS = {
+    "15m": Span(15, 1, 1.0),
+    "1h": Span(60, 1, 2.0),
+    "24h": Span(24 * 60, 15, 30.0),
+    "7d": Span(7 * 24 * 60, 60, 120.0),
+}
+
+
+@dataclass
+class _Kept:
+    """An answer, or the place where it will be; the lock is held by whoever works it out."""
+
+    until: float = 0.0
+    value: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class History:
+    """What the store says, for any number of pages. Every method raises StoreFailed; none but one asks it at a time."""
+
+    def __init__(self, query: FleetQuery, wall_ms: Callable[[], int], clock: Callable[[], float] = time.monotonic):
+        self._query, self._wall_ms, self._clock = query, wall_ms, clock
+        self._kept: dict[object, _Kept] = {}
+        self._lock = threading.Lock()
+
+    def curves(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
+        """Percentiles and heat-maps of the models that `where` leaves, the busiest first. Raises ConfigInvalid."""
+        span = span_of(window)
+
+        def asked() -> dict[str, Any]:
+            now_ms = self._wall_ms()
+            step_ms = span.step_min * MINUTE_MS
+            until_ms = (now_ms // step_ms + 1) * step_ms
+            since_ms = until_ms - span.minutes * MINUTE_MS
+            question = Question(since_ms, until_ms, ("model", "version"), where, span.step_min)
+            return {"now_ms": now_ms, **curves_of(self._query.answer(question, now_ms), since_ms, until_ms, step_ms)}
+
+        found: dict[str, Any] = self._fresh(("curves", window, *sorted(where.items())), span.fresh_s, asked)
+        return found
+
+    def events(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
+        """What happened, newest first. Raises ConfigInvalid."""
+        span = span_of(window)
+
+        def asked() -> list[dict[str, Any]]:
+            now_ms = self._wall_ms()
+            return self._query.events(now_ms - span.minutes * MINUTE_MS, now_ms + MINUTE_MS * 60, EVENTS_LOOKED_AT_MAX)
+
+        found = self._fresh(("events", window), 1.0, asked)
+        fit = [said for said in found if all(str(said.get(_EVENT_FIELD.get(name, name), "")) == value for name, value in where.items())]  # fmt: skip
+        return {"events": fit[:EVENTS_MAX], "more": len(fit) > EVENTS_MAX or len(found) == EVENTS_LOOKED_AT_MAX}
+
+    def _fresh(self, key: object, fresh_s: float, ask: Callable[[], Any]) -> Any:
+        with self._lock:
+            kept = self._kept.setdefault(key, _Kept())
+            while len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+        with kept.lock:
+            if self._clock() >= kept.until:
+                began = self._clock()
+                kept.value = ask()
+                # What took long is asked for seldom: charts never take more than a share of the machine.
+                kept.until = self._clock() + max(fresh_s, 4 * (self._clock() - began))
+            return kept.value
+
+
+_EVENT_FIELD = {"version": "model_version"}
+
+
+def span_of(window: str) -> Span:
+    """Raises ConfigInvalid."""
+    if window not in SPANS:
+        raise ConfigInvalid(f"window={window[:20]!r} is not offered; known: {', '.join(SPANS)}")
+    return SPANS[window]
+
+
+def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
+    """(model, version, first heard of) over the last week, to the hour: what the board begins with."""
+    hour_ms = 60 * MINUTE_MS
+    until_ms = (now_ms // hour_ms + 1) * hour_ms
+    question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
+    return [(each.group["model"], each.group["version"], each.start_ms) for each in query.answer(question, now_ms)]
+
+
+def curves_of(answers: Sequence[Answer], since_ms: int, until_ms: int, step_ms: int) -> dict[str, Any]:
+    """The models' charts out of answers by model, version and step."""
+    by_model: dict[str, dict[str, list[Answer]]] = {}
+    for answer in answers:
+        versions = by_model.setdefault(answer.group["model"], {})
+        versions.setdefault(answer.group["version"], []).append(answer)
+    steps = (until_ms - since_ms) // step_ms
+    models = [_model(name, versions, since_ms, step_ms, steps) for name, versions in by_model.items()]
+    models.sort(key=lambda model: (-model["answered"], model["model"]))
+    return {
+        "since_ms": since_ms,
+        "step_ms": step_ms,
+        "steps": steps,
+        "models": models[:MODELS_MAX],
+        "left_out": [model["model"] for model in models[MODELS_MAX:]],
+    }
+
+
+def _model(
+    name: str, versions: Mapping[str, Sequence[Answer]], since_ms: int, step_ms: int, steps: int
+) -> dict[str, Any]:
+    everything = [answer for answers in versions.values() for answer in answers]
+    first_ms = min(answer.start_ms for answer in everything)
+    begins = {version: min(answer.start_ms for answer in answers) for version, answers in versions.items()}
+    shown = sorted(versions, key=release)[-VERSIONS_MAX:]
+    return {
+        "model": name,
+        **_summary(everything),
+        "versions": [_version(version, versions[version], since_ms, step_ms, steps) for version in shown],
+        "left_out": [version for version in sorted(versions, key=release) if version not in shown],
+        # A version that was there from the model's first report on was not deployed within this stretch.
+        "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
+        "heat": _heat(everything, since_ms, step_ms),
+    }
+
+
+def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    latency = merged(answer.latency for answer in answers)
+    return {
+        "answered": latency.count,
+        **{f"{name}_ms": _quantile(latency, share) for name, share in PERCENTILES.items()},
+        "max_ms": round(latency.max, 4) if latency.count else None,
+        **{name: sum(answer.counters[name] for answer in answers) for name in ("requests", "errors", "shed")},
+    }
+
+
+def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: int, steps: int) -> dict[str, Any]:
+    points: dict[str, list[float | None]] = {name: [None] * steps for name in PERCENTILES}
+    counts = [0] * steps
+    for answer in answers:
+        step = (answer.start_ms - since_ms) // step_ms
+        if 0 <= step < steps:
+            counts[step] = answer.latency.count
+            for name, share in PERCENTILES.items():
+                points[name][step] = _quantile(answer.latency, share)
+    return {"version": version, **_summary(answers), **points, "counts": counts}
+
+
+def _heat(answers: Sequence[Answer], since_ms: int, step_ms: int) -> dict[str, Any]:
+    """How many requests fell into each step and row; row `r` is 2^(r * INDICES_A_ROW / 32) ms to the next one."""
+    cells: dict[tuple[int, int], int] = {}
+    for answer in answers:
+        step = (answer.start_ms - since_ms) // step_ms
+        for index, count in answer.latency.buckets.items():
+            key = (step, index // INDICES_A_ROW)
+            cells[key] = cells.get(key, 0) + count
+    rows = [row for _, row in cells]
+    return {
+        "rows_an_octave": PER_OCTAVE // INDICES_A_ROW,
+        "first_row": min(rows, default=0),
+        "rows": max(rows, default=-1) - min(rows, default=0) + 1,
+        "cells": [[step, row, count] for (step, row), count in sorted(cells.items())],
+    }
+
+
+def _quantile(latency: Sketch, share: float) -> float | None:
+    return round(latency.quantile(share), 4) if latency.count else None

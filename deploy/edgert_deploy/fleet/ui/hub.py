@@ -1,0 +1,144 @@
+"""What pages are told as it happens: the whole fleet once, then what has changed, at most once a second.
+
+Theory of operation: `tick` is called about once a second and wakes every page's stream, each of which compares the
+fleet as its filter shows it with what it said last. Pages of one filter share the work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgert_deploy.fleet.ui.board import LETTERS, STATES, Board, Filter, line_fits
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+
+FILTERS_A_TICK_MAX = 64
+
+
+@dataclass(frozen=True)
+class View:
+    """The fleet under one filter at one moment. `sites`: each site's device names, and a letter for each one's state."""
+
+    at_ms: int
+    sites: dict[str, tuple[tuple[str, ...], str]]
+    counts: dict[str, int]
+    per_s: float | None  # None until two reports of some model have come
+    words: dict[str, list[str]]
+    revisions: dict[str, int]
+    refused: int
+
+    def whole(self) -> dict[str, Any]:
+        sites = [
+            {"site": site, "devices": names, "states": states} for site, (names, states) in sorted(self.sites.items())
+        ]
+        return {**self._said(), "words": self.words, "sites": sites}
+
+    def since(self, before: View) -> dict[str, Any] | None:
+        """What has changed; None where devices came or went, which needs the whole."""
+        if {site: names for site, (names, _) in self.sites.items()} != {
+            site: names for site, (names, _) in before.sites.items()
+        }:
+            return None
+        changed = [
+            [site, number, letter]
+            for site, (_, states) in self.sites.items()
+            if states != before.sites[site][1]
+            for number, (letter, was) in enumerate(zip(states, before.sites[site][1], strict=True))
+            if letter != was
+        ]
+        return {
+            **self._said(),
+            **({"words": self.words} if self.words != before.words else {}),
+            "changed": changed,
+        }
+
+    def is_news(self, before: View) -> bool:
+        return (self.sites, self.per_s, self.words, self.revisions, self.refused) != (
+            before.sites,
+            before.per_s,
+            before.words,
+            before.revisions,
+            before.refused,
+        )
+
+    def _said(self) -> dict[str, Any]:
+        return {
+            "at_ms": self.at_ms,
+            "counts": self.counts,
+            "per_s": self.per_s,
+            "revisions": self.revisions,
+            "refused": self.refused,
+        }
+
+
+class Hub:
+    """Hands views to any number of streams. Every method may be called from any thread but `tick`, which one calls."""
+
+    def __init__(
+        self, board: Board, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
+    ) -> None:
+        self.board, self.rollouts = board, rollouts
+        self.clock, self.wall_ms = clock, wall_ms
+        self._ticked = threading.Condition()
+        self._number = 0
+        self._closed = False
+        self._reports = (0, 0)  # at the last tick, and at the one before
+        self._views: dict[Filter, View] = {}
+        self._drawing = threading.Lock()
+
+    def tick(self) -> None:
+        """Look around and wake the streams."""
+        self.rollouts.look()
+        with self._ticked:
+            self._number += 1
+            # A recorder has written what was heard a second ago: pages that ask the store anew then find it.
+            self._reports = (self.board.reports + self.board.events, self._reports[0])
+            self._views.clear()
+            self._ticked.notify_all()
+
+    def close(self) -> None:
+        with self._ticked:
+            self._closed = True
+            self._ticked.notify_all()
+
+    def wait(self, number: int, timeout_s: float) -> int | None:
+        """Wait for a tick later than `number`; its number, the same one after `timeout_s`, None at the end."""
+        with self._ticked:
+            self._ticked.wait_for(lambda: self._closed or self._number > number, timeout_s)
+            return None if self._closed else self._number
+
+    def view(self, chosen: Filter) -> View:
+        with self._drawing:
+            view = self._views.get(chosen)
+            if view is None:
+                view = self._draw(chosen)
+                if len(self._views) < FILTERS_A_TICK_MAX:
+                    self._views[chosen] = view
+            return view
+
+    def _draw(self, chosen: Filter) -> View:
+        wall_ms = self.wall_ms()
+        names: dict[str, list[str]] = {}
+        letters: dict[str, list[str]] = {}
+        counts: Counter[str] = Counter()
+        rates: list[float] = []
+        for seen in self.board.seen(chosen, self.clock(), wall_ms):
+            held = seen.held
+            names.setdefault(held.site, []).append(held.device)
+            letters.setdefault(held.site, []).append(LETTERS[seen.state])
+            counts[seen.state] += 1
+            if seen.state in ("online", "alarmed", "behind"):
+                lines = [line for model, line in list(held.lines.items()) if line_fits(model, line, chosen)]
+                rates += [line.per_s for line in lines if line.per_s is not None]
+        return View(
+            at_ms=wall_ms,
+            sites={site: (tuple(names[site]), "".join(letters[site])) for site in names},
+            counts={state: counts[state] for state in STATES},
+            per_s=round(sum(rates), 2) if rates else None,
+            words=self.board.words(),
+            revisions={"history": self._reports[1], "rollouts": self.rollouts.revision},
+            refused=self.board.refused,
+        )
