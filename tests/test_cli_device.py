@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,33 @@ def test_devices_are_changed_in_the_inventory(edgert: Edgert, inventory: Invento
     assert edgert("device", "set", "one", "--profile", "none-such")[0] == 4
     assert edgert("device", "set", "one", "--tag", "a b")[0] == 4
     assert inventory.device("one") == one
+
+
+def test_a_machine_is_probed_and_its_profile_recorded_only_when_asked(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inventory.add(replace(sshd.device("board"), profile="raspberry-pi-4"))
+    inventory.add(sshd.device("gone", port=free_port()))
+    code, answer = edgert("device", "probe", "all")
+    assert (code, answer["ok"], answer["saved"]) == (6, False, [])
+    board, gone = answer["devices"]
+    assert gone["error"]["code"] == "device.unreachable"
+    assert (board["in_inventory"], board["facts"]["machine"]) == ("raspberry-pi-4", platform.machine())
+    misses = {one["profile"]: one["misses"] for one in board["profiles"]}
+    assert "is for armv7l" in misses["raspberry-pi-3"]
+    assert misses[board["profile"]] == []
+    assert inventory.device("board").profile == "raspberry-pi-4"
+    assert edgert("device", "probe", "board", "--save")[1]["saved"] == ["board"]
+    assert inventory.device("board").profile == board["profile"]
+    # A machine that is in no inventory; its key must be agreed to, and it is not recorded.
+    address = ("device", "probe", sshd.address, "--identity", sshd.client_key)
+    assert edgert(*address)[0] == 4
+    code, answer = edgert(*address, "--fingerprint", sshd.fingerprint)
+    assert (code, answer["devices"][0]["profile"]) == (0, board["profile"])
+    assert len(inventory.devices()) == 2
+    assert edgert(*address, "--save")[0] == 2
+    assert main(["device", "probe", "board"]) == 0
+    assert f"profile      {board['profile']}" in capfd.readouterr().out
 
 
 def test_without_a_fingerprint_and_without_a_person_nothing_is_added(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,9 @@ PI_4 = MachineFacts(
     model="Raspberry Pi 4 Model B Rev 1.5",
     systemd=True,
 )
-NUC = replace(PI_4, machine="x86_64", memory_mb=15000, model="NUC11PAHi5")
+NUC = replace(PI_4, machine="x86_64", memory_mb=15000, model="NUC11PAHi5", cpu="11th Gen Intel(R) Core(TM) i5-1135G7")
+ORIN = replace(PI_4, model="NVIDIA Jetson Orin Nano Developer Kit", memory_mb=7600, python="3.10", glibc="2.35")
+ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")
 
 
 @pytest.mark.parametrize(
@@ -34,10 +38,19 @@ NUC = replace(PI_4, machine="x86_64", memory_mb=15000, model="NUC11PAHi5")
     [
         (PI_4, "raspberry-pi-4"),
         (replace(PI_4, model="Raspberry Pi 5 Model B Rev 1.4"), "raspberry-pi-5"),
-        (replace(PI_4, model="NVIDIA Jetson Orin Nano Developer Kit", memory_mb=7600), "jetson-orin-nano"),
+        (replace(PI_4, model="Raspberry Pi 400 Rev 1.0"), "raspberry-pi-4"),
+        (replace(PI_4, model="Raspberry Pi Compute Module 5 Rev 1.0"), "raspberry-pi-5"),
+        (replace(ORIN, l4t="36.4.3"), "jetson-orin-nano"),
+        (replace(ORIN_7, l4t="39.2.0", model=f"{ORIN.model} Super"), "jetson-orin-nano-jetpack-7"),
+        # Where the system does not say its L4T, its Python tells.
+        (ORIN, "jetson-orin-nano"),
+        (ORIN_7, "jetson-orin-nano-jetpack-7"),
         (replace(PI_4, model="Raspberry Pi 3 Model B Plus Rev 1.3", machine="armv7l", memory_mb=900), "raspberry-pi-3"),
         (replace(PI_4, model="Some Board"), "generic-arm64"),
-        (NUC, "generic-x86-64"),
+        (NUC, "intel-nuc"),
+        (replace(NUC, model="MINI S12 Pro", cpu="Intel(R) N100"), "intel-n100"),
+        (replace(NUC, model="NUC 13 Rugged", cpu="Intel(R) Processor N97"), "intel-n100"),
+        (replace(NUC, model="OptiPlex 7060"), "generic-x86-64"),
     ],
 )
 def test_a_machine_gets_the_profile_that_bears_its_name_else_the_generic_one(facts: MachineFacts, profile: str) -> None:
@@ -55,6 +68,8 @@ def test_this_host_gets_its_own_profile() -> None:
         (replace(PI_4, python="", python_path=""), "needs Python 3.10"),
         (replace(PI_4, glibc="2.31"), "needs glibc 2.34"),
         (replace(PI_4, memory_mb=400), "MB of memory"),
+        (replace(ORIN_7, l4t="38.4.0", machine="armv7l"), "is for L4T 39"),
+        (replace(PI_4, machine="armv7l", python="3.13"), "needs Python 3.11 or lower"),
     ],
 )
 def test_where_none_fits_it_is_said_why(facts: MachineFacts, words: str) -> None:
@@ -86,3 +101,8 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert facts.glibc.startswith("2.")
     assert facts.memory_mb > 100
     assert facts.home.startswith("/")
+    assert facts.disk_free_mb > 100
+    assert facts.cpus == os.cpu_count()
+    assert facts.distribution
+    own = probe(transport, "here", sys.executable)
+    assert set(own.engines) >= {"onnxruntime", "openvino"}, "what edgert's own environment has"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytest.importorskip("onnx")
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.builders import BUILDERS
 from edgert_deploy.profiles import list_profiles, load_profile
+from edgert_deploy.wheelhouse import WheelTarget
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SHIPPED = Path(__file__).parents[1] / "devices"
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
@@ -34,8 +42,44 @@ def test_every_shipped_profile_keeps_the_schema_and_can_be_built_for(name: str) 
     assert profile.engines[0] in BUILDERS
 
 
-def test_the_profiles_of_the_main_job_ship() -> None:
-    assert {"raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine"} <= set(NAMES)
+# Adding a profile: its file, and a line here with the environments that its wheels are installed into.
+# name -> (machine, lowest Python, highest Python)
+REVIEWED = {
+    "generic-arm64": ("aarch64", "3.10", "3.13"),
+    "generic-x86-64": ("x86_64", "3.10", "3.13"),
+    "intel-n100": ("x86_64", "3.10", "3.13"),
+    "intel-nuc": ("x86_64", "3.10", "3.13"),
+    "jetson-orin-nano": ("aarch64", "3.10", "3.10"),
+    "jetson-orin-nano-jetpack-7": ("aarch64", "3.12", "3.12"),
+    "raspberry-pi-3": ("armv7l", "3.10", "3.11"),
+    "raspberry-pi-4": ("aarch64", "3.10", "3.13"),
+    "raspberry-pi-5": ("aarch64", "3.10", "3.13"),
+    "this-machine": ("x86_64", "3.10", "3.13"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_profile_says_of_its_wheels_is_what_edgert_installs_there(name: str) -> None:
+    """For every engine of the ladder, at both ends of the range of Pythons: the extra's requirements, markers judged."""
+    profile = load_profile(name, SHIPPED)
+    machine, lowest, highest = REVIEWED[name]
+    assert machine in (profile.machines or (machine,))
+    assert (profile.python, profile.python_max or "3.13") == (lowest, highest)
+    extras = tomllib.loads((SHIPPED.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for engine in profile.engines:
+        for python in (lowest, highest):
+            there = WheelTarget(python, machine, profile.glibc).environment()
+            needs = [Requirement(line) for line in extras[engine]]
+            installed = {_plain(r) for r in needs if r.marker is None or r.marker.evaluate(there)}
+            assert installed == {_plain(Requirement(line)) for line in profile.wheels[engine]}, (engine, python)
+
+
+def _plain(requirement: Requirement) -> str:
+    return f"{requirement.name}{requirement.specifier}"
+
+
+def test_every_reviewed_profile_ships_in_the_order_of_names() -> None:
+    assert sorted(REVIEWED) == NAMES
     assert [profile.name for profile in list_profiles(SHIPPED)] == NAMES
 
 
@@ -69,6 +113,12 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
         ('["x86_64"]', '["x86-64!"]', "uname -m"),
         ('"int8"', '"int4"', "precision"),
         ('"3.10"', '"3"', "python"),
+        ("memory_mb", 'python_max = "x"\nmemory_mb', "python_max"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\ncolour = ['red']", "takes model, cpu, l4t"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\nmodel = 'NUC'", "table of lists"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\nl4t = ['JetPack']", "major versions"),
+        ('edgert.sock"', "edgert.sock\"\n[wheels]\ntflite = ['x']", "not of its engines"),
+        ('edgert.sock"', 'edgert.sock"\nwheels = 3', "table of lists"),
         ("/run", "run", "absolute path"),
         ("/run", "/" + "r" * 200, "107 bytes"),
         ('"A box"', "A box", "not TOML"),

@@ -23,25 +23,64 @@ MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their 
 
 # `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
 _PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
-_PROBE = f"""
+_ENGINES_LINES = (
+    "import importlib.metadata as m\n"
+    "for d in m.distributions():\n"
+    "    n = (d.metadata['Name'] or '').lower()\n"
+    "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
+)
+# Its word is the Python of the environment that bootstrap made, where there is one.
+_PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)
 echo "home=$HOME"
 echo glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
 echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
-echo "model=$(tr -d '\\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
+echo "model=$(tr -d '\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
+echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
+echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
+(. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
+test $(id -u) = 0 && place=/ || place=$HOME
+echo "disk_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {{print $4}}')"
 test -d /run/systemd/system && echo systemd=1
+echo "l4t=$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\).*/\1.\2/p' /etc/nv_tegra_release 2>/dev/null)"
+for file in /sys/class/drm/renderD*/device/vendor; do test -r $file && echo accelerator=gpu $(cat $file); done
+for file in /sys/class/accel/accel*/device/vendor; do test -r $file && echo accelerator=npu $(cat $file); done
+for file in /dev/nvhost-gpu /dev/nvidia0 /dev/apex_0 /dev/hailo0; do test -e $file && echo accelerator=$file; done
+for file in /sys/bus/usb/devices/*/idVendor; do
+  test -r $file && echo accelerator=usb $(cat $file):$(cat ${{file%idVendor}}idProduct)
+done
 for name in python3 python3.13 python3.12 python3.11 python3.10; do
   found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
 done
+test -x "$1" && own=$1 || own=python3
+"$own" -c "{_ENGINES_LINES}" 2>/dev/null
 exit 0
 """
+_ACCELERATORS = {
+    "gpu 0x8086": "Intel GPU",
+    "gpu 0x10de": "NVIDIA GPU",
+    "gpu 0x1002": "AMD GPU",
+    "npu 0x8086": "Intel NPU",
+    "npu 0x1022": "AMD NPU",
+    "/dev/nvhost-gpu": "NVIDIA GPU",
+    "/dev/nvidia0": "NVIDIA GPU",
+    "/dev/apex_0": "Coral Edge TPU",
+    "/dev/hailo0": "Hailo",
+    "usb 1a6e:089a": "Coral Edge TPU",  # before its firmware is loaded, and after
+    "usb 18d1:9302": "Coral Edge TPU",
+}
 _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine as it came. `python` is the version of `python_path`, both "" where there is none from 3.10 up."""
+    """A machine as it came. `python` is the version of `python_path`, both "" where there is none from 3.10 up.
+
+    `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` are the packages that can be imported there, by
+    their names on the index, with versions; those of edgert's own environment where it has one. `disk_free_mb` is of
+    the file system that bootstrap installs on, 0 where that is not known.
+    """
 
     machine: str
     python: str
@@ -52,6 +91,13 @@ class MachineFacts:
     home: str
     model: str
     systemd: bool
+    cpu: str = ""
+    cpus: int = 0
+    distribution: str = ""
+    disk_free_mb: int = 0
+    l4t: str = ""
+    accelerators: tuple[str, ...] = ()
+    engines: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def default_state(self) -> str:
@@ -127,27 +173,45 @@ class DeviceFacts:
             ) from error
 
 
-def probe(transport: Transport, name: str) -> MachineFacts:
-    """Ask a bare machine. Raises DeviceError where it is not a Linux that we can read."""
-    result = transport.run(["sh", "-c", _PROBE], PROBE_S_MAX)
-    lines = [line.partition("=") for line in result.stdout.splitlines()]
-    found = {key: value.strip() for key, _, value in lines if key != "python"}
-    pythons = [value.split(" ", 2) for key, _, value in lines if key == "python"]
-    if not result.ok or not found.get("machine"):
+def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:
+    """Ask a machine, which may be bare. `own_python` is that of edgert's environment, if there is one.
+
+    Raises DeviceError where it is not a Linux that we can read.
+    """
+    result = transport.run(["sh", "-c", _PROBE, "sh", own_python], PROBE_S_MAX)
+    found: dict[str, list[str]] = {}
+    for key, _, value in (line.partition("=") for line in result.stdout.splitlines()):
+        found.setdefault(key, []).append(value.strip())
+
+    def said(key: str) -> str:
+        return found.get(key, [""])[0]
+
+    if not result.ok or not said("machine"):
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
+    pythons = [value.split(" ", 2) for value in found.get("python", [])]
     usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
     python, bits, path = usable[0] if usable else ("", "64", "")
-    machine = found["machine"]
+    machine = said("machine")
+    engines = [words.partition(" ") for words in found.get("engine", [])]
     return MachineFacts(
         machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
         python=python,
         python_path=path,
-        glibc=found.get("glibc", ""),
-        memory_mb=_whole(found.get("memory_kb", "")) // 1024,
-        uid=_whole(found.get("uid", "")),
-        home=found.get("home", ""),
-        model=found.get("model", ""),
+        glibc=said("glibc"),
+        memory_mb=_whole(said("memory_kb")) // 1024,
+        uid=_whole(said("uid")),
+        home=said("home"),
+        model=said("model"),
         systemd="systemd" in found,
+        cpu=said("cpu"),
+        cpus=_whole(said("cpus")),
+        distribution=said("distribution"),
+        disk_free_mb=_whole(said("disk_kb")) // 1024,
+        l4t=said("l4t"),
+        accelerators=tuple(
+            dict.fromkeys(_ACCELERATORS[raw] for raw in found.get("accelerator", []) if raw in _ACCELERATORS)
+        ),
+        engines={engine: release for engine, _, release in engines},
     )
 
 
@@ -158,22 +222,28 @@ def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
         reasons.append(f"is for {', '.join(profile.machines)}")
     if not facts.python or version(facts.python) < version(profile.python):
         reasons.append(f"needs Python {profile.python}")
+    elif profile.python_max and version(facts.python) > version(profile.python_max):
+        reasons.append(f"needs Python {profile.python_max} or lower")
     if version(facts.glibc) < version(profile.glibc):
         reasons.append(f"needs glibc {profile.glibc}")
     if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
         reasons.append(f"needs {profile.memory_mb} MB of memory")
+    l4t = facts.l4t.partition(".")[0]
+    if profile.match.l4t and l4t and l4t not in profile.match.l4t:
+        reasons.append(f"is for L4T {', '.join(profile.match.l4t)}")
     return reasons
 
 
 def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
-    """The profile that bears the machine's name, else the generic one, else the only one that fits.
+    """The profile that is this machine's own, else the generic one, else the only one that fits.
 
     Raises ConfigInvalid: with what none fits on, or with the candidates where several fit.
     """
     fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
     if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
         return mine[0]
-    named = [p for p in fitting if _is_called(facts.model, p.name)]
+    most = max((_likeness(p, facts) for p in fitting), default=0)
+    named = [p for p in fitting if most and _likeness(p, facts) == most]
     generic = [p for p in fitting if p.name.startswith("generic-")]
     for candidates in (named, generic, fitting):
         if len(candidates) == 1:
@@ -200,10 +270,23 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
 
 
-def _is_called(model: str, profile_name: str) -> bool:
-    """Whether the words of `raspberry-pi-4` stand in the machine's own name, one after the other."""
-    words = r"[^a-z0-9]+".join(map(re.escape, profile_name.split("-")))
-    return re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", model.lower()) is not None
+def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
+    """How surely `profile` means this very machine; 0 where nothing says so. The processor says more than the box."""
+    match = profile.match
+    if not (match.model or match.cpu):
+        return int(_says(facts.model, profile.name.replace("-", " ")))
+    return int(any(_says(facts.model, words) for words in match.model)) + 2 * any(
+        _says(facts.cpu, words) for words in match.cpu
+    )
+
+
+def _says(text: str, words: str) -> bool:
+    """Whether `words` stand in `text` one after the other. A number ends where it ends, and so does a word: `NUC` is in
+    NUC11PAHi5, `Raspberry Pi 4` is not in Raspberry Pi 400.
+    """
+    pattern = r"[^a-z0-9]+".join(map(re.escape, words.lower().split()))
+    ends = "(?![0-9])" if pattern[-1:].isdigit() else "(?![a-z])"
+    return re.search(rf"(?<![a-z0-9]){pattern}{ends}", text.lower()) is not None
 
 
 def _whole(text: str) -> int:

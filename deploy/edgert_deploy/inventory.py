@@ -45,6 +45,7 @@ TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
 ALL = "all"
 TAGS_MAX = 64
 LISTS = ("groups", "tags")
+SELECTED_BY = ("tag:", "site:", "profile:", "!")
 KNOWN_SHOWN_MAX = 20
 DEVICES_MAX = 10_000
 INVENTORY_BYTES_MAX = 16 * 1024**2

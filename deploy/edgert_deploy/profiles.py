@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,24 @@ SOCKET_LENGTH_MAX = 107  # of sun_path, less its closing zero byte
 
 
 @dataclass(frozen=True)
+class Match:
+    """What tells this kind of device from others: words of the board's or box's own name, of the processor's, and
+    major versions of a Jetson's system. One of each list is enough; an empty one says nothing.
+    """
+
+    model: tuple[str, ...] = ()
+    cpu: tuple[str, ...] = ()
+    l4t: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DeviceProfile:
     """One `devices/<name>.toml`.
 
     `engines` is the ladder, best first. `machines` are values of `uname -m`; empty means any.
-    `python` is the lowest version the engine's wheels need there, `glibc` likewise.
+    `python` is the lowest version the engine's wheels need there, `glibc` likewise; `python_max` is the highest, "" for
+    none. `wheels` says, for each engine, what bootstrap installs there for it, as it was reviewed; installed is what
+    edgert's own extras say, and a test holds the two together.
     """
 
     name: str
@@ -40,6 +53,9 @@ class DeviceProfile:
     glibc: str
     memory_mb: int
     socket: str
+    python_max: str = ""
+    match: Match = Match()
+    wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 def load_profile(name: str, devices_dir: Path | None = None) -> DeviceProfile:
@@ -58,7 +74,7 @@ def load_profile(name: str, devices_dir: Path | None = None) -> DeviceProfile:
 def list_profiles(devices_dir: Path | None = None) -> list[DeviceProfile]:
     """Every profile of the first folder in the look-up order that exists."""
     for folder in _folders(devices_dir):
-        if found := sorted(folder.glob("*.toml")):
+        if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_read(path) for path in found]
     return []
 
@@ -86,15 +102,25 @@ def _read(path: Path) -> DeviceProfile:
 
 def _checked(path: Path, values: dict[str, Any]) -> DeviceProfile:
     """The profile that `values` state. Raises ConfigInvalid at the first that breaks the schema."""
-    wanted = {field.name: str(field.type) for field in fields(DeviceProfile)}
-    if set(values) != set(wanted):
-        missing, extra = sorted(set(wanted) - set(values)), sorted(set(values) - set(wanted))
+    wanted = {one.name: str(one.type) for one in fields(DeviceProfile)}
+    needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
+    if not needed <= set(values) <= set(wanted):
+        missing, extra = sorted(needed - set(values)), sorted(set(values) - set(wanted))
         raise ConfigInvalid(f"profile {path}: missing keys {missing}, unknown keys {extra}")
-    for key, kind in wanted.items():
-        if not _is_kind(values[key], kind):
-            raise ConfigInvalid(f"profile {path}: {key} = {values[key]!r} should be a {kind}")
+    tables = {key: values[key] for key in ("match", "wheels") if key in values}
+    for key, value in values.items():
+        if key not in tables and not _is_kind(value, wanted[key]):
+            raise ConfigInvalid(f"profile {path}: {key} = {value!r} should be a {wanted[key]}")
+    for key, table in tables.items():
+        if not isinstance(table, dict) or not all(_is_kind(value, "tuple") for value in table.values()):
+            raise ConfigInvalid(f"profile {path}: [{key}] should be a table of lists of text, got {table!r}")
     checked: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    profile = DeviceProfile(**checked)
+    for key, table in tables.items():
+        checked[key] = {name: tuple(value) for name, value in table.items()}
+    try:
+        profile = DeviceProfile(**{**checked, "match": Match(**checked.get("match", {}))})
+    except TypeError as error:
+        raise ConfigInvalid(f"profile {path}: [match] takes {', '.join(one.name for one in fields(Match))}") from error
     problem = next(_problems(path, profile), None)
     if problem is not None:
         raise ConfigInvalid(f"profile {path}: {problem}")
@@ -117,9 +143,13 @@ def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
         yield f"machines {list(profile.machines)} must be values of `uname -m`, such as aarch64"
     if profile.precision not in PRECISIONS:
         yield f"precision {profile.precision!r} must be one of {', '.join(PRECISIONS)}"
-    for key in ("python", "glibc"):
+    for key in ("python", "glibc", *(["python_max"] if profile.python_max else [])):
         if not re.fullmatch(r"\d+\.\d+", getattr(profile, key)):
             yield f"{key} {getattr(profile, key)!r} must be a version such as 3.11"
+    if strange := sorted(set(profile.wheels) - set(profile.engines)):
+        yield f"[wheels] names {', '.join(strange)}, which is not of its engines"
+    if not all(version.isdigit() for version in profile.match.l4t):
+        yield f"[match] l4t {list(profile.match.l4t)} must be major versions, such as 36"
     if profile.memory_mb < 1:
         yield f"memory_mb {profile.memory_mb} must be 1 or more"
     if not profile.socket.startswith("/") or len(profile.socket.encode()) > SOCKET_LENGTH_MAX:

@@ -10,6 +10,7 @@ import click
 
 from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.device_probe import probe_
 from edgert_deploy.cli.device_set import set_
 from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
@@ -20,17 +21,19 @@ from edgert_deploy.profiles import list_profiles, load_profile
 
 @click.group()
 def device() -> None:
-    """Add, list, change and remove devices.
+    """Add, ask, list, change and remove devices.
 
     \b
     Examples:
       edgert device add here --local ./device
       edgert device add kitchen pi@10.0.0.7 --group canary
+      edgert device probe kitchen
       edgert device list tag:rack=3
       edgert device set kitchen --site plant-2
     """
 
 
+device.add_command(probe_)
 device.add_command(set_)
 
 
