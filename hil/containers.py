@@ -156,6 +156,8 @@ class Container:
         with contextlib.suppress(ConfigInvalid):
             self.off()
         subprocess.run(["umount", "--lazy", self.root], capture_output=True)
+        # At once: with its namespace alone it would go a moment later, when the number may be another's already.
+        subprocess.run(["ip", "link", "delete", _link_name(self._number)], capture_output=True)
         subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
         for hierarchy in _hierarchies():
             for folder, _, _ in os.walk(hierarchy / self.name, topdown=False):
