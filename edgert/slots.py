@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -400,10 +400,11 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _from_json(value: dict[str, Any]) -> SlotState:
+    """What a newer runtime wrote beside it is passed over: after its trial failed, this one must read the file."""
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-    a, b, trial = value["a"], value["b"], value["trial"]
-    gate, returned = value.get("gate"), value.get("returned")  # not in files of earlier versions
+    a, b, trial = _known(Version, value["a"]), _known(Version, value["b"]), _known(Trial, value["trial"])
+    gate, returned = value.get("gate"), _known(Returned, value.get("returned"))  # not in files of earlier versions
     return SlotState(
         state=State(value["state"]),
         active=value["active"],
@@ -414,3 +415,8 @@ def _from_json(value: dict[str, Any]) -> SlotState:
         gate=None if gate is None else Gate.from_json(gate),
         returned=None if returned is None else Returned(**returned),
     )
+
+
+def _known(cls: type[Version] | type[Trial] | type[Returned], value: dict[str, Any] | None) -> dict[str, Any] | None:
+    names = {field.name for field in fields(cls)}
+    return None if value is None else {key: given for key, given in value.items() if key in names}

@@ -5,6 +5,7 @@ profile = "jetson-orin-nano"        # of devices/
 address = "nvidia@10.0.0.9"         # [USER@]HOST[:PORT]; or virtual = "container" for one on this machine
 fingerprint = "SHA256:..."          # its SSH host key, as `edgert device add` shows it
 identity = "~/.ssh/id_ed25519"      # optional, as are home and state
+sudo = true                         # optional: whoever logs in acts as root by it
 power = "uhubctl -l 1-1 -p 2 -a {}" # optional: what switches its power; {} stands for on and off
 """
 
@@ -45,6 +46,7 @@ class Dut:
     state: str = ""
     virtual: str = ""
     power: str = ""
+    sudo: bool = False
 
 
 @dataclass(frozen=True)

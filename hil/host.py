@@ -24,9 +24,10 @@ _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True)
 class Host:
-    """`folder` holds its keys, its inventory and what it builds."""
+    """`folder` holds its keys, its inventory and what it builds; `tree` is the source tree of its EdgeRT."""
 
     folder: Path
+    tree: Path = ROOT
 
     def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
         """`edgert WORDS --json`; its answer, after checking how it ended."""
@@ -35,8 +36,14 @@ class Host:
             capture_output=True,
             text=True,
             timeout=COMMAND_S_MAX,
-            cwd=ROOT,
-            env={**os.environ, "EDGERT_CONFIG_DIR": str(self.folder)},
+            cwd=self.tree,
+            env={
+                **os.environ,
+                "EDGERT_CONFIG_DIR": str(self.folder),
+                "PYTHONPATH": os.pathsep.join(
+                    [str(self.tree), str(self.tree / "deploy"), os.environ.get("PYTHONPATH", "")]
+                ),
+            },
         )
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return dict(json.loads(done.stdout))
@@ -45,7 +52,7 @@ class Host:
         optional = [(f"--{name}", getattr(dut, name)) for name in ("identity", "home", "state") if getattr(dut, name)]
         self.edgert(
             "device", "add", dut.name, dut.address, "--fingerprint", dut.fingerprint, "--profile", dut.profile,
-            *(word for pair in optional for word in pair),
+            *(word for pair in optional for word in pair), *(("--sudo",) if dut.sudo else ()),
         )  # fmt: skip
 
     @property

@@ -168,6 +168,7 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
     host = Host(tmp_path)
     host.edgert("keys", "new")
     host.add(replace(dut(container, f"{rootfs.USER}@{container.ip}"), name="mine"))
+    files_before = world.sh(f"ls -A /home/{rootfs.USER}").split()
     refused = host.edgert("bootstrap", "mine", "--engine", "null", code=7)  # no polkit here: only root may allow it
     assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]
     world.sh(f"loginctl enable-linger {rootfs.USER}")
@@ -184,3 +185,6 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
     wait_until(serves, "the user's own daemon serves after a power cut", 60)
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
     assert world.host.model(NAME, "echo")["active"]["release"] == 1
+    host.edgert("unbootstrap", "mine", "--purge", "--yes")
+    assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
+    assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # bootstrap did not make it linger

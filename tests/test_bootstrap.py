@@ -32,7 +32,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 def do(device: Device, *keys: object, **wishes: object) -> Bootstrapped:
-    return bootstrap(device, PROFILE, Wishes(keys, engine="null", **wishes), open_transport(device))  # type: ignore[arg-type]
+    return bootstrap(device, PROFILE, Wishes(keys, engines="null", **wishes), open_transport(device))  # type: ignore[arg-type]
 
 
 def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_broker_out_of_reach_is_a_doubt_and_no_more() -> None:
 
 
 def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
-    wishes = Wishes((new_key().public,), engine="tensorrt")
+    wishes = Wishes((new_key().public,), engines="tensorrt")
     with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
         bootstrap(device, OTHER_ENGINE_PROFILE, wishes, open_transport(device))
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits"
 COMMAND_S_MAX = 280
 # The device is this very machine: where systemd runs here, no unit of ours may be left in it.
-KEEPER = ("--service", "keeper")
+KEEPER = ("--service", "keeper", "--engines", "first")
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
@@ -171,7 +171,7 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
 def test_an_engine_that_does_not_load_leaves_the_old_environment(serving: World) -> None:
     venv = serving.sshd.home / "edgert" / "venv"
     before = venv.resolve()
-    code, answer = serving.edgert("bootstrap", "board", *KEEPER, "--engine", "tensorrt")
+    code, answer = serving.edgert("bootstrap", "board", *KEEPER[:2], "--engines", "tensorrt")
     assert (code, answer["error"]["code"]) == (7, "device.engine_missing"), answer
     assert venv.resolve() == before
     assert list((serving.sshd.home / "edgert" / "venvs").iterdir()) == [before]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,19 @@ def test_a_reboot_ends_a_trial(store: SlotStore) -> None:
     store.clock.boot_id = "boot-2"
     assert store.expire_trial()
     assert store.read().state is State.EMPTY
+
+
+def test_what_a_newer_runtime_wrote_beside_it_is_passed_over(store: SlotStore) -> None:
+    """After its trial failed, the runtime before reads this file again."""
+    before = SlotState(State.TRIAL, "b", ONE, TWO, Trial("boot-1", 2000.0), 1)
+    store.folder.mkdir(parents=True, exist_ok=True)
+    store.commit(before)
+    path = store.folder / "state.json"
+    value = json.loads(path.read_text())
+    for part in (value, value["a"], value["b"], value["trial"]):
+        part["of_tomorrow"] = 1
+    path.write_text(json.dumps(value))
+    assert store.read() == before
 
 
 def test_a_damaged_state_file_is_an_error_that_says_what_to_do(store: SlotStore) -> None:

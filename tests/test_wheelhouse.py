@@ -80,6 +80,7 @@ def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monk
     assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
     assert "edgert/installer.py" in names
     assert "edgert_deploy/systemd/edgertd.service" in names
+    assert {"edgert_deploy/on_device/runtime.sh", "edgert_deploy/on_device/unbootstrap.sh"} <= set(names)
     assert "edgert_deploy/devices/raspberry-pi-4.toml" in names
     assert not [
         name
@@ -127,27 +128,46 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"
     target = WheelTarget(python, "aarch64", "2.36")
     said: list[str] = []
-    house = prepare(target, "null", said.append)
+    house = prepare(target, ("null",), said.append)
     assert any("collecting" in line for line in said)
-    assert house.requirement == f"edgert=={edgert.__version__}"
+    assert house.version == edgert.__version__
+    assert house.requirements().count(" --hash=sha256:") == len(house.wheels)
     assert missing([Requirement("edgert")], house.wheels, target) == []
     assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
     assert not [wheel.name for wheel in house.wheels if "x86_64" in wheel.name]
     again: list[str] = []
-    assert prepare(target, "null", again.append) == house
+    assert prepare(target, ("null",), again.append) == house
     assert not any("collecting" in line for line in again)
+    (victim,) = (wheel for wheel in house.wheels if wheel.name.startswith("click"))
+    victim.write_bytes(victim.read_bytes() + b"!")  # what rots here is not sent
+    with pytest.raises(ConfigInvalid, match=r"click.*--refresh"):
+        prepare(target, ("null",))
 
 
 def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineMissing, match=r"Python 3\.13 on armv7l"):
-        prepare(WheelTarget("3.13", "armv7l", "2.36"), "tflite")
+        prepare(WheelTarget("3.13", "armv7l", "2.36"), ("tflite",))
     with pytest.raises(EngineMissing, match="warp-drive"):
-        prepare(PI, "warp-drive")
+        prepare(PI, ("warp-drive",))
+
+
+def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By markers (tflite on that Python), by what the index has (onnxruntime's wheels need glibc 2.27), or not at all."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old = WheelTarget("3.13", "armv7l", "2.36")
+    with pytest.raises(EngineMissing, match=r"tflite.*armv7l"):
+        prepare(old, ("tflite",), shrink=True)
+    said: list[str] = []
+    house = prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"), said.append, shrink=True)
+    assert house.engines == ("null",)
+    assert "onnxruntime" in house.lacking["onnxruntime"]
+    with pytest.raises(ConfigInvalid, match="onnxruntime"):
+        prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
 
 
 def test_what_pip_cannot_find_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigInvalid, match="machine-of-nobody"):
-        prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), "null")
+        prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), ("null",))
     assert list((tmp_path / "edgert" / "wheels").iterdir()) == []

@@ -1,13 +1,14 @@
-"""From a bare device to one that takes deployments: Python environment, configuration, keys, service.
+"""From a bare device to one that takes deployments: runtime, configuration, keys, service. And the same device again.
 
-Done twice it changes nothing. Each environment has a folder of its own, named by what is in it, and `venv` points
-at the one in use: an interrupted bootstrap leaves the old one working, and a later one goes on where it stopped.
+First what is there is asked, and what has to change is planned; then exactly that is done. Done twice it changes nothing.
+A runtime that serves is replaced only where that is asked for, or where it lacks an engine, and then on trial
+(edgert_deploy.runtime). Whatever is cut in the middle, what served goes on, and the next bootstrap goes on where this
+one stopped.
 
-    HOME/venvs/<digest>/   environments (complete where `.complete` lies in it)
-    HOME/venv              symbolic link to the one in use
-    HOME/wheels/           wheels on their way in; gone once they are installed
-    STATE/config.toml      the device's configuration: what the user wrote there besides ours stays
-    STATE/keys/<id>.pem    the public keys whose bundles are accepted
+    HOME/                    the runtimes (edgert_deploy.runtime)
+    HOME/receipt             what bootstrap made besides, for `edgert unbootstrap`
+    STATE/config.toml        the device's configuration: what the user wrote there besides ours stays
+    STATE/keys/<id>.pem      the public keys whose bundles are accepted
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import socket
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,22 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.config import DeviceConfig, parse_config
-from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.signing import PublicKey
-from edgert_deploy import service, wheelhouse
+from edgert_deploy import runtime, service, wheelhouse
 from edgert_deploy.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
+from edgert_deploy.service import Unit
 from edgert_deploy.transports import Transport, sha256_command
 from edgert_deploy.wheelhouse import Wheelhouse, WheelTarget
 
 QUICK_S_MAX = 60.0
-VENV_S_MAX = 300.0
-INSTALL_S_MAX = 1800.0
-ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
 BROKER_S_MAX = 3.0
+ANSWER_S_MAX = 60.0  # until the daemon of the runtime before answers again
+FIRST_ENGINE, ALL_ENGINES = "first", "all"
 
 Say = Callable[[str], None]
 
@@ -65,30 +68,103 @@ class Broker:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a bootstrap is to bring about besides the software. `engine` "" is the profile's first.
+    """What a bootstrap is to bring about besides the software.
 
-    `service` is systemd, keeper (edgertd's own, gone after a reboot), or auto: systemd where it runs.
+    `engines` is all of the profile's ladder, the first, or names separated by commas: those must load, while of the
+    ladder what has no wheels there or does not load is left out. `upgrade` replaces a runtime that serves by this
+    host's. `service` is systemd, keeper (edgertd's own, gone after a reboot), or auto: systemd where it runs.
     `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}.
     """
 
     keys: tuple[PublicKey, ...]
     broker: Broker | None = None
-    engine: str = ""
+    engines: str = ALL_ENGINES
     refresh: bool = False
     service: str = "auto"
     settings: dict[str, Any] = field(default_factory=dict)
+    upgrade: bool = False
+    trial_s: float = TRIAL_S
+
+    @property
+    def exactly(self) -> bool:
+        """Whether each engine must load."""
+        return self.engines != ALL_ENGINES
+
+    def engines_of(self, profile: DeviceProfile) -> tuple[str, ...]:
+        if self.engines == ALL_ENGINES:
+            return profile.engines
+        if self.engines == FIRST_ENGINE:
+            return profile.engines[:1]
+        return tuple(dict.fromkeys(name.strip() for name in self.engines.split(",") if name.strip()))
 
 
 @dataclass
 class Bootstrapped:
-    """What was done: `changed` lists it, empty where all was so already."""
+    """What was done: `changed` lists it, empty where all was so already. `engines` load there, `lacking` do not."""
 
     device: str
     profile: str
-    engine: str
     service: str
+    engines: list[str] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A file as it is to lie on the device; `change` is what its change is called."""
+
+    path: str
+    data: bytes
+    change: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class BootstrapPlan:
+    """What a bootstrap will do. `files` are those that differ; `runtime` is None for this machine's own environment."""
+
+    device: Device
+    profile: DeviceProfile
+    facts: MachineFacts
+    wishes: Wishes
+    service: str
+    runtime: RuntimePlan | None
+    files: tuple[DeviceFile, ...]
+    config: DeviceConfig
+    restart_due: bool
+    there: RuntimeThere = field(default_factory=RuntimeThere)
+    house: Wheelhouse | None = None
+
+    def steps(self) -> list[str]:
+        """In words, in order."""
+        lines = []
+        plan = self.runtime
+        if plan is not None and plan.changes:
+            lines.append(f"send {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+            made = f"make runtime {plan.id} (edgert {plan.edgert} with {', '.join(plan.engines)})"
+            lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
+            if plan.action == "upgrade":
+                lines.append(
+                    f"self-test it, then try it for {self.wishes.trial_s:.0f} s at most; else {plan.current} stays"
+                )
+        lines += [f"write {file.change}: {file.path}" for file in self.files]
+        if lines or self.restart_due:
+            lines.append("restart the daemon")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device.name,
+            "profile": self.profile.name,
+            "facts": asdict(self.facts),
+            "service": self.service,
+            "runtime": None if self.runtime is None else asdict(self.runtime),
+            "files": [file.path for file in self.files],
+            "steps": self.steps(),
+        }
 
 
 def bootstrap(
@@ -96,49 +172,221 @@ def bootstrap(
 ) -> Bootstrapped:
     """Bring `device` to where it takes deployments, and start its daemon.
 
-    Raises DeviceError (with what to install there by hand), ConfigInvalid, EngineMissing, StorageFailed.
+    Raises DeviceError (with what to install there by hand), ConfigInvalid, EngineMissing, StorageFailed, and RolledBack where
+    a new runtime failed its trial and the one before is in use.
+    """
+    return apply(plan_bootstrap(device, profile, wishes, transport, say), transport, say)
+
+
+def plan_bootstrap(
+    device: Device, profile: DeviceProfile, wishes: Wishes, transport: Transport, say: Say = lambda _: None
+) -> BootstrapPlan:
+    """What is there and what has to change; nothing is changed yet, but for a trial that had to be ended.
+
+    Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
     say(describe(facts))
     unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
     if unit is None and wishes.service == "systemd":
         raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service keeper")
-    engine = wishes.engine or profile.engines[0]
-    done = Bootstrapped(device.name, profile.name, engine, "systemd" if unit else "keeper")
+    there, house, plan = RuntimeThere(), None, None
     if device.transport != "local":
-        _check_machine(device, profile, facts)
-        _install_environment(device, facts, engine, wishes.refresh, transport, say, done)
-    config = _configure(device, profile, facts, wishes, unit is not None, transport, done)
-    if unit is not None and not unit.user and service.give_to_user(transport, device):
-        done.changed.append("user")
-    unit = unit and service.unit_for(device, facts, (*profile.engines, engine), config)
+        _check_machine(device, profile, facts, transport)
+        there = runtime.look(transport, device)
+        if there.trial:
+            raise DeployUnderWay(
+                f"{device.name} is trying a new runtime at this moment: it decides within minutes, look again"
+            )
+        target = WheelTarget(facts.python, facts.machine, facts.glibc)
+        wanted = wishes.engines_of(profile)
+        house = wheelhouse.prepare(target, wanted, say, refresh=wishes.refresh, shrink=not wishes.exactly)
+        loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
+        plan = runtime.plan_runtime(there, facts, house, upgrade=wishes.upgrade, exactly=wishes.exactly, loaded=loaded)
+        for engine, why in house.lacking.items():
+            say(f"{engine} is left out: {why}")
+        if plan.action == "keep":
+            say(
+                f"runtime {plan.current} stays; this host's is {plan.id}, edgert {plan.edgert}: --upgrade changes to it"
+            )
+    files, config = _wanted_files(device, profile, facts, wishes, unit is not None, transport)
     if unit is not None:
-        if _put(transport, unit.path, unit.text.encode()):
-            done.changed.append("unit")
+        unit = service.unit_for(device, facts, (*profile.engines, *wishes.engines_of(profile)), config)
+        assert unit is not None
+        files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
+    if device.transport != "local":
+        files.insert(0, DeviceFile(runtime.script_path(device), runtime.script_text(), "runtime.sh"))
+    differing = tuple(file for file in files if not _holds(transport, file))
+    due = there.restart_due or transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
+    kept_by = "systemd" if unit else "keeper"
+    return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
+
+
+def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
+    """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
+    device = plan.device
+    done = Bootstrapped(device.name, plan.profile.name, plan.service)
+    unit = _unit(plan, plan.config)
+    if plan.runtime is not None and plan.house is not None:
+        _bring_runtime(plan, plan.runtime, plan.house, transport, say, done)
+    _write(plan, [file for file in plan.files if file.change not in ("unit", "runtime.sh")], transport, done)
+    if unit is not None:
+        if not unit.user and service.give_to_user(transport, device):
+            _mark(transport, device)
+            done.changed.append("user")
+        _write(plan, [file for file in plan.files if file.change == "unit"], transport, done)
         service.enable(transport, device, unit)  # also where a bootstrap before was cut short behind the file
-    if any(not change.startswith("key ") for change in done.changed):  # keys are read at each install
+    # Keys are read at each install, the script at each start.
+    if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
         say("starting the daemon")
         service.restart(transport, device, unit)
+        transport.run(["rm", "-f", _marker(device)], QUICK_S_MAX)
+        if not done.changed:
+            done.changed.append("daemon restarted")
     elif not RemoteDaemon(transport, device).facts().daemon_running:
         say("the daemon did not run: starting it")
         service.start(transport, device)
         done.changed.append("daemon started")
     done.status = RemoteDaemon(transport, device).status()
-    if done.status["engines"].get(engine) is None:
-        raise EngineMissing(
-            f"{device.name} runs, but engine {engine} does not load there: see `edgertd status` on it"
-            + ("; TensorRT comes with JetPack: apt-get install tensorrt" if engine == "tensorrt" else "")
-        )
+    _check_engines(plan, done)
     if device.transport != "local":
-        _remove_old_environments(device, transport)
+        runtime.collect(device, transport)
     return done
 
 
-def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) -> None:
+def go_back(device: Device, wishes: Wishes, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
+    """Change to the runtime before the one in use, on trial as any change. Raises DeviceError where there is none."""
+    facts = probe(transport, device.name)
+    there = runtime.look(transport, device) if device.transport != "local" else RuntimeThere()
+    if there.trial:
+        raise DeployUnderWay(f"{device.name} is trying a new runtime at this moment: it decides within minutes")
+    if not there.previous or there.previous == there.current:
+        raise DeviceError(f"{device.name} has no runtime before the one in use: there is nothing to go back to")
+    unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
+    done = Bootstrapped(device.name, device.profile, "systemd" if unit else "keeper")
+    done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
+    _try_out(device, there.previous, facts, unit, wishes.trial_s, transport, say)
+    done.changed.append("runtime")
+    done.status = RemoteDaemon(transport, device).status()
+    done.engines = [name for name, version in done.status["engines"].items() if version]
+    return done
+
+
+def _bring_runtime(
+    plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, transport: Transport, say: Say, done: Bootstrapped
+) -> None:
+    """Install the runtime where it has to change, and have it come into use."""
+    device = plan.device
+    done.runtime = {
+        "action": change.action,
+        "current": change.current,
+        "id": change.id,
+        "sent_bytes": change.send_bytes,
+    }
+    _note_folders(plan, transport)
+    if change.changes:
+        runtime.install(device, plan.facts, change, plan.there, house, plan.wishes.exactly, transport, say)
+    if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
+        runtime.use_first(device, change, transport)
+        done.changed.append("environment")
+    _write(plan, [file for file in plan.files if file.change == "runtime.sh"], transport, done)
+    if change.action == "upgrade" and plan.there.configured:
+        models = runtime.live_models(device, transport)
+        say("testing the new runtime beside the one that serves")
+        runtime.self_test(device, change, models, transport)
+        unit = _unit(plan, _config_there(device, transport))
+        if (
+            unit is not None
+        ):  # as this host writes it, with the configuration as it is: the old runtime starts with it, too
+            _put(transport, DeviceFile(unit.path, unit.text.encode(), "unit"))
+            service.enable(transport, device, unit)
+        _try_out(device, change.id, plan.facts, unit, plan.wishes.trial_s, transport, say, models)
+        done.changed.append("runtime")
+
+
+def _try_out(
+    device: Device,
+    wanted: str,
+    facts: MachineFacts,
+    unit: Unit | None,
+    trial_s: float,
+    transport: Transport,
+    say: Say,
+    models: tuple[str, ...] | None = None,
+) -> None:
+    manager = "keeper" if unit is None else "user" if unit.user else "system"
+    say(f"trying runtime {wanted}: the device switches back by itself unless it serves within {trial_s:.0f} s")
+    try:
+        live = runtime.live_models(device, transport) if models is None else models
+        runtime.try_out(device, wanted, live, manager, transport, say, trial_s)
+    except RolledBack:
+        _wait_for_an_answer(device, transport)
+        runtime.collect(device, transport)
+        raise
+
+
+def _wait_for_an_answer(device: Device, transport: Transport) -> None:
+    """Of the daemon of the runtime before; who asks next should find it."""
+    until = time.monotonic() + ANSWER_S_MAX
+    while time.monotonic() < until:
+        try:
+            if RemoteDaemon(transport, device).facts().daemon_running:
+                return
+        except EdgeRTError:
+            pass
+        time.sleep(1)
+
+
+def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
+    """Note which of the wanted engines load, by the daemon's own word. Raises EngineMissing where too few do."""
+    wanted = plan.wishes.engines_of(plan.profile)
+    done.engines = [engine for engine in wanted if done.status["engines"].get(engine) is not None]
+    known: dict[str, str] = {}
+    if plan.runtime is not None:
+        known = {**plan.there.lacking, **plan.runtime.lacking}
+    hint = {"tensorrt": runtime.TENSORRT_HINT}
+    done.lacking = {
+        engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
+        for engine in wanted
+        if engine not in done.engines
+    }
+    if done.lacking and (plan.wishes.exactly or not done.engines):
+        raise EngineMissing(f"{plan.device.name} runs, but: {'; '.join(done.lacking.values())}")
+
+
+def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
+    try:
+        return tuple(RemoteDaemon(transport, device).facts().engines)
+    except EdgeRTError:
+        return ()
+
+
+def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
+    if plan.service != "systemd":
+        return None
+    engines = (*plan.profile.engines, *plan.wishes.engines_of(plan.profile))
+    return service.unit_for(plan.device, plan.facts, engines, config)
+
+
+_WHAT_PYTHON = """
+(. /etc/os-release && echo "os=$PRETTY_NAME") 2>/dev/null
+for name in apt-get dnf zypper pacman apk opkg; do command -v $name >/dev/null && echo "installer=$name" && break; done
+for path in $(command -v python3 python python2) /usr/bin/python3.[0-9]* /usr/local/bin/python3.[0-9]*; do
+  test -x "$path" && "$path" -c 'import sys; print("has=%d.%d" % sys.version_info[:2])' 2>/dev/null
+done
+exit 0
+"""
+_INSTALLERS = {
+    "apt-get": "apt-get update && apt-get install -y python3 python3-venv",
+    "dnf": "dnf install -y python3 python3-pip",
+    "zypper": "zypper install python3 python3-pip",
+    "pacman": "pacman -S python",
+}
+
+
+def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, transport: Transport) -> None:
     if not facts.python_path:
-        raise DeviceError(
-            f"{device.name} has no Python from 3.10 up: install one there (apt-get install python3 python3-venv)"
-        )
+        raise DeviceError(f"{device.name} {_python_to_install(transport)}; then bootstrap again")
     reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
     if reasons:
         raise DeviceError(
@@ -147,97 +395,27 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts) 
         )
 
 
-def _install_environment(
-    device: Device, facts: MachineFacts, engine: str, refresh: bool, transport: Transport, say: Say, done: Bootstrapped
-) -> None:
-    target = WheelTarget(facts.python, facts.machine, facts.glibc)
-    house = wheelhouse.prepare(target, engine, say, refresh=refresh)
-    venv = f"{device.home}/venvs/{house.digest[:16]}"
-    # TensorRT is the one engine that pip does not bring: JetPack put it where the system's Python looks.
-    system_site = engine == "tensorrt"
-    is_there = 'test -e "$1/.complete" && test "$(readlink "$2")" = "$1" && test -x "$1/bin/edgertd"'
-    if transport.run(["sh", "-c", is_there, "sh", venv, f"{device.home}/venv"], QUICK_S_MAX).ok:
-        return
-    _send_wheels(house, f"{device.home}/wheels", transport, say)
-    say("making the environment")
-    _make_venv(device, facts, venv, system_site, transport)
-    _pip_install(device, house, venv, transport)
-    _check_engine(device, engine, venv, transport)
-    switch = (
-        'touch "$1/.complete" && ln -sfn "$1" "$2.new" && mv -T "$2.new" "$2" && rm -rf "$3"'  # rename: at once or not
-    )
-    _must(transport, device, ["sh", "-c", switch, "sh", venv, f"{device.home}/venv", f"{device.home}/wheels"])
-    done.changed.append("environment")
-
-
-def _send_wheels(house: Wheelhouse, folder: str, transport: Transport, say: Say) -> None:
-    """Send what is not there yet, so that an interrupted transfer goes on."""
-    names = transport.run(["sh", "-c", 'cd "$1" && ls', "sh", folder], QUICK_S_MAX).stdout.split()
-    paths = [f"{folder}/{name}" for name in names if name.endswith(".whl")]
-    there = set(transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split())
-    todo = [wheel for wheel in house.wheels if _sha256(wheel.read_bytes()) not in there]
-    size = sum(wheel.stat().st_size for wheel in todo)
-    say(f"sending {len(todo)} wheels, {size / 1e6:.0f} MB")
-    for wheel in todo:
-        transport.put(wheel, f"{folder}/{wheel.name}")
-
-
-def _make_venv(device: Device, facts: MachineFacts, venv: str, system_site: bool, transport: Transport) -> None:
-    options = ["--system-site-packages"] if system_site else []
-    made = transport.run([facts.python_path, "-m", "venv", "--clear", *options, venv], VENV_S_MAX)
-    if made.ok:
-        return
-    said = made.stdout + made.stderr
-    if "ensurepip" in said or "No module named venv" in said:
-        raise DeviceError(
-            f"{facts.python_path} on {device.name} cannot make virtual environments: run there, as root, "
-            f"apt-get install python{facts.python}-venv, then bootstrap again"
-        )
-    raise DeviceError(f"{device.name}: {made.complaint()}")
-
-
-def _pip_install(device: Device, house: Wheelhouse, venv: str, transport: Transport) -> None:
-    command = [f"{venv}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check", "install", "--no-index"]
-    words = [*command, "--no-cache-dir", "--quiet", "--find-links", f"{device.home}/wheels", house.requirement]
-    _must(transport, device, words, INSTALL_S_MAX)
-
-
-def _check_engine(device: Device, engine: str, venv: str, transport: Transport) -> None:
-    """Before anything points at the new environment: what serves goes on in the old one if its engine does not load."""
-    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
-    result = transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
-    if result.ok:
-        return
-    said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
-    transport.run(["rm", "-rf", venv, f"{device.home}/wheels"], VENV_S_MAX)
-    raise EngineMissing(
-        f"engine {engine} does not load on {device.name}: {said[-300:]}; what was there before serves on"
-        + ("; TensorRT comes with JetPack: apt-get install tensorrt" if engine == "tensorrt" else "")
+def _python_to_install(transport: Transport) -> str:
+    """What is there and what to install: only somebody on the device can do that."""
+    lines = [line.partition("=") for line in transport.run(["sh", "-c", _WHAT_PYTHON], QUICK_S_MAX).stdout.splitlines()]
+    said = {key: value for key, _, value in lines}
+    system = said.get("os", "an unknown Linux")
+    found = sorted({value for key, _, value in lines if key == "has"})
+    if not found:
+        how = _INSTALLERS.get(said.get("installer", ""), "install Python 3.10 to 3.13 with its venv module")
+        return f"({system}) has no Python: run there, as root: {how}"
+    return (
+        f"({system}) has Python {', '.join(found)} only, and EdgeRT runs on 3.10 to 3.13: upgrade the system (Debian and Raspberry Pi "
+        "OS from 12, Ubuntu from 22.04), or install a newer Python beside it that is found as python3.10 ... python3.13"
     )
 
 
-def _remove_old_environments(device: Device, transport: Transport) -> None:
-    """Once the new one has shown that it works: flash is small."""
-    script = 'cd "$1/venvs" && for old in *; do test "$1/venvs/$old" = "$(readlink "$1/venv")" || rm -rf "$old"; done'
-    transport.run(["sh", "-c", script, "sh", device.home], VENV_S_MAX)
-
-
-def _configure(
-    device: Device,
-    profile: DeviceProfile,
-    facts: MachineFacts,
-    wishes: Wishes,
-    has_unit: bool,
-    transport: Transport,
-    done: Bootstrapped,
-) -> DeviceConfig:
-    """Bring keys and configuration there; each file is written only where it differs. What is configured now."""
+def _wanted_files(
+    device: Device, profile: DeviceProfile, facts: MachineFacts, wishes: Wishes, has_unit: bool, transport: Transport
+) -> tuple[list[DeviceFile], DeviceConfig]:
+    """Keys, the broker's secrets and configuration as they are to be, and what is then configured. Raises ConfigInvalid."""
     state = device.state
-    made = _must(transport, device, ["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", state])
-    assert made.ok
-    for key in wishes.keys:
-        if _put(transport, f"{state}/keys/{key.key_id}.pem", key.pem()):
-            done.changed.append(f"key {key.key_id}")
+    wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in wishes.keys]
     ours: dict[str, Any] = {
         "device": device.name,
         "site": device.site,
@@ -247,16 +425,23 @@ def _configure(
     if has_unit and facts.uid == 0:
         ours["socket"] = profile.socket  # systemd makes its folder under /run
     if wishes.broker is not None:
-        ours["mqtt"] = _send_broker(wishes.broker, state, transport, done)
-    present = transport.run(["cat", f"{state}/config.toml"], QUICK_S_MAX)
+        ours["mqtt"], secrets = _broker_files(wishes.broker, state)
+        wanted += secrets
     for name, value in wishes.settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    text = merged_config(present.stdout if present.ok else "", ours)
+    text = merged_config(_text_there(f"{state}/config.toml", transport), ours)
     # What the daemon would refuse is refused here, before it is written.
     config = parse_config(text, f"{state}/config.toml")
-    if _put(transport, f"{state}/config.toml", text.encode()):
-        done.changed.append("configuration")
-    return config
+    return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
+
+
+def _config_there(device: Device, transport: Transport) -> DeviceConfig:
+    return parse_config(_text_there(f"{device.state}/config.toml", transport), f"{device.state}/config.toml")
+
+
+def _text_there(path: str, transport: Transport) -> str:
+    present = transport.run(["cat", path], QUICK_S_MAX)
+    return present.stdout if present.ok else ""
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -295,10 +480,12 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _send_broker(broker: Broker, state: str, transport: Transport, done: Bootstrapped) -> dict[str, Any]:
+def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
+    """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
+    wanted = []
     for source, name, key, mode in (
         (broker.password_file, "mqtt-password", "password_file", 0o600),
         (broker.ca, "mqtt-ca.pem", "ca", 0o644),
@@ -310,28 +497,83 @@ def _send_broker(broker: Broker, state: str, transport: Transport, done: Bootstr
         except OSError as error:
             raise ConfigInvalid(f"cannot read {source}: {error.strerror}") from error
         table[key] = f"{state}/{name}"
-        if _put(transport, table[key], data, mode):
-            done.changed.append(name)
-    return table
+        wanted.append(DeviceFile(table[key], data, name, mode))
+    return table, wanted
 
 
-def _put(transport: Transport, remote: str, data: bytes, mode: int = 0o644) -> bool:
-    """Make `remote` hold `data`; whether it did not yet."""
-    there = transport.run(sha256_command(remote), QUICK_S_MAX)
-    if there.ok and there.stdout.strip() == _sha256(data):
-        return False
-    with tempfile.NamedTemporaryFile() as file:  # made readable by its owner only
-        file.write(data)
-        file.flush()
-        transport.put(Path(file.name), remote, mode=mode)
-    return True
+def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: Bootstrapped) -> None:
+    """Bring files there. The marker comes first: cut behind a file, the next bootstrap restarts the daemon all the same."""
+    device = plan.device
+    if not wanted:
+        return
+    if any(file.path.startswith(device.state) for file in wanted):
+        must(transport, device, ["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", device.state])
+    if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
+        _mark(transport, device)
+    for file in wanted:
+        if file.change == "configuration":
+            _check_config(device, file, transport)
+        _put(transport, file)
+        done.changed.append(file.change)
 
 
-def _must(transport: Transport, device: Device, argv: list[str], timeout_s: float = QUICK_S_MAX) -> Any:
-    result = transport.run(argv, timeout_s)
+def _marker(device: Device) -> str:
+    return f"{device.home or device.state}/restart-due"
+
+
+def _mark(transport: Transport, device: Device) -> None:
+    must(transport, device, ["sh", "-c", ': >"$1" && sync', "sh", _marker(device)])
+
+
+def _check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
+    """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
+    if device.transport == "local":
+        return
+    program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
+    words = [f"{device.home}/venv/bin/python", "-c", program, file.path]
+    result = transport.run(words, QUICK_S_MAX, input=file.data)
     if not result.ok:
-        raise DeviceError(f"{device.name}: {result.complaint()}")
-    return result
+        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        raise ConfigInvalid(
+            f"{device.name}: the runtime there does not take that configuration ({said}); nothing was changed: "
+            "leave the setting away, or bring a newer runtime with --upgrade"
+        )
+
+
+_NOTE_FOLDERS = """
+home=$1
+for path; do
+  made=
+  while ! test -e "$path"; do made="folder $path
+$made"; path=$(dirname "$path"); done
+  notes="$notes$made"
+done
+mkdir -p "$home" && { test -z "$notes" || printf %s "$notes" >>"$home/receipt"; }
+"""
+
+
+def _note_folders(plan: BootstrapPlan, transport: Transport) -> None:
+    """Write down which folders are made now, so that `unbootstrap` takes away no other."""
+    device = plan.device
+    folders = [device.home, device.state]
+    if plan.service == "systemd" and plan.facts.uid != 0:
+        folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
+    must(transport, device, ["sh", "-c", _NOTE_FOLDERS, "sh", *folders])
+
+
+def _holds(transport: Transport, file: DeviceFile) -> bool:
+    there = transport.run(sha256_command(file.path), QUICK_S_MAX)
+    return there.ok and there.stdout.strip() == _sha256(file.data)
+
+
+def _put(transport: Transport, file: DeviceFile) -> None:
+    """Make the device hold the file, where it does not yet."""
+    if _holds(transport, file):
+        return
+    with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
+        copy.write(file.data)
+        copy.flush()
+        transport.put(Path(copy.name), file.path, mode=file.mode)
 
 
 def _sha256(data: bytes) -> str:

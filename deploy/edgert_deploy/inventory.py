@@ -56,7 +56,8 @@ class Device:
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
     `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local. `jump` is an
-    address like that of the device; "" leaves the way there to ~/.ssh/config.
+    address like that of the device; "" leaves the way there to ~/.ssh/config. `become` is "sudo"
+    where whoever logs in acts as root by it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Device:
     tags: tuple[str, ...] = ()
     jump: str = ""
     jump_host_key: str = ""
+    become: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The fields, and the host key's fingerprint (None where there is no key)."""
@@ -346,6 +348,7 @@ def _check_value(where: str, key: str, given: Any) -> None:
 
 def _checked(device: Device, where: str) -> Device:
     checks: dict[str, Callable[[], bool]] = {
+        'become must be "sudo", or not be there': lambda: device.become in ("", "sudo"),
         "state must be an absolute path": lambda: device.state.startswith("/"),
         "home must be an absolute path": lambda: device.home.startswith("/") or device.transport != "ssh",
         "host_key must be there: remove the device and add it again": lambda: (

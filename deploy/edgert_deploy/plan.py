@@ -132,7 +132,7 @@ def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceFacts) -> Non
     if not any(engine in facts.engines for engine in wanted):
         raise EngineMissing(
             f"{facts.device} has none of the engines that the bundle is for ({', '.join(dict.fromkeys(wanted))}); it has "
-            f"{', '.join(facts.engines) or 'none'}: edgert bootstrap {facts.device} --engine {wanted[0]}"
+            f"{', '.join(facts.engines) or 'none'}: edgert bootstrap {facts.device} --engines {wanted[0]}"
         )
 
 

@@ -17,10 +17,12 @@ from edgert.errors import DeviceError
 from edgert_deploy.facts import MachineFacts
 from edgert_deploy.inventory import Device
 from edgert_deploy.remote import RemoteDaemon, edgertd
+from edgert_deploy.runtime import script_path
 from edgert_deploy.transports import Result, Transport
 
 UNIT = "edgertd.service"
 USER = "edgert"
+USER_COMMENT = "EdgeRT daemon"  # by which `edgert unbootstrap` knows the account as one that bootstrap made
 PASSWORD_CREDENTIAL = "mqtt-password"  # the daemon looks for it under this name
 # These reach their processor through device files.
 ENGINES_WITH_DEVICES = ("tensorrt",)
@@ -54,6 +56,7 @@ def unit_for(
     template = (files("edgert_deploy") / "systemd" / ("edgertd-user.service" if user else UNIT)).read_text()
     text = Template(template).substitute(
         edgertd=_quoted(edgertd(device)[0]),
+        runtime=_quoted(script_path(device)),
         state=_quoted(device.state),
         keys=_quoted(f"-{device.state}/keys"),
         config=_quoted(f"-{device.state}/config.toml"),
@@ -74,7 +77,13 @@ def give_to_user(transport: Transport, device: Device) -> bool:
 
     Keys, configuration and passwords stay root's. Raises DeviceError where the user could not use what is there.
     """
-    done = _shell(transport, _GIVE_TO_USER, "the state folder belongs to its user", device, words=(device.state, USER))
+    done = _shell(
+        transport,
+        _GIVE_TO_USER,
+        "the state folder belongs to its user",
+        device,
+        words=(device.state, USER, USER_COMMENT),
+    )
     program = edgertd(device)[0]
     reach = 'runuser -u "$1" -- test -w "$2" && runuser -u "$1" -- test -x "$3"'
     if not transport.run(["sh", "-c", reach, "sh", USER, device.state, program], QUICK_S_MAX).ok:
@@ -94,15 +103,18 @@ def start(transport: Transport, device: Device) -> None:
 
 
 def enable(transport: Transport, device: Device, unit: Unit) -> None:
-    """Make a unit that lies there known, and wanted at each boot."""
+    """Make a unit that lies there known, and wanted at each boot. What has to be taken back one day goes into the receipt."""
     _shell(
         transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "systemd took the unit", device
     )
     if unit.user:
         advice = f"run there, as root: loginctl enable-linger {device.address.partition('@')[0]}"
         # Without polkit only root may allow it; where root has, asking again would be refused.
-        lingers = 'loginctl show-user --property=Linger "$(id -un)" | grep -qx Linger=yes || loginctl enable-linger'
-        done = transport.run(["sh", "-c", lingers], QUICK_S_MAX)
+        lingers = (
+            'test -e "/var/lib/systemd/linger/$(id -un)" || '
+            '{ loginctl enable-linger && printf "linger\\n" >>"$1/receipt"; }'
+        )
+        done = transport.run(["sh", "-c", lingers, "sh", device.home], QUICK_S_MAX)
         if not done.ok:
             raise DeviceError(f"{device.name}: the service would end with the log-out; {advice} ({done.complaint()})")
 
@@ -151,7 +163,7 @@ def _shell(
 _GIVE_TO_USER = """
 set -e
 id -u "$2" >/dev/null 2>&1 || {
-  useradd --system --user-group --no-create-home --home-dir "$1" --shell /usr/sbin/nologin "$2"
+  useradd --system --user-group --no-create-home --home-dir "$1" --shell /usr/sbin/nologin --comment "$3" "$2"
   for group in video render; do
     if getent group $group >/dev/null; then usermod --append --groups $group "$2"; fi
   done

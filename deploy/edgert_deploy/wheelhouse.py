@@ -1,6 +1,7 @@
 """The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
 
-A device needs no internet: it installs from this folder alone. The requirements come out of edgert's own wheel.
+A device needs no internet: it installs from this folder alone, and only wheels whose hashes were pinned when they were
+collected. The requirements come out of edgert's own wheel.
 pip judges environment markers by the interpreter it runs in, also when it downloads for another machine; so
 markers are judged here, for the device, over the whole tree, and what pip left out is asked for by name.
 """
@@ -18,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from edgert.errors import ConfigInvalid, EngineMissing
 
 ROUNDS_MAX = 6  # each adds what the markers of the last round's wheels ask for
 PIP_S_MAX = 1800.0
-KEY_FORMAT = "1"
+KEY_FORMAT = "2"
+PINS_NAME = "pins.txt"  # in a collected folder: the SHA-256 and the name of each wheel, as they came
 PIWHEELS_HINT = (
     ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
 )
@@ -82,35 +84,116 @@ class WheelTarget:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Wheels for one kind of device. `requirement` is what is installed from them; `digest` names the whole."""
+    """Wheels for one kind of device. `pins` are their SHA-256 by file name; `digest` names the whole.
+
+    `engines` are those whose wheels are among them, `lacking` says why another that was asked for is not.
+    """
 
     wheels: tuple[Path, ...]
-    requirement: str
+    pins: Mapping[str, str]
+    version: str
+    engines: tuple[str, ...]
     digest: str
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def requirements(self, names: Iterable[str] | None = None) -> str:
+        """What pip is to install, each wheel pinned by version and hash; all where `names` is None."""
+        lines = []
+        for file in sorted(self.pins if names is None else names):
+            name, version, _, _ = parse_wheel_filename(file)
+            lines.append(f"{name}=={version} --hash=sha256:{self.pins[file]}\n")
+        return "".join(lines)
+
+    def size_bytes(self, names: Iterable[str] | None = None) -> int:
+        """Of the wheels as they travel."""
+        wanted = set(self.pins if names is None else names)
+        return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in wanted)
+
+    def installed_bytes(self, names: Iterable[str] | None = None) -> int:
+        """Of their files once unpacked, byte code not counted."""
+        wanted = set(self.pins if names is None else names)
+        total = 0
+        for wheel in self.wheels:
+            if wheel.name in wanted:
+                with zipfile.ZipFile(wheel) as archive:
+                    total += sum(entry.file_size for entry in archive.infolist())
+        return total
 
 
 def prepare(
-    target: WheelTarget, engine: str, say: Callable[[str], None] = lambda _: None, *, refresh: bool = False
+    target: WheelTarget,
+    engines: Sequence[str],
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    refresh: bool = False,
+    shrink: bool = False,
 ) -> Wheelhouse:
-    """Collect edgert's wheel and all that it needs with `engine` on `target`.
+    """Collect edgert's wheel and all that it needs with `engines` on `target`.
 
-    What was collected before is used again unless `refresh`. Raises ConfigInvalid: no wheels for that machine,
-    no network, or no pip here.
+    With `shrink`, an engine that has no wheels for the target is left out, as long as one remains. What was collected
+    before is used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a wheel that
+    changed since it was collected.
     """
-    extra = "" if engine in ENGINES_WITHOUT_WHEELS else engine
     own = own_wheel(say)
-    requirements = _direct_requirements(own, extra, target)
+    lacking: dict[str, str] = {}
+    wanted = list(engines)
+    for engine in engines if shrink else ():
+        try:
+            _direct_requirements(own, (engine,), target)
+        except EngineMissing as error:
+            wanted.remove(engine)
+            lacking[engine] = error.message
+    if not wanted:
+        raise EngineMissing("; ".join(lacking.values()))
+    try:
+        folder = _collected(own, wanted, target, say, refresh)
+    except ConfigInvalid:
+        if not shrink or len(engines) == 1:
+            raise
+        for engine in list(wanted):  # which of them it was that has none
+            try:
+                _collected(own, (engine,), target, say, refresh)
+            except ConfigInvalid as error:
+                wanted.remove(engine)
+                lacking[engine] = error.message
+        if not wanted:
+            raise
+        folder = _collected(own, wanted, target, say, refresh)
+    pins = {own.name: _sha256(own), **_checked_pins(folder)}
+    wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
+    version = str(parse_wheel_filename(own.name)[1])
+    return Wheelhouse(wheels, pins, version, tuple(wanted), _digest(pins), lacking)
+
+
+def _collected(
+    own: Path, engines: Sequence[str], target: WheelTarget, say: Callable[[str], None], refresh: bool
+) -> Path:
+    """The folder with what edgert needs with `engines` on `target`, filled where it is not there yet."""
+    requirements = _direct_requirements(own, engines, target)
     folder = cache_folder() / "wheels" / _key(target, requirements)
     if refresh:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
-        say(f"collecting wheels for Python {target.python} on {target.machine} with glibc {target.glibc}")
+        named = f" with {', '.join(engines)}" if engines else ""
+        say(f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}")
         with _beside(folder) as partial:
             _collect(partial, requirements, target, say)
-    wheels = (own, *sorted(folder.glob("*.whl")))
-    version = parse_wheel_filename(own.name)[1]
-    name = f"edgert[{extra}]" if extra else "edgert"
-    return Wheelhouse(wheels, f"{name}=={version}", _digest(wheels))
+            lines = [f"{_sha256(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
+            (partial / PINS_NAME).write_text("".join(lines))
+    return folder
+
+
+def _checked_pins(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each wheel in `folder`, by name. Raises ConfigInvalid where one is not as it was collected."""
+    try:
+        lines = [line.split("  ", 1) for line in (folder / PINS_NAME).read_text().splitlines()]
+        pins = {name: digest for digest, name in lines}
+        changed = [name for name, digest in pins.items() if _sha256(folder / name) != digest]
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"the wheels in {folder} cannot be read ({error}): collect them anew, --refresh") from error
+    if changed:
+        raise ConfigInvalid(f"{folder / changed[0]} is not what was collected: collect the wheels anew, --refresh")
+    return pins
 
 
 def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
@@ -260,15 +343,22 @@ def _pip(words: Sequence[str], doing: str) -> None:
         raise ConfigInvalid(f"cannot {doing}: {' '.join(errors)[-800:]}{hint}")
 
 
-def _direct_requirements(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    if extra and extra not in (_metadata(wheel).get_all("Provides-Extra") or []):
-        raise EngineMissing(f"edgert knows no wheels for engine {extra!r}: install it on the device by hand")
-    found = _needs(wheel, "", target) + (_needs(wheel, extra, target) if extra else [])
-    if extra and len(found) == len(_needs(wheel, "", target)):
-        raise EngineMissing(
-            f"engine {extra} has no wheels for Python {target.python} on {target.machine}: "
-            "give the device another engine (--engine) or another Python"
-        )
+def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:
+    """What edgert needs on `target` with `engines`. Raises EngineMissing for one that has no wheels there."""
+    found = _needs(wheel, "", target)
+    known = _metadata(wheel).get_all("Provides-Extra") or []
+    for engine in engines:
+        if engine in ENGINES_WITHOUT_WHEELS:
+            continue
+        if engine not in known:
+            raise EngineMissing(f"edgert knows no wheels for engine {engine!r}: install it on the device by hand")
+        more = _needs(wheel, engine, target)
+        if not more:
+            raise EngineMissing(
+                f"engine {engine} has no wheels for Python {target.python} on {target.machine}: "
+                "give the device another engine (--engines) or another Python"
+            )
+        found = found + more
     return sorted({str(requirement): requirement for requirement in found}.values(), key=str)
 
 
@@ -302,12 +392,12 @@ def _key(target: WheelTarget, requirements: Sequence[Requirement]) -> str:
     return f"py{target.python}-{target.machine}-glibc{target.glibc}-{digest}"
 
 
-def _digest(wheels: Sequence[Path]) -> str:
-    """The wheels' names and, for edgert's own, its content: other names carry a version that says as much."""
-    digest = hashlib.sha256(wheels[0].read_bytes())
-    for wheel in wheels:
-        digest.update(wheel.name.encode() + b"\n")
-    return digest.hexdigest()
+def _digest(pins: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{pins[name]}  {name}\n" for name in sorted(pins)).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager

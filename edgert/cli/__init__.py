@@ -21,6 +21,10 @@ COMMANDS = {
     "install": ("edgert.cli.install:install", "Verify a bundle and put it into the model's spare slot."),
     "activate": ("edgert.cli.activate:activate", "Make the installed version live, on trial."),
     "check": ("edgert.cli.check:check", "Ask the daemon for the golden inputs and compare its answers."),
+    "self-test": (
+        "edgert.cli.self_test:self_test",
+        "Load the models and compare their golden answers, without a daemon.",
+    ),
     "trial": ("edgert.cli.trial:trial", "Say how a trial stands, and wait for what becomes of it."),
     "mark-good": ("edgert.cli.mark_good:mark_good", "End the trial: keep the live version."),
     "rollback": ("edgert.cli.rollback:rollback", "Go back to the good version before."),

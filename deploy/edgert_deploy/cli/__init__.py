@@ -22,7 +22,11 @@ COMMANDS = {
     "watch": ("edgert_deploy.cli.watch:watch", "Show the fleet's latency as it arrives over MQTT."),
     "fleet": ("edgert_deploy.cli.fleet:fleet", "Record, ask and export what the fleet reports."),
     "device": ("edgert_deploy.cli.device:device", "Add, list and remove devices."),
-    "bootstrap": ("edgert_deploy.cli.bootstrap:bootstrap", "Install edgert and an engine on a bare device."),
+    "bootstrap": (
+        "edgert_deploy.cli.bootstrap:bootstrap",
+        "Install edgert and its engines on bare devices; upgrade them.",
+    ),
+    "unbootstrap": ("edgert_deploy.cli.unbootstrap:unbootstrap", "Take everything away again that bootstrap made."),
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),
     "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or give up deployments."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.signing import PublicKey, read_public_key
-from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, broker_doubt, check_settings
+from edgert_deploy.bootstrap import (
+    Bootstrapped,
+    Broker,
+    Wishes,
+    broker_doubt,
+    check_settings,
+    go_back,
+    plan_bootstrap,
+)
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.profiles import load_profile
+from edgert_deploy.runtime import TRIAL_S
 from edgert_deploy.transports import open_transport
 
 
@@ -30,7 +40,25 @@ from edgert_deploy.transports import open_transport
     multiple=True,
     help="Key to trust: a name (edgert keys list) or a PEM file [default: default].",
 )
-@click.option("--engine", default="", help="Install this engine instead of the first of the device's profile.")
+@click.option(
+    "--engines",
+    "--engine",
+    "engines",
+    default="all",
+    show_default=True,
+    metavar="all|first|NAME,...",
+    help="Engines to install: all of the profile's ladder that the device can have, its first, or those named.",
+)
+@click.option("--upgrade", is_flag=True, help="Bring this host's runtime to devices that have another: on trial.")
+@click.option("--rollback", is_flag=True, help="Change to the runtime before the one in use: on trial.")
+@click.option(
+    "--trial-s",
+    type=click.FloatRange(10, 86_400),
+    default=TRIAL_S,
+    show_default=True,
+    help="How long a device tries a new runtime before it takes the old one back.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what is there, what would be sent and done; change nothing.")
 @click.option("--broker", metavar="HOST[:PORT]", help="Where the devices report over MQTT.")
 @click.option("--mqtt-username", default="", help="User at the broker.")
 @click.option(
@@ -58,7 +86,11 @@ from edgert_deploy.transports import open_transport
 def bootstrap(
     selector: str,
     key_names: tuple[str, ...],
-    engine: str,
+    engines: str,
+    upgrade: bool,
+    rollback: bool,
+    trial_s: float,
+    dry_run: bool,
     broker: str | None,
     mqtt_username: str,
     mqtt_password_file: Path | None,
@@ -70,14 +102,19 @@ def bootstrap(
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make bare devices ready: Python environment, edgert, engine, key, configuration, service.
+    """Make bare devices ready: Python environment, edgert, engines, key, configuration, service.
 
     SELECTOR is names, groups or `all`, separated by commas. The devices need no internet: all they get comes
-    from this host. Done again it changes only what differs.
+    from this host. Done again it changes only what differs; a runtime that serves is left alone without --upgrade.
+    An upgrade is tried beside the old one first, then on trial: the device takes the old one back by itself unless the
+    new one serves every model that served, with the right answers.
 
     \b
     Examples:
+      edgert bootstrap kitchen --dry-run
       edgert bootstrap kitchen
+      edgert bootstrap all --upgrade
+      edgert bootstrap kitchen --rollback
       edgert bootstrap kitchen --set serving.window_s=10 --set serving.cache_mb=0
       edgert bootstrap all --broker 10.0.0.1:8883 --mqtt-ca ca.pem --mqtt-username edge --mqtt-password-file pw
     """
@@ -88,12 +125,18 @@ def bootstrap(
     keys = trusted_keys(key_names or ("default",))
     if reports_to is not None and (doubt := broker_doubt(reports_to)):
         click.echo(f"warning: {doubt}", err=True)
-    wishes = Wishes(keys, reports_to, engine, refresh, service, given)
+    if rollback and upgrade:
+        raise click.UsageError("give either --upgrade or --rollback")
+    wishes = Wishes(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
+    if dry_run:
+        _show_plans(devices, wishes, devices_dir, as_json)
+        return
     rows: list[dict[str, Any]] = []
     failed: EdgeRTError | None = None
     for device in devices:
         try:
-            rows.append(asdict(bootstrap_device(device, wishes, devices_dir)))
+            done = take_back(device, wishes) if rollback else bootstrap_device(device, wishes, devices_dir)
+            rows.append(asdict(done))
         except EdgeRTError as error:
             failed = failed or error
             rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
@@ -111,9 +154,41 @@ def bootstrap_device(device: Device, wishes: Wishes, devices_dir: Path | None = 
     transport = open_transport(device)
     try:
         profile = load_profile(device.profile, devices_dir)
-        return set_up(device, profile, wishes, transport, lambda line: say(device.name, line))
+        return set_up(device, profile, wishes, transport, partial(say, device.name))
     finally:
         transport.close()
+
+
+def take_back(device: Device, wishes: Wishes) -> Bootstrapped:
+    """Have one device change to the runtime before."""
+    transport = open_transport(device)
+    try:
+        return go_back(device, wishes, transport, partial(say, device.name))
+    finally:
+        transport.close()
+
+
+def _show_plans(devices: list[Device], wishes: Wishes, devices_dir: Path | None, as_json: bool) -> None:
+    """What a bootstrap would do. Raises the first device's error once all were asked."""
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    failed: EdgeRTError | None = None
+    for device in devices:
+        transport = open_transport(device)
+        try:
+            profile = load_profile(device.profile, devices_dir)
+            plan = plan_bootstrap(device, profile, wishes, transport, partial(say, device.name))
+            rows.append(plan.to_json())
+            lines += [f"{device.name}: {step}" for step in plan.steps() or ["nothing to do, all is there"]]
+        except EdgeRTError as error:
+            failed = failed or error
+            rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
+            lines.append(f"{device.name}: cannot be bootstrapped [{error.code}]: {error.message}")
+        finally:
+            transport.close()
+    emit({"ok": failed is None, "dry_run": True, "devices": rows}, "\n".join(lines), as_json)
+    if failed is not None:
+        click.get_current_context().exit(failed.exit_code)
 
 
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
@@ -149,6 +224,7 @@ def _line(row: dict[str, Any], python: str) -> str:
         return f"{row['device']}: failed [{row['error']['code']}]: {row['error']['message']}"
     changed = ", ".join(row["changed"]) or "nothing, all was there"
     engines = ", ".join(f"{name} {version}" for name, version in row["status"]["engines"].items() if version)
+    engines += "".join(f"; without {name}" for name in row["lacking"])
     return (
         f"{row['device']}: ready, kept running by {row['service']}; engines {engines}; changed: {changed}\n"
         f"  apps there: {python}, socket {row['status']['socket']}"

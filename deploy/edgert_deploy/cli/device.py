@@ -50,6 +50,7 @@ device.add_command(set_)
 @click.option(
     "--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key [default: agent, ~/.ssh]."
 )
+@click.option("--sudo", is_flag=True, help="Act as root on it by sudo, which must ask for no password.")
 @click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag; may be given again.")
 @click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A machine that it is reached through.")
@@ -67,6 +68,7 @@ def add(
     profile_name: str | None,
     wanted: str | None,
     identity: Path | None,
+    sudo: bool,
     groups: tuple[str, ...],
     tags: tuple[str, ...],
     jump: str,
@@ -87,7 +89,7 @@ def add(
 
     \b
     Examples:
-      edgert device add kitchen pi@10.0.0.7
+      edgert device add kitchen pi@10.0.0.7 --sudo
       edgert device add nuc-3 root@nuc-3:2222 --fingerprint SHA256:abc... --profile intel-nuc --group line-2
       edgert device add cam-7 pi@192.168.8.7 --jump ops@bastion --tag rack=3 --tag outdoors
       edgert device add here --local ./device
@@ -104,6 +106,7 @@ def add(
     else:
         assert address is not None  # one of both is given
         draft = Device(name, "ssh", address, "", state or "", identity=absolute(identity), jump=jump)
+        draft = replace(draft, become="sudo" if sudo else "")
         if jump:
             key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
             draft = replace(draft, jump_host_key=key)

@@ -51,6 +51,7 @@ _SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
 _UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
 _PAUSE_S_MAX = 30.0
+_SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
@@ -93,6 +94,11 @@ class SshTransport:
             exit_code = channel.recv_exit_status()
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
+            if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
+                raise DeviceError(
+                    f"{self.device.name}: {err.text().strip()[:200]}; allow that user sudo without a password (visudo: "
+                    "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
+                )
             return Result(tuple(argv), exit_code, out.text(), err.text())
 
     def put(
@@ -151,7 +157,7 @@ class SshTransport:
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._open().create_session()
         channel.settimeout(self.limits.dead_after_s)
-        channel.exec_command(shlex.join(argv))
+        channel.exec_command(shlex.join([*(_SUDO if self.device.become else ()), *argv]))
         return channel
 
     def _follow(

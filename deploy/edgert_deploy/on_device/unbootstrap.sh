@@ -1,0 +1,114 @@
+# Takes away what `edgert bootstrap` made, by name: whatever else lies in these folders stays. Run as `sh -c` with
+#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT
+# Prints `removed WHAT` and `left WHAT`. Ended anywhere, it can be run again.
+set -u
+mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7
+failed=0
+
+removed() { echo "removed $1"; }
+doing() { test "$mode" != show; }
+gone() { # a file or folder, whatever it is
+  if test ! -e "$1" && test ! -L "$1"; then return 0; fi
+  if doing && ! rm -rf "$1"; then failed=1 && echo "left $1" && return 0; fi
+  removed "$1"
+}
+empty() { # a folder of ours, where nothing of anybody else's is in it
+  if test ! -d "$1"; then return; fi
+  if ! doing; then echo "removed $1 (where nothing else is in it)" && return; fi
+  if rmdir "$1" 2>/dev/null; then removed "$1"; else echo "left $1 ($(ls -A "$1" | head -n 5 | tr '\n' ' ')in it)"; fi
+}
+
+manager() {
+  if test "$(id -u)" = 0; then
+    units=/etc/systemd/system
+    systemctl "$@"
+  else
+    export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
+    systemctl --user "$@"
+  fi
+}
+
+remove_service() {
+  units=$HOME/.config/systemd/user
+  if test "$(id -u)" = 0; then units=/etc/systemd/system; fi
+  test -e "$units/$unit" && grep -qF -- "$state" "$units/$unit" || return 0
+  if doing; then
+    manager stop edgertd-trial.service 2>/dev/null
+    manager disable --now "$unit" 2>&1 | sed 's/^/# /'
+  fi
+  gone "$units/$unit"
+  if test "$purge" = yes; then gone "$units/$unit.d"; elif test -e "$units/$unit.d"; then echo "left $units/$unit.d"; fi
+  if doing; then manager daemon-reload && manager reset-failed "$unit" 2>/dev/null; fi
+}
+
+remove_environment() {
+  test -n "$home" && test -d "$home" || return 0
+  receipt=$(cat "$home/receipt" 2>/dev/null)
+  for name in venv venv.new previous previous.new venvs wheels runtime.sh trial trial.new outcome outcome.new lock restart-due; do
+    gone "$home/$name"
+  done
+  for each in "$home"/.runtime.sh.*.part; do gone "$each"; done
+}
+
+remove_state() {
+  for name in control.sock edgert.sock edgertd.pid edgertd.log edgertd.log.1 incoming spool claims cache learned restart-due \
+    mqtt-password mqtt-ca.pem; do
+    gone "$state/$name"
+  done
+  for each in "$state"/.*.part; do gone "$each"; done
+  if test "$purge" = yes; then
+    for name in models keys config.toml; do gone "$state/$name"; done
+  elif test -d "$state"; then
+    if doing && test "$(id -u)" = 0; then chown -R 0:0 "$state"; fi # its user is going
+    for name in models keys config.toml; do test ! -e "$state/$name" || echo "left $state/$name"; done
+  fi
+}
+
+# The account that bootstrap made bears its comment; one of before that was written has our folder as its home.
+remove_user() {
+  test "$(id -u)" = 0 && entry=$(getent passwd "$user") || return 0
+  IFS=: read -r _ _ _ _ about folder shell <<END
+$entry
+END
+  if test "$about" != "$comment"; then
+    if test -n "$about" || test "$folder" != "$state" || test "${shell##*/}" != nologin; then
+      echo "left user $user (bootstrap did not make it)"
+      return
+    fi
+  fi
+  if doing; then
+    userdel "$user" || { failed=1 && echo "left user $user" && return; }
+    getent group "$user" >/dev/null && groupdel "$user"
+  fi
+  removed "user and group $user"
+}
+
+made_folders() { # that nothing is left in; last made, first removed
+  printf '%s\n' "$receipt" | sed -n '1!G;h;$p' | while read -r what path; do
+    if test "$what" = folder && test "$path" != "$state" && test "$path" != "$home"; then
+      rmdir "$path" 2>/dev/null && removed "$path"
+    fi
+  done
+}
+
+remove_folders() {
+  if test "$purge" = yes; then empty "$state"; fi
+  if printf '%s\n' "$receipt" | grep -qx linger; then
+    if doing; then loginctl disable-linger; fi
+    removed "lingering of $(id -un)"
+  fi
+  if doing; then made_folders; fi
+  if test -n "$home"; then gone "$home/receipt" && empty "$home"; fi
+  if doing; then made_folders; fi
+}
+
+receipt=
+remove_service
+if test "$mode" = stop; then exit 0; fi
+remove_environment
+remove_state
+if test "$(id -u)" = 0 && test -n "$home"; then gone /run/edgert; fi
+remove_user
+remove_folders
+if doing; then sync; fi
+exit $failed

@@ -1,0 +1,42 @@
+"""`edgertd self-test`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from edgert import __version__
+from edgert.cli.output import emit
+from edgert.config import StateDir, read_config
+from edgert.slots import SlotStore
+
+
+@click.command("self-test")
+@click.argument("models", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
+    """Load MODELS (all that are active) in this process and compare their golden answers. No daemon is needed.
+
+    `edgert bootstrap --upgrade` asks a new runtime this before it comes into use. Exits with 9 when an answer lies
+    outside the signed tolerance.
+
+    \b
+    Example:
+      /opt/edgert/venvs/0123456789abcdef/bin/edgertd self-test
+    """
+    from edgert.serving.self_test import self_test as test_model
+
+    config = read_config(state)
+    names = models or tuple(
+        name for name in state.model_names() if SlotStore(state.models / name).read().active is not None
+    )
+    results = [test_model(name, state, config, lambda line: click.echo(line, err=True)) for name in names]
+    lines = [
+        f"{each['model']}: release {each['release']} answers rightly on {each['engine']} {each['engine_version']}"
+        + (f"; not on: {'; '.join(each['tried'])}" if each["tried"] else "")
+        for each in results
+    ]
+    value = {"edgert": __version__, "runtime": sys.prefix, "models": results}
+    emit(value, "\n".join([f"edgert {__version__} in {sys.prefix}", *lines]), as_json)

@@ -1,0 +1,222 @@
+"""A device's software, over a user who may sudo: installed, upgraded, taken back, through a power cut, and away again.
+
+test_service.py bootstraps as root, and as a user without rights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hil import rootfs
+from hil.containers import Container, running_container
+from hil.dut import Dut
+from hil.host import ROOT, Host
+from tests.bundles import make_null_bundle
+from tests.devices import wait_until
+
+PROFILE = "generic-x86-64"
+NAME = "board"
+COPIED = ("edgert", "deploy", "devices", "pyproject.toml", "README.md", "LICENSE")
+TRIAL_S = "90"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@dataclass(frozen=True)
+class World:
+    """One container, bootstrapped by `host`; other hosts have other versions of EdgeRT."""
+
+    host: Host
+    container: Container
+    folder: Path
+
+    before: dict[str, str]
+
+    def sh(self, script: str) -> str:
+        return self.host.on(NAME, "sh", "-c", script).stdout.strip()
+
+    def current(self) -> str:
+        return self.sh("basename $(readlink /opt/edgert/venv)")
+
+    def another(self, name: str, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Host:
+        """A host of the same user whose EdgeRT says that it is `name`, with `old` in `file` replaced by `new`."""
+        tree = self.folder / name
+        tree.mkdir()
+        for each in COPIED:
+            copy = shutil.copytree if (ROOT / each).is_dir() else shutil.copyfile
+            copy(ROOT / each, tree / each)
+        about = tree / "edgert/__init__.py"
+        about.write_text(about.read_text() + f"\nWHICH = {name!r}\n")
+        changed = (tree / file).read_text()
+        assert old in changed
+        (tree / file).write_text(changed.replace(old, new, 1))
+        return Host(self.host.folder, tree)
+
+    def serves(self) -> bool:
+        try:
+            (row,) = self.host.edgert("status", NAME)["devices"]
+        except AssertionError:  # it boots
+            return False
+        models = row.get("status", {}).get("models", [])
+        return bool(models) and (models[0].get("serving") or {}).get("state") == "ready"
+
+
+@pytest.fixture(scope="module")
+def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with running_container(tmp_path_factory.mktemp("device")) as container:
+        host = Host(tmp_path_factory.mktemp("host"))
+        host.edgert("keys", "new")
+        (container.root / "etc/sudoers.d/pi").write_text(f"{rootfs.USER} ALL=(ALL) NOPASSWD: ALL\n")
+        address = f"{rootfs.USER}@{container.ip}"
+        host.add(Dut(NAME, PROFILE, address, container.fingerprint, identity=str(container.client_key), sudo=True))
+        made = World(host, container, tmp_path_factory.mktemp("trees"), everything(container.root))
+        (plan,) = host.edgert("bootstrap", NAME, "--engines", "null", "--dry-run")["devices"]
+        assert plan["runtime"]["action"] == "install"
+        assert plan["runtime"]["send_bytes"] > 1e6
+        assert everything(container.root) == made.before
+        (done,) = host.edgert("bootstrap", NAME, "--engines", "null")["devices"]
+        assert done["runtime"]["sent_bytes"] == plan["runtime"]["send_bytes"]
+        host.edgert("deploy", make_null_bundle(host.folder, host.key, profile=PROFILE), "--to", NAME)
+        yield made
+
+
+# What other programs write at any time, and the copies that useradd keeps of the files it changes.
+PASSING = ("proc", "sys", "dev", "run", "tmp", "var/log", "var/tmp", "var/lib/systemd", "var/lib/sudo")
+COPIES = ("etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-", "etc/.pwd.lock")
+
+
+def everything(root: Path) -> dict[str, str]:
+    """Each file, link and folder below `root`: its kind, mode, owner and content."""
+    found = {}
+    for folder, names, files in os.walk(root):
+        below = os.path.relpath(folder, root)
+        names[:] = [name for name in names if os.path.normpath(os.path.join(below, name)) not in PASSING]
+        for name in (*names, *files):
+            path = Path(folder, name)
+            status = path.lstat()
+            said = os.readlink(path) if path.is_symlink() else ""
+            if stat.S_ISREG(status.st_mode):
+                # What the root file system came with changes its time when it is changed.
+                small = status.st_size < 100_000
+                said = hashlib.sha256(path.read_bytes()).hexdigest() if small else f"{status.st_mtime_ns}"
+            found[os.path.normpath(os.path.join(below, name))] = (
+                f"{status.st_mode:o} {status.st_uid}:{status.st_gid} {said}"
+            )
+    return {path: said for path, said in found.items() if path not in COPIES}
+
+
+def test_an_upgrade_is_tried_and_kept_and_what_it_shares_is_not_sent(world: World) -> None:
+    newer, before = world.another("newer"), world.current()
+    (kept,) = newer.edgert("bootstrap", NAME, "--engines", "null")["devices"]
+    assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # not without being asked
+    (done,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
+    assert (done["runtime"]["action"], done["changed"]) == ("upgrade", ["runtime"])
+    assert done["runtime"]["sent_bytes"] < 2e6  # edgert's own wheel alone
+    assert world.current() == done["runtime"]["id"] != before
+    assert world.sh("/opt/edgert/venv/bin/python -c 'import edgert; print(edgert.WHICH)'") == "newer"
+    assert world.serves()
+    (again,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
+    assert again["changed"] == []
+    assert sorted(world.sh("ls /opt/edgert/venvs").split()) == sorted([before, done["runtime"]["id"]])
+    (back,) = newer.edgert("bootstrap", NAME, "--rollback")["devices"]
+    assert (back["changed"], world.current()) == (["runtime"], before)
+    assert world.serves()
+
+
+def test_a_runtime_that_computes_something_else_never_comes_into_use(world: World) -> None:
+    wrong = world.another(
+        "wrong", "edgert/engines/null.py", "array.astype(spec.dtype) for", "array.astype(spec.dtype) + 1 for"
+    )
+    before = world.current()
+    failed = wrong.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", code=9)
+    assert "self-test" in failed["error"]["message"]
+    assert world.current() == before
+    assert world.serves()
+
+
+def test_a_daemon_that_does_not_come_up_is_taken_back_by_the_device(world: World) -> None:
+    """Its self-test passes: only the trial can show it."""
+    broken = world.another(
+        "broken", "edgert/cli/serve.py", "    from edgert.serving", "    raise SystemExit(3)\n    from edgert.serving"
+    )
+    before = world.current()
+    failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial-s", TRIAL_S, code=9)
+    assert failed["error"]["code"] == "deploy.rolled_back"
+    assert world.current() == before
+    assert world.serves()
+    assert len(world.sh("ls /opt/edgert/venvs").split()) == 2  # what failed is not kept
+
+
+def test_power_lost_in_a_trial_brings_the_runtime_before_back(world: World) -> None:
+    """The new one hangs and is never confirmed; nobody is there when the power comes back."""
+    hanging = world.another(
+        "hanging",
+        "edgert/cli/serve.py",
+        "    from edgert.serving",
+        "    import time; time.sleep(9999)\n    from edgert.serving",
+    )
+    before = world.current()
+    upgrade = threading.Thread(
+        target=hanging.edgert, args=("bootstrap", NAME, "--engines", "null", "--upgrade"), kwargs={"code": 9}
+    )
+    upgrade.start()
+    home = world.container.root / "opt/edgert"
+    wait_until(
+        lambda: (home / "trial").exists() and os.readlink(home / "venv").rpartition("/")[2] != before,
+        "it is on trial",
+        60,
+    )
+    world.container.cycle()
+    wait_until(world.serves, "the runtime before serves without an operator", 60)
+    assert world.current() == before
+    assert not (home / "trial").exists()
+    upgrade.join(120)  # the host saw what became of it
+    assert not upgrade.is_alive()
+
+
+def test_without_python_it_says_what_to_install(world: World) -> None:
+    world.sh("mkdir /root/away && mv /usr/bin/python3* /root/away/")
+    try:
+        refused = world.host.edgert("bootstrap", NAME, code=7)
+    finally:
+        world.sh("mv /root/away/python3* /usr/bin/ && rmdir /root/away")
+    assert "Debian GNU/Linux 12 (bookworm)) has no Python" in refused["error"]["message"]
+    assert "apt-get install -y python3 python3-venv" in refused["error"]["message"]
+
+
+def test_what_bootstrap_made_goes_and_models_may_stay(world: World) -> None:
+    (shown,) = world.host.edgert("unbootstrap", NAME, "--dry-run")["devices"]
+    assert world.serves()
+    world.host.edgert("unbootstrap", NAME, "--yes")
+    assert set(shown["removed"]) >= {"/etc/systemd/system/edgertd.service", "user and group edgert"}
+    assert sorted(world.sh("ls /var/lib/edgert").split()) == ["config.toml", "keys", "models"]
+    world.host.edgert("bootstrap", NAME, "--engines", "null")
+    assert world.serves()  # what stayed is what the next runtime finds
+
+
+def test_after_a_purge_the_device_is_as_it_was(world: World) -> None:
+    note = world.container.root / "var/lib/edgert/note"
+    note.write_text("not of edgert\n")
+    (gone,) = world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"]
+    assert any(left.startswith("/var/lib/edgert (note") for left in gone["left"])
+    note.unlink()
+    (rest,) = world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"]
+    assert rest["removed"] == ["/var/lib/edgert"]
+    after = everything(world.container.root)
+    assert {
+        k: (world.before.get(k), after.get(k))
+        for k in world.before.keys() | after.keys()
+        if world.before.get(k) != after.get(k)
+    } == {}
+    assert world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"] == [
+        {"device": NAME, "removed": [], "left": []}
+    ]
