@@ -21,7 +21,7 @@ from edgert.config import read_config
 from edgert.engines.fault import MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.installer import install
-from edgert.serving import channel, service
+from edgert.serving import channel, crashes, service
 from edgert.serving.progress import RunPage
 from edgert.serving.service import ModelService
 from edgert.serving.worker_process import WorkerProcess
@@ -281,7 +281,7 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
         clock = Clock()
         one = OneService(device, clock)
         one.service.sync()
-        for pause_s in service.QUARANTINE_PAUSES_S[:2]:
+        for pause_s in crashes.QUARANTINE_PAUSES_S[:2]:
             seen = one.names().count("quarantined")
             one.until(lambda seen=seen: one.names().count("quarantined") > seen, "it is quarantined")  # type: ignore[misc]
             assert one.told[-1][1]["retry_s"] == pause_s
@@ -291,7 +291,7 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
             assert pause_s - 2 < due_s - clock() <= pause_s
             clock.added += pause_s
         marker.unlink()
-        clock.added += service.QUARANTINE_PAUSES_S[-1]
+        clock.added += crashes.QUARANTINE_PAUSES_S[-1]
         one.until(lambda: one.service.state == "ready", "it serves")
         one.service.stop()
         one.until(lambda: not one.service.workers, "it has ended")

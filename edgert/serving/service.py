@@ -37,22 +37,17 @@ from edgert.errors import (
 )
 from edgert.log import log
 from edgert.serving import channel
+from edgert.serving.care import Care
+from edgert.serving.crashes import Crashes
 from edgert.serving.trial import TrialWatch, flat, previous_version
 from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version, why_expired
 
-CRASHES_MAX = 3
 STORAGE_RETRY_S = 5.0
 STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
-RESTART_PAUSES_S = (0.1, 0.5, 2.0)
-QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # between two words of an engine that says what it does so long (TensorRT builds a plan)
 LOADING_RETRY_S = 0.1
-LOOK_S_MAX = 30.0  # between two looks at a worker; runs are timed exactly all the same
-MEMORY_LOOK_S = 2.0  # where a worker's memory is limited
-MEMORY_HARD_SHARE = 1.25  # of the limit: from here the worker is killed, not replaced
-RECYCLE_PAUSE_S = 60.0
 ROOM_RETRY_S = 0.05
 ROOM_S_MAX = 10.0  # how long a model nobody asks for again waits for room
 STUCK_S = 10.0  # a worker that lives on that long after it was killed
@@ -95,7 +90,6 @@ class ModelService:
     ) -> None:
         self.model, self.config = model, config.serving
         self.pinned = config.model(model).pinned
-        self._run_s_max = self.config.run_s_max or float("inf")
         self.store = SlotStore(state.models / model)
         self._state_dir, self._boot, self._watch, self._notify = state, boot, watch, notify
         self._admit, self._clock = admit, clock
@@ -110,14 +104,10 @@ class ModelService:
         self._demanded = self.pinned or not self.config.memory_mb
         self._room_until_s: float | None = None
         self._room_at_s: float | None = None
-        self._crashes = 0
-        self._crashed_digest = ""
-        self._given_up: set[str] = set()
+        self._crashes, self._care = Crashes(), Care(config.serving)
         self._restart_at_s: float | None = None
         self._trial_until_s: float | None = None
         self._give_up_at_s: float | None = None
-        self._recycled_at_s: float | None = None
-        self._look_at_s: float | None = None
         self._stopped = False
 
     # --- what the supervisor asks -------------------------------------------------------------
@@ -126,7 +116,7 @@ class ModelService:
         """Bring up what the slots name; `settled` hears None when that is so, or why it is not."""
         if settled is not None:
             self._waiting.append(settled)
-            self._given_up.clear()  # somebody decided anew
+            self._crashes.forgive()  # somebody decided anew
         try:
             slots = self.store.read()
         except EdgeRTError as error:
@@ -225,12 +215,12 @@ class ModelService:
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:
                 worker.kill(now_s)
-        if self._look_at_s is not None and now_s >= self._look_at_s:
+        if self._care.due_s is not None and now_s >= self._care.due_s:
             self._look(now_s)
 
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._look_at_s, self._give_up_at_s]
+        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._care.due_s, self._give_up_at_s]
         times += [self.watch.due_s] if self.watch is not None else []
         times += (
             [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
@@ -256,7 +246,7 @@ class ModelService:
             self._ending.append(self.current)
         self.current = None
         self._forget_restart()
-        self._trial_until_s = self._look_at_s = None
+        self._trial_until_s = self._care.due_s = None
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
@@ -286,7 +276,7 @@ class ModelService:
         if self._room_at_s is not None:
             return ServingState.WAITING
         if self._restart_at_s is not None:
-            return ServingState.QUARANTINED if self._crashes >= CRASHES_MAX else ServingState.RESTARTING
+            return ServingState.QUARANTINED if self._crashes.too_many else ServingState.RESTARTING
         if self.fault is not None:
             return ServingState.FAILED
         return ServingState.STOPPED if self._demanded else ServingState.UNLOADED
@@ -299,7 +289,7 @@ class ModelService:
             "state": state.value,
             "fault": None if self.fault is None else self.fault.message,
             "doing": None if self.next is None else self.next.doing or None,
-            "crashes": self._crashes,
+            "crashes": self._crashes.in_a_row,
             "retry_s": retry_s,
             "pinned": self.pinned,
             "watch": self._judged if self.watch is None else self.watch.as_json(self._clock()),
@@ -315,8 +305,7 @@ class ModelService:
         if not (self._demanded or self.on_trial or self.current is not None):
             self._settle(None)
             return
-        if version.digest != self._crashed_digest:
-            self._crashes = 0
+        self._crashes.tries(version.digest)
         self._restart_at_s = None
         try:
             admitted = self._admit(self, slots)
@@ -386,7 +375,7 @@ class ModelService:
         worker.connected_at_s = self._clock()
         self.fault = None
         self._retire(old)
-        self._plan_look()
+        self._care.plan(worker, self._clock())
         facts = worker.facts
         self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
         self._settle(None)
@@ -447,40 +436,11 @@ class ModelService:
 
     # --- looking after the worker that serves ---------------------------------------------------
 
-    def _plan_look(self) -> None:
-        """Set the next look. The times are multiples of the period, so that many models cost one waking."""
-        if self.current is None:
-            self._look_at_s = None
-            return
-        limit_s, now_s = self._run_s_max, self._clock()
-        period_s = min(limit_s, LOOK_S_MAX, MEMORY_LOOK_S if self.config.worker_mb_max else LOOK_S_MAX)
-        self._look_at_s = (now_s // period_s + 1) * period_s
-        since = self.current.page.running_since_s()
-        if since is not None and self.current.killed_at_s is None:
-            self._look_at_s = max(now_s, min(self._look_at_s, since + limit_s)) + 0.001
-
     def _look(self, now_s: float) -> None:
         """See to it that no run lasts for ever and that the memory stays within its limits."""
-        worker = self.current
-        if worker is not None and not self._runs_too_long(worker, now_s):
-            self._heed_memory(worker, now_s)
-        self._plan_look()
-
-    def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:
-        since = worker.page.running_since_s()
-        if since is None or now_s - since <= self._run_s_max or worker.page.running_since_s() != since:
-            return False
-        worker.kill(now_s, EngineFailed(f"an engine run took longer than {self.config.run_s_max:g} s, its limit"))
-        return True
-
-    def _heed_memory(self, worker: WorkerProcess, now_s: float) -> None:
-        limit_mb = self.config.worker_mb_max
-        if not limit_mb or worker.measure() <= limit_mb:
-            return
-        if worker.mb > limit_mb * MEMORY_HARD_SHARE:
-            worker.kill(now_s, EngineFailed(f"the worker took {worker.mb:.0f} MB; {limit_mb:g} MB are allowed"))
-        elif self.next is None and (self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S):
-            self._recycle(worker, now_s)
+        if self.current is not None and self._care.look(self.current, now_s) and self.next is None:
+            self._recycle(self.current, now_s)
+        self._care.plan(self.current, self._clock())
 
     def _recycle(self, worker: WorkerProcess, now_s: float) -> None:
         """Load the same version beside it; the switch that follows is the same as to a new version."""
@@ -491,7 +451,7 @@ class ModelService:
                 return
         except EdgeRTError:
             return  # the next look tries again
-        self._recycled_at_s = now_s
+        self._care.recycled(now_s)
         fields = {"release": active.release, "memory_mb": round(worker.mb, 1), "limit_mb": self.config.worker_mb_max}
         self._notify("recycled", self.model, fields)
         self._start(slots, active)
@@ -514,21 +474,17 @@ class ModelService:
         return True
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
-        if stable or version.digest != self._crashed_digest:
-            self._crashes = 0
-        self._crashed_digest = version.digest
-        self._crashes += 1
+        self._crashes.add(version.digest, stable=stable)
         self.fault = fault
-        self._notify("crashed", self.model, {"reason": fault.message, "crashes": self._crashes})
+        self._notify("crashed", self.model, {"reason": fault.message, "crashes": self._crashes.in_a_row})
         if self.next is not None:  # a new version is on its way up already
             return
         if self.current is not None:  # what serves goes on; what did not load is tried again
             self._settle(fault)
-        elif self._crashes >= CRASHES_MAX:
+        elif self._crashes.too_many:
             self._give_up()
             return
-        pauses = (*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S)
-        self._restart_at_s = self._clock() + pauses[min(self._crashes, len(pauses)) - 1]
+        self._restart_at_s = self._clock() + self._crashes.pause_s
 
     def _give_up(self) -> None:
         """Go back to the good version before; where there is none that may be trusted, into quarantine."""
@@ -539,7 +495,7 @@ class ModelService:
             failed, spare = slots.version(slots.active), slots.version(slots.spare)
             if failed is None:
                 return
-            trusted = spare is not None and spare.good and spare.digest not in self._given_up
+            trusted = spare is not None and spare.good and self._crashes.trusted(spare.digest)
             if not trusted and slots.state not in ON_TRIAL:
                 self._quarantine(fault)
                 return
@@ -550,7 +506,7 @@ class ModelService:
         except EdgeRTError:
             self._quarantine(fault)
             return
-        self._given_up.add(failed.digest)
+        self._crashes.give_up(failed.digest)
         self._roll_back_done(failed, fault)
 
     def _give_up_later(self, why: EdgeRTError) -> None:
@@ -560,10 +516,9 @@ class ModelService:
         self._settle(self.fault or why)
 
     def _quarantine(self, fault: EdgeRTError) -> None:
-        times = min(max(0, self._crashes - CRASHES_MAX), len(QUARANTINE_PAUSES_S) - 1)
-        pause_s = QUARANTINE_PAUSES_S[times]
+        pause_s, crashes = self._crashes.quarantine_s, self._crashes.in_a_row
         self._restart_at_s = self._clock() + pause_s
-        self._notify("quarantined", self.model, {"reason": fault.message, "crashes": self._crashes, "retry_s": pause_s})
+        self._notify("quarantined", self.model, {"reason": fault.message, "crashes": crashes, "retry_s": pause_s})
         self._settle(fault)
 
     def _expire_trial(self) -> None:
@@ -612,7 +567,7 @@ class ModelService:
         state = self.state
         if state is ServingState.QUARANTINED and self._restart_at_s is not None and self.fault is not None:
             left_s = max(LOADING_RETRY_S, self._restart_at_s - self._clock())
-            reason = f"{self._crashes} times in a row: {self.fault.message}"
+            reason = f"{self._crashes.in_a_row} times in a row: {self.fault.message}"
             return Unavailable(f"model {self.model} is quarantined, it failed {reason}", retry_after_s=left_s)
         if state is ServingState.FAILED and self.fault is not None:
             return Unavailable(f"model {self.model} does not load: {self.fault.message}")

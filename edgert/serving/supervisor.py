@@ -7,75 +7,51 @@ model. One thread, one selector; whoever sends a hello slowly waits alone, under
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import grp
-import json
 import os
-import resource
 import selectors
 import signal
 import socket
-import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from edgert import __version__, wire
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import (
-    ConfigInvalid,
     DeviceError,
     EdgeRTError,
     ModelNotFound,
     ProtocolError,
-    StorageFailed,
     Unavailable,
 )
 from edgert.log import log
 from edgert.serving import channel, service_manager
-from edgert.serving.control import LINE_BYTES_MAX, answer_of, error_answer
+from edgert.serving.control import answer_of, error_answer
+from edgert.serving.control_desk import ControlClient, ControlDesk
 from edgert.serving.device_reporter import DeviceReporter
 from edgert.serving.forwarder_process import forwarder_command
 from edgert.serving.greeter import Greeter
 from edgert.serving.incoming import IncomingCare
 from edgert.serving.memory import Claim, LearnedSizes, estimated_mb, make_room
+from edgert.serving.place import listening, raise_descriptor_limit, sole_daemon
 from edgert.serving.service import ModelService, reject
 from edgert.serving.side_process import SideProcess
 from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import SlotState
 
-CONTROL_S_MAX = 5.0
 STATS_S_MAX = 1.0
 STOP_S_MAX = 30.0
 HOME_S = 30.0  # how often the daemon looks whether its state folder is still there
-BACKLOG = 4096  # a connect beyond it fails at once for a client that does not block; the kernel may hold less
-
-
-@dataclass(eq=False)
-class _ControlClient:
-    """A command's connection: one JSON line in, one out."""
-
-    sock: socket.socket
-    until_s: float | None
-    data: bytearray = field(default_factory=bytearray)
-
-    def reply(self, value: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a command that went away needs no answer
-            self.sock.setblocking(True)
-            self.sock.settimeout(1.0)
-            self.sock.sendall(json.dumps(value).encode() + b"\n")
-        self.sock.close()
 
 
 @dataclass(eq=False)
 class _StatsRound:
     """A `status` that waits for the workers' figures."""
 
-    client: _ControlClient
+    client: ControlClient
     until_s: float
     expected: set[int]
     stats: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -93,7 +69,7 @@ class Supervisor:
         self._services: dict[str, ModelService] = {}
         self._greeter = Greeter(self._config.serving, self._selector, self._route, clock)
         self._sizes = LearnedSizes(state.learned)
-        self._controls: set[_ControlClient] = set()
+        self._desk = ControlDesk(self._selector, self._obey, clock)
         self._rounds: dict[int, _StatsRound] = {}
         self._round = 0
         self._stop_by_s: float | None = None
@@ -107,12 +83,14 @@ class Supervisor:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a `stop` command. Raises DeviceError if another daemon runs here."""
         with contextlib.ExitStack() as stack:
-            self._pid_inode = stack.enter_context(_sole_daemon(self._state))
+            self._pid_inode = stack.enter_context(sole_daemon(self._state))
             self._home_at_s = self._clock() + HOME_S
             socket_path = self._state.socket(self._config)
-            _raise_descriptor_limit()
-            self._listen(stack, socket_path, 0o660, self._greeter.accept, self._config.socket_group)
-            self._listen(stack, self._state.control_socket, 0o600, self._accept_control)
+            raise_descriptor_limit()
+            listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
+            control = stack.enter_context(listening(self._state.control_socket, 0o600))
+            self._selector.register(listener, selectors.EVENT_READ, lambda: self._greeter.accept(listener))
+            self._selector.register(control, selectors.EVENT_READ, lambda: self._desk.accept(control))
             self._heed_signals(stack)
             self._say(f"edgertd {__version__} listens on {socket_path}")
             self._start_beside()
@@ -135,9 +113,7 @@ class Supervisor:
         for service in list(self._services.values()):
             service.tick()
         self._greeter.tick()
-        for control in [c for c in self._controls if c.until_s is not None and now_s > c.until_s]:
-            self._drop_control(control)
-            control.sock.close()
+        self._desk.tick()
         for number in [n for n, r in self._rounds.items() if now_s > r.until_s]:
             self._finish_round(number)
         for process in self._beside:
@@ -151,8 +127,9 @@ class Supervisor:
 
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
-        times += [c.until_s for c in self._controls] + [r.until_s for r in self._rounds.values()]
-        times += [self._greeter.due_s(), self._stop_by_s, self._watchdog_at_s, self._home_at_s, self._incoming.due_s]
+        times += [r.until_s for r in self._rounds.values()]
+        times += [self._greeter.due_s(), self._desk.due_s(), self._stop_by_s, self._watchdog_at_s]
+        times += [self._home_at_s, self._incoming.due_s]
         times += [process.due_s() for process in self._beside]
         due = min((t for t in times if t is not None), default=None)
         if self._stop_by_s is not None:  # workers end within milliseconds: look often
@@ -337,40 +314,7 @@ class Supervisor:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _accept_control(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        sock.setblocking(False)
-        control = _ControlClient(sock, self._clock() + CONTROL_S_MAX)
-        self._controls.add(control)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._commanded(control))
-
-    def _commanded(self, control: _ControlClient) -> None:
-        try:
-            data = control.sock.recv(LINE_BYTES_MAX)
-        except OSError:
-            data = b""
-        control.data += data
-        if data and not control.data.endswith(b"\n") and len(control.data) < LINE_BYTES_MAX:
-            return
-        self._drop_control(control)
-        if not data:
-            control.sock.close()
-            return
-        try:
-            self._obey(control, json.loads(control.data))
-        except EdgeRTError as error:
-            control.reply(error_answer(error))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            control.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
-
-    def _drop_control(self, control: _ControlClient) -> None:
-        self._controls.discard(control)
-        self._selector.unregister(control.sock)
-
-    def _obey(self, control: _ControlClient, request: dict[str, Any]) -> None:
+    def _obey(self, control: ControlClient, request: dict[str, Any]) -> None:
         op = request["op"]
         if op == "status":
             self._begin_round(control)
@@ -393,7 +337,7 @@ class Supervisor:
         else:
             raise ProtocolError(f"no control request is called {op!r}")
 
-    def _begin_round(self, control: _ControlClient) -> None:
+    def _begin_round(self, control: ControlClient) -> None:
         self._round += 1
         asked = set()
         for service in self._services.values():
@@ -442,35 +386,6 @@ class Supervisor:
 
     # --- set-up -------------------------------------------------------------------------------
 
-    def _listen(
-        self,
-        stack: contextlib.ExitStack,
-        path: Path,
-        mode: int,
-        accept: Callable[[socket.socket], None],
-        group: str = "",
-    ) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_stale_socket(path)
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
-            mask = os.umask(0o177)  # nobody connects before mode and group are right
-            try:
-                listener.bind(os.fspath(path))
-            finally:
-                os.umask(mask)
-            if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
-                os.chown(path, -1, gid)
-            path.chmod(mode)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise ConfigInvalid(f"cannot listen on {path}: {error.strerror}") from error
-        except KeyError as error:
-            raise ConfigInvalid(f"socket_group: there is no group {group!r} here: make it, or name another") from error
-        listener.setblocking(False)
-        stack.callback(_remove_own_socket, path, path.stat().st_ino)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: accept(listener))
-
     def _heed_signals(self, stack: contextlib.ExitStack) -> None:
         reader, writer = socket.socketpair()
         stack.enter_context(reader)
@@ -489,51 +404,3 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         log(line)
-
-
-def _remove_stale_socket(path: Path) -> None:
-    """Make room for our socket. Raises ConfigInvalid where something else lies there, or somebody listens."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigInvalid(f"{path} is not a socket: name another place in `socket`, or move it away")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            probe.connect(os.fspath(path))
-    except FileNotFoundError:
-        return
-    except ConnectionRefusedError:  # left behind by a daemon that was killed
-        path.unlink(missing_ok=True)
-        return
-    raise ConfigInvalid(f"another daemon listens on {path}: stop it, or name another place in `socket`")
-
-
-def _remove_own_socket(path: Path, inode: int) -> None:
-    with contextlib.suppress(OSError):
-        if path.lstat().st_ino == inode:
-            path.unlink()
-
-
-@contextlib.contextmanager
-def _sole_daemon(state: StateDir) -> Iterator[int]:
-    """Hold the state folder's pid file, whose inode is given, for as long as the daemon runs."""
-    try:
-        state.make()
-        file = state.pid.open("a+")
-    except OSError as error:
-        raise StorageFailed(f"cannot write {state.pid}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield os.fstat(file.fileno()).st_ino
-
-
-def _raise_descriptor_limit() -> None:
-    """As many descriptors as may be, here and in the workers: each client takes one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
