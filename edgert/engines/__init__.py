@@ -9,12 +9,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # name -> "module:Class"; the module imports its vendor's SDK only when an artifact is prepared or loaded.
 ENGINES = {

@@ -13,12 +13,13 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from edgert.engines import Session
 from edgert.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
 SESSIONS_MAX = PAGE_BYTES // 16
