@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgert.config import StateDir, read_config
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
-from edgert.installer import load_version
+from edgert.installed import load_version
 from edgert.slots import SlotStore
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgert.durable import replacing, sync_file, sync_folders
+from edgert.envelope import ENVELOPE_NAME, Envelope, parse_envelope, sign
 from edgert.errors import BundleCorrupt, BundleError, StorageFailed
 from edgert.manifest import FileEntry, Manifest
-from edgert.signing import Envelope, PublicKey, SigningKey, parse_envelope, sign
+from edgert.signing import PublicKey, SigningKey
 
-ENVELOPE_NAME = "manifest.dsse.json"
 ENVELOPE_BYTES_MAX = 4 * 1024**2
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.bundle import ENVELOPE_NAME, Bundle
+from edgert.bundle import Bundle
 from edgert.config import DeviceConfig, StateDir
 from edgert.durable import sync_file
-from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
+from edgert.engines import EngineOptions, engine_by_name
+from edgert.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.errors import (
-    BundleCorrupt,
     BundleError,
     ConfigInvalid,
     EdgeRTError,
@@ -24,9 +23,10 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.expiry import check_expiry
-from edgert.manifest import ArtifactEntry, FileEntry, Manifest
+from edgert.installed import InstalledVersion, load_version
+from edgert.manifest import FileEntry, Manifest
 from edgert.parcel import Parcel, open_delivery
-from edgert.signing import parse_envelope, read_trusted_keys
+from edgert.signing import read_trusted_keys
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
 from edgert.telemetry import host
 
@@ -41,30 +41,6 @@ class Installed:
     release: int
     digest: str
     already_active: bool
-
-
-@dataclass(frozen=True)
-class InstalledVersion:
-    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first.
-
-    `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
-    """
-
-    manifest: Manifest
-    digest: str
-    folder: Path
-    artifacts: tuple[ArtifactEntry, ...]
-    reference: ArtifactEntry | None = None
-
-    def local(self, artifact: ArtifactEntry) -> LocalArtifact:
-        entry = self.manifest.file(artifact.entry)
-        return LocalArtifact(
-            engine=artifact.engine,
-            path=self.folder / artifact.entry,
-            inputs=self.manifest.inputs,
-            outputs=self.manifest.outputs,
-            sha256=entry.sha256,
-        )
 
 
 def install(
@@ -122,35 +98,6 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
             if path.is_file() and path.stat().st_size == entry.size_bytes:
                 found.setdefault(entry.sha256, path)
     return found
-
-
-def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
-    """Read a slot's manifest. Raises BundleCorrupt when it is not the one whose digest is given."""
-    try:
-        payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
-    except OSError as error:
-        raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
-    if hashlib.sha256(payload).hexdigest() != digest:
-        raise BundleCorrupt(f"the manifest in {folder} is not the one that was installed: the disk may be failing")
-    manifest = Manifest.from_bytes(payload)
-    target = manifest.target_for(config.profile, config.machine)
-    reference = manifest.artifact(target.reference) if target.reference else None
-    artifacts = tuple(manifest.artifact(name) for name in target.artifacts)
-    return InstalledVersion(manifest, digest, folder, artifacts, reference)
-
-
-def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
-    """Hash the artifact's files as they lie on disk. Raises BundleCorrupt: cards and flash do rot."""
-    for path in artifact.files:
-        digest = hashlib.sha256()
-        try:
-            with (version.folder / path).open("rb") as file:
-                while chunk := file.read(1024**2):
-                    digest.update(chunk)
-        except OSError as error:
-            raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
-        if digest.hexdigest() != version.manifest.file(path).sha256:
-            raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")
 
 
 def _serves(state: SlotState, digest: str) -> bool:

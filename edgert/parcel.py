@@ -26,9 +26,10 @@ from typing import BinaryIO, cast
 
 from edgert.bundle import ENVELOPE_BYTES_MAX, Bundle, copy_entry, create_file, open_bundle
 from edgert.durable import sync_file, sync_folders
+from edgert.envelope import Envelope, parse_envelope
 from edgert.errors import BundleCorrupt, StorageFailed
 from edgert.manifest import FileEntry, Manifest
-from edgert.signing import Envelope, PublicKey, parse_envelope
+from edgert.signing import PublicKey
 
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2

@@ -27,7 +27,8 @@ from pathlib import Path
 
 from edgert.config import read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.installer import check_files, install, load_version
+from edgert.installed import check_files, load_version
+from edgert.installer import install
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
 from tests.devices import Device
 

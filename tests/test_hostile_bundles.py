@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle import ENVELOPE_BYTES_MAX, ENVELOPE_NAME, open_bundle
+from edgert.bundle import ENVELOPE_BYTES_MAX, open_bundle
 from edgert.config import read_config
+from edgert.envelope import ENVELOPE_NAME, sign
 from edgert.errors import (
     BundleCorrupt,
     BundleError,
@@ -28,9 +29,10 @@ from edgert.errors import (
     StorageFailed,
 )
 from edgert.expiry import expiry_time
-from edgert.installer import install, load_version
+from edgert.installed import load_version
+from edgert.installer import install
 from edgert.manifest import FILE_BYTES_MAX
-from edgert.signing import SigningKey, new_key, sign
+from edgert.signing import SigningKey, new_key
 from edgert.slots import SlotStore
 from tests.bundles import make_null_bundle
 from tests.devices import Device

@@ -19,7 +19,8 @@ from edgert.errors import (
     SignatureInvalid,
     TransitionRefused,
 )
-from edgert.installer import check_files, install, load_version
+from edgert.installed import check_files, load_version
+from edgert.installer import install
 from edgert.signing import new_key
 from edgert.slots import SlotStore, State
 from tests.bundles import flip_bit, make_null_bundle

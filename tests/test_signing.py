@@ -12,18 +12,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
+from edgert.envelope import PAYLOAD_TYPE, parse_envelope, sign
 from edgert.errors import BundleCorrupt, ConfigInvalid, SignatureInvalid
-from edgert.signing import (
-    PAYLOAD_TYPE,
-    SigningKey,
-    new_key,
-    parse_envelope,
-    read_public_key,
-    read_signing_key,
-    read_trusted_keys,
-    sign,
-    write_key_pair,
-)
+from edgert.signing import SigningKey, new_key, read_public_key, read_signing_key, read_trusted_keys, write_key_pair
 
 PAYLOAD = b'{"model":"digits"}'
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import BundleCorrupt, HealthCheckFailed
-from edgert.installer import InstalledVersion
+from edgert.installed import InstalledVersion
 from edgert.manifest import ArtifactEntry
 
 Arrays = list[NDArray[Any]]

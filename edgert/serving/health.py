@@ -9,7 +9,7 @@ from typing import Any
 from edgert.client import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import HealthCheckFailed, ModelNotFound
-from edgert.installer import load_version
+from edgert.installed import load_version
 from edgert.serving import golden
 from edgert.slots import SlotStore
 

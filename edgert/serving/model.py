@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert.errors import EdgeRTError
-from edgert.installer import InstalledVersion, check_files
+from edgert.installed import InstalledVersion, check_files
 from edgert.manifest import ArtifactEntry
 from edgert.serving import golden
 from edgert.serving.learning import Circumstances, Learned, LearnedFile, learn

@@ -72,7 +72,7 @@ def _open(order: dict[str, Any]) -> Any:
     from edgert.config import StateDir, read_config
     from edgert.engines import EngineOptions, Session, engine_by_name
     from edgert.errors import BundleError, EdgeRTError
-    from edgert.installer import check_files, load_version
+    from edgert.installed import check_files, load_version
     from edgert.manifest import ArtifactEntry
     from edgert.serving import golden
     from edgert.serving.agreement import compare, scores_output

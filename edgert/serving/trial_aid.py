@@ -11,7 +11,7 @@ from edgert.client import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError, TransitionRefused
 from edgert.gate import Gate
-from edgert.installer import InstalledVersion, load_version
+from edgert.installed import InstalledVersion, load_version
 from edgert.serving import golden
 from edgert.slots import SlotStore
 from edgert.telemetry import host

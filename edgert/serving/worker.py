@@ -25,7 +25,7 @@ import numpy as np
 from edgert import wire
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, Overloaded, ShuttingDown
-from edgert.installer import load_version
+from edgert.installed import load_version
 from edgert.log import log
 from edgert.serving import channel, golden
 from edgert.serving.agreement import scores_output
