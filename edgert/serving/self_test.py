@@ -11,7 +11,7 @@ from typing import Any
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, engine_by_name
 from edgert.errors import EdgeRTError, ModelNotFound
-from edgert.installer import check_files, load_version
+from edgert.installed import check_files, load_version
 from edgert.serving import golden
 from edgert.slots import SlotStore
 
