@@ -397,3 +397,17 @@ def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
         assert (checked["artifact"], checked["engine"]) == ("null", "null")
         assert device.serving()["artifact"] == "null"
         assert device.serving()["degraded"] is True
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("edgert.serving.supervisor", {"numpy", "cryptography", "sqlite3"}),
+        ("edgert.serving.forwarder_process", {"numpy", "cryptography"}),
+        ("edgert.serving.worker", {"cryptography", "onnxruntime", "paho"}),
+    ],
+)
+def test_a_process_loads_no_more_than_it_needs(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(sorted(sys.modules.keys() & {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
