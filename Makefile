@@ -2,6 +2,7 @@
 # make test    all tests; installs what they need (mosquitto, sshd, Chromium) where it may
 # make check   what CI runs: format, lint, types, import layers, tests
 # make hil     the path on a device of yours, or on a virtual one
+# make hil-brokers  telemetry through three RabbitMQ nodes that are killed in turn
 # make setup   .venv with all that development, tests and benchmarks need; the others call it
 
 SHELL := /bin/bash
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test hil hil-arm64 hil-power check format servers emulators clean
+.PHONY: setup demo test hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 
 setup: $(VENV)/installed
 
@@ -67,6 +68,16 @@ hil-arm64: setup servers emulators
 # Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances.
 hil-power: setup servers emulators
 	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(SEED),--seed $(SEED))
+
+# A cluster of three RabbitMQ nodes on loopback, killed one after another under load; about three minutes.
+hil-brokers: setup servers
+	@missing=""; \
+	test -x /usr/lib/rabbitmq/bin/rabbitmq-server || missing="$$missing rabbitmq-server"; \
+	PATH="$$PATH:/usr/sbin:/sbin" command -v haproxy >/dev/null || missing="$$missing haproxy"; \
+	test -z "$$missing" || { install="apt-get install -y --no-install-recommends$$missing"; \
+	test "$$(id -u)" = 0 || { echo "error: the brokers need$$missing; install with: sudo $$install" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; }
+	@EDGERT_HIL_BROKERS=1 $(BIN)/python -m pytest hil/test_broker_cluster.py -s
 
 # The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
 # these need only be installed.

@@ -87,14 +87,15 @@ def test_bridges_that_share_count_each_report_once_whoever_is_handed_what(seed: 
         (Topics("plant-a", "pi-0").event, messages.dump(messages.envelope(ts_ms=NOW_MS, boot="b1", seq=n) | {"event": "degraded", "model": f"m{n % 2}"}))
         for n in range(1, 5)
     ]  # fmt: skip
+    tell(bridges, bridges, 0.0)
     # Sent in order, now and then again; which bridge is handed what, and when it tells the ledger, is chance.
     for at, message in enumerate(reports + events):
         dice.choice(bridges).apply(*message, False, 0.0)
         if dice.random() < 0.3:
             dice.choice(bridges).apply(*dice.choice((reports + events)[max(0, at - 5) : at + 1]), False, 0.0)
         if dice.random() < 0.4:
-            tell(dice.sample(bridges, dice.randint(1, number)), bridges, float(at))
-    tell(bridges, bridges, 1e3)
+            tell(dice.sample(bridges, dice.randint(1, number)), bridges, 0.3 * (1 + at))
+    tell(bridges, bridges, 13.0)
     total, (requests, errors, _, _) = counted(bridges)
     assert total == expected
     assert (requests, errors) == (sum(pi.requests for pi in devices), sum(pi.errors for pi in devices))
@@ -126,7 +127,7 @@ def test_one_bridge_speaks_for_a_device_and_another_takes_over_when_it_is_gone()
     one, two = Ledger("b1", "s"), Ledger("b2", "s")
     for ledger in (one, two):
         for other in (one, two):
-            assert list(ledger.read(json.dumps({"bridge": other.bridge, "taken": []}).encode(), 0.0)) == []
+            assert list(ledger.read(json.dumps({"bridge": other.bridge, "life": "", "taken": []}).encode(), 0.0)) == []
     names = [f"plant-a/pi-{n}" for n in range(200)]
     mine = [name for name in names if one.owns(name, 1.0)]
     assert 20 < len(mine) < 180
@@ -137,7 +138,7 @@ def test_one_bridge_speaks_for_a_device_and_another_takes_over_when_it_is_gone()
 def test_what_is_no_ledger_or_no_report_is_counted_and_does_no_harm() -> None:
     bridge = a_bridge(share="s")
     assert bridge.ledger.topic is not None
-    for payload in (b"", b"[]", b'{"bridge":"x","taken":[[1]]}', b'{"bridge":"x","taken":[["hist","a","b","c","d",1e400,[],0]]}'):  # fmt: skip
+    for payload in (b"", b"[]", b'{"bridge":"x","life":"","taken":[[1]]}', b'{"bridge":"x","life":"","taken":[["hist","a","b","c","d",1e400,[],0,0,""]]}'):  # fmt: skip
         bridge.apply(bridge.ledger.topic, payload, False, 0.0)
     bridge.apply("edgert/v1/plant-a/pi-1/m/digits/hist", b"{}", False, 0.0)
     assert bridge.refused == 5

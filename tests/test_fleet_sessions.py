@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from edgert_deploy.fleet.ledger import ENTRIES_MAX, Ledger
 from edgert_deploy.fleet.store import MINUTE_MS
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.brokers import Broker, until
+from tests.test_fleet_export import scraped
 from tests.test_fleet_store import Pi, Sent
 from tests.test_fleet_subscriber import publish
 
@@ -132,3 +134,68 @@ def test_what_a_bridge_far_behind_may_not_tell_at_once_comes_later(broker: Broke
     (group,) = bridge.groups.values()
     assert (group.latency.count, bridge.settled) == (entries // 2, entries + 3)
     subscriber.close()
+
+
+def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_once(broker: Broker) -> None:
+    dice = random.Random(6)
+    fleet = [Pi(f"pi-{n}") for n in range(8)]
+    for pi in fleet:
+        pi.requests = 500  # they ran before anybody listened
+
+    def reports(windows: int) -> Sent:
+        """Of every device; `hist` and `metrics` in turns, so that every bridge is handed both."""
+        sent = []
+        for _ in range(windows):
+            for pi in fleet:
+                sent += pi.window(0, [dice.lognormvariate(1, 1) for _ in range(dice.randrange(1, 9))], errors=1)
+        return dice.sample(sent[: 2 * len(fleet)], 2 * len(fleet)) + sent[2 * len(fleet) :]
+
+    def bridge(name: str) -> tuple[subprocess.Popen[str], int]:
+        words = ["fleet", "export", "--broker", broker.settings.address, "--listen", "127.0.0.1:0", "--share", "s"]
+        started = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, *words, "--session", name], stderr=subprocess.PIPE, text=True
+        )
+        assert started.stderr is not None
+        port = re.search(r"reads port (\d+)", started.stderr.readline())
+        assert port
+        return started, int(port[1])
+
+    def counted(*ports: int) -> tuple[float, float]:
+        names = ("edgert_latency_milliseconds_count", "edgert_requests_total")
+        answered, requests = (sum(scraped(port, name) for port in ports) for name in names)
+        return answered, requests
+
+    def waiting() -> float:
+        return sum(scraped(port, "edgert_bridge_waiting_reports") for port in (one_port, two_port))
+
+    two, two_port = bridge("two")
+    one, one_port = bridge("one")
+    first = reports(1)
+    publish(broker, first)  # from here the counters are known
+    known = sum(pi.requests for pi in fleet)
+    answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
+    until(lambda: counted(one_port, two_port) == (answered, 0), "the first reports are counted")
+    publish(broker, reports(4))
+    answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
+    until(lambda: counted(one_port, two_port) == (answered, sum(pi.requests for pi in fleet) - known), "more")
+    until(lambda: waiting() == 0, "all is settled")
+    before = counted(one_port)
+    one.send_signal(signal.SIGSTOP)
+    publish(broker, reports(3))  # its part lies in its socket, and at the broker
+    one.kill()
+    one.wait(10)
+    publish(broker, last := reports(3))
+    one, one_port = bridge("one")
+    publish(broker, reports(3))
+    publish(broker, last[-9:])  # devices send again, after a reconnect
+    answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
+    wanted = answered - before[0], sum(pi.requests for pi in fleet) - known - before[1]
+    until(lambda: counted(one_port, two_port) == wanted, "every report is counted")
+    time.sleep(1.0)
+    assert counted(one_port, two_port) == wanted, "and none twice"
+    assert min(counted(one_port)[0], counted(two_port)[0]) > 0
+    for process in (one, two):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        process.stderr.close()

@@ -72,14 +72,19 @@ class Device:
     """A spool and a forwarder in a thread, with short pauses."""
 
     def __init__(
-        self, folder: Path, settings: MqttSettings, rate_per_s: float = 200.0, home_assistant: str = ""
+        self,
+        folder: Path,
+        settings: MqttSettings,
+        rate_per_s: float = 200.0,
+        home_assistant: str = "",
+        topics: Topics = TOPICS,
     ) -> None:
         self.spool = Spool(folder / "telemetry.db")
         self.said: list[str] = []
         self._stop = Stop()
         self.forwarder = Forwarder(
             settings,
-            TOPICS,
+            topics,
             self.spool,
             boot="b1",
             info={"edgert_version": "0.1.0"},

@@ -83,7 +83,8 @@ def export(
     words = words_of(by)
     push_to = otlp.endpoint(otlp_url) if otlp_url else None
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-    ledger = Ledger(f"b{secrets.token_hex(6)}", share)
+    life = secrets.token_hex(6)
+    ledger = Ledger(session_name or f"b{life}", share, life)
     bridge = Bridge(ledger, words, clock=time.monotonic, wall_clock=time.time)
     also = (ledger.topic,) if ledger.topic else ()
     client_id, session = named_session("export", session_name)

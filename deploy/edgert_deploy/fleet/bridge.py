@@ -20,7 +20,7 @@ from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.ledger import Entry, Ledger
+from edgert_deploy.fleet.ledger import Agreed, Entry, Ledger
 from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, counters_began_now, counters_of, parse_report
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
@@ -122,7 +122,7 @@ class Bridge:
             try:
                 if topic == self.ledger.topic:
                     for agreed in self.ledger.read(payload, now):
-                        self._settle(*agreed)
+                        self._settle(agreed)
                 else:
                     self._hear(parse_topic(topic), payload, retained)
             except ProtocolError as error:
@@ -160,15 +160,17 @@ class Bridge:
             self._enter_report(topic, payload)
 
     def _enter_report(self, topic: Topic, payload: bytes) -> None:
-        report, model = parse_report(topic, payload), topic.model or ""
+        report, model, version = parse_report(topic, payload), topic.model or "", ""
         counters: tuple[int, ...] = ()
-        fresh = False
+        fresh = blind = False
+        site, device, boot = intern(topic.site), intern(topic.device), intern(report.boot)
         if isinstance(report, MetricsMessage):
-            counters, fresh = counters_of(report), counters_began_now(report)
+            counters, fresh, version = counters_of(report), counters_began_now(report), intern(report.model_version)
+            blind = not fresh and not self.ledger.knows(site, device, model, boot)
         elif isinstance(report, EventMessage):
             model = report.model
-        site, device, boot = intern(topic.site), intern(topic.device), intern(report.boot)
-        self._enter(Entry(topic.kind, site, device, intern(model), boot, report.seq, counters, fresh), report)
+        entry = Entry(topic.kind, site, device, intern(model), boot, report.seq, counters, fresh, blind, version)
+        self._enter(entry, report)
 
     def told_nothing(self) -> None:
         """The connection was lost: what was taken and is not agreed on yet is told again."""
@@ -178,21 +180,26 @@ class Bridge:
 
     def _enter(self, entry: Entry, report: Report) -> None:
         if self.ledger.topic is None:
-            for _, grown, _ in self.ledger.agree([entry], mine=True):
-                if grown is not None:
-                    self._count(entry, report, grown)
+            for agreed in self.ledger.agree([entry], mine=True):
+                if agreed.grown is not None:
+                    self._count(entry, report, agreed.grown)
         elif len(self._pending) >= PENDING_MAX:
             raise ProtocolError(f"{PENDING_MAX} reports wait for the ledger: may this user write {self.ledger.topic}?")
         else:
             self._pending.setdefault(entry, (report, self._applied))
             self.ledger.take(entry)
 
-    def _settle(self, entry: Entry, grown: tuple[int, ...] | None, mine: bool) -> None:
-        """What the ledger says of a report. Of another bridge's only that its device lives."""
-        if not mine:
-            self._device(entry.site, entry.device).heard_at = self._wall_clock()
-        elif (taken := self._pending.pop(entry, None)) is not None and grown is not None:
-            self._count(entry, taken[0], grown)
+    def _settle(self, agreed: Agreed) -> None:
+        """What the ledger says of a report. Of another bridge's that its device lives, and what that cannot count."""
+        entry, grown, mine = agreed
+        if mine:
+            taken = self._pending.pop(entry, None)
+            if taken is not None and grown is not None:
+                self._count(entry, taken[0], grown)
+            return
+        self._device(entry.site, entry.device).heard_at = self._wall_clock()
+        if grown and any(grown):
+            self._count_counters(entry, entry.version, grown)
 
     def _count(self, entry: Entry, report: Report, grown: tuple[int, ...]) -> None:
         if isinstance(report, EventMessage):
@@ -200,17 +207,21 @@ class Bridge:
             if labels in self.events or len(self.events) < SERIES_MAX:
                 self.events[labels] = self.events.get(labels, 0) + 1
             return
-        group = self._group(entry, report.model_version)
         if isinstance(report, HistMessage):
-            group.latency.merge(report.sketch)
+            self._group(entry, report.model_version).latency.merge(report.sketch)
             return
-        group.counters = [so_far + more for so_far, more in zip(group.counters, grown, strict=True)]
+        group = self._count_counters(entry, report.model_version, grown)
         if self.per_device and self.ledger.topic is None:  # else another bridge may have newer ones
             group.gauges = {
                 name: float(value)
                 for name, (said, _) in GAUGES.items()
                 if isinstance(value := report.fields.get(said), (int, float)) and math.isfinite(value)
             }
+
+    def _count_counters(self, entry: Entry, version: str, grown: tuple[int, ...]) -> Group:
+        group = self._group(entry, version)
+        group.counters = [so_far + more for so_far, more in zip(group.counters, grown, strict=True)]
+        return group
 
     def _group(self, entry: Entry, version: str) -> Group:
         profile = self._device(entry.site, entry.device).profile

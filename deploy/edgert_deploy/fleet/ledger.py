@@ -4,7 +4,9 @@ Theory of operation: a broker hands each message of `$share/...` to one bridge, 
 again may go to another than before. So every bridge writes what it took, in batches, to one topic that all of them
 read, itself included. A broker keeps the order of one topic, so all bridges read the same ledger: whoever's entry
 for a report stands first counts it, and everyone knows. The ledger also carries the counters, as what they grew by
-can only be told by one who knows the value before, whoever took that.
+can only be told by one who knows the value before, whoever took that. A bridge that has just started does not, and
+says so (`blind`): one of the others, who do, counts it in its place. What it told in a life before counts for nobody
+else and died with it: the broker hands out again what it had not acknowledged (`--session`).
 
 A broker that hands the messages of one topic to different subscribers in different orders (some clusters do, for
 publishers on different nodes) makes this a best effort: there let it dispatch by client (EMQX: `hash_clientid`).
@@ -17,10 +19,10 @@ from __future__ import annotations
 import json
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgert.errors import ProtocolError
 from edgert.names import checked_id
@@ -38,7 +40,10 @@ LATE_MAX = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One report that a bridge took. `counters` are those of a `metrics`, else empty; `fresh`: they began with it."""
+    """One report that a bridge took. `counters` are those of a `metrics`, else empty; `fresh`: they began with it.
+
+    `blind`: the bridge does not know the counters before.
+    """
 
     kind: str
     site: str
@@ -48,6 +53,8 @@ class Entry:
     seq: int
     counters: tuple[int, ...] = ()
     fresh: bool = False
+    blind: bool = False
+    version: str = ""
 
     @property
     def stream(self) -> tuple[str, ...]:
@@ -55,27 +62,37 @@ class Entry:
         return (self.kind, self.site, self.device, "" if self.kind == "event" else self.model, self.boot)
 
     def as_json(self) -> list[Any]:
-        return [self.kind, self.site, self.device, self.model, self.boot, self.seq, self.counters, self.fresh]
+        names = (self.kind, self.site, self.device, self.model, self.boot)
+        return [*names, self.seq, self.counters, self.fresh, self.blind, self.version]
 
 
-Agreed = tuple[Entry, tuple[int, ...] | None, bool]
+class Agreed(NamedTuple):
+    """An entry in the ledger's order.
+
+    `grown`: what this bridge is to count of its counters; None where the report does not count, as it stood before.
+    `mine`: it is this bridge's own, which counts the rest of the report, too.
+    """
+
+    entry: Entry
+    grown: tuple[int, ...] | None
+    mine: bool
 
 
 class Ledger:
     """One bridge's part in a share, or a ledger of its own where `share` is None: then nothing is sent.
 
-    `read` yields each entry in the ledger's order, with what its counters grew by, or None where it does not count,
-    as it stood there before; and whether it is this bridge's own.
+    `bridge` is its name, which may outlive it; `life` differs each time that it starts.
     """
 
-    def __init__(self, bridge: str, share: str | None) -> None:
-        self.bridge = checked_id("bridge", bridge)
+    def __init__(self, bridge: str, share: str | None, life: str = "") -> None:
+        self.bridge, self.life = checked_id("bridge", bridge), life
         self.topic = None if share is None else f"{ROOT}/{checked_id('share', share)}/taken"
         self.duplicates = 0
         self._untold: list[Entry] = []
         self._told_at = float("-inf")
         self._trackers: OrderedDict[tuple[str, ...], SeqTracker] = OrderedDict()
         self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
+        self._beginning: set[tuple[str, ...]] = set()  # taken and not agreed on yet
         self._members: dict[str, float] = {}
 
     @property
@@ -89,6 +106,8 @@ class Ledger:
 
     def take(self, entry: Entry) -> None:
         """This bridge was handed the report: it is told to all with the next message."""
+        if entry.blind or entry.fresh:
+            self._beginning.add((entry.site, entry.device, entry.model, entry.boot))
         self._untold.append(entry)
 
     def tell_again(self, entries: list[Entry]) -> None:
@@ -109,26 +128,51 @@ class Ledger:
         entries, self._untold = self._untold[:told_max], self._untold[told_max:]
         for start in range(0, max(len(entries), 1), ENTRIES_MAX):
             said = [entry.as_json() for entry in entries[start : start + ENTRIES_MAX]]
-            yield json.dumps({"v": 1, "bridge": self.bridge, "taken": said}, separators=(",", ":")).encode()
+            yield json.dumps(
+                {"v": 1, "bridge": self.bridge, "life": self.life, "taken": said}, separators=(",", ":")
+            ).encode()
+
+    def knows(self, site: str, device: str, model: str, boot: str) -> bool:
+        """Whether counting of these counters has begun, or will have with a report that was taken."""
+        seen = self._counters.get((site, device, model))
+        return (seen is not None and seen.boot == boot) or (site, device, model, boot) in self._beginning
 
     def read(self, payload: bytes, now: float) -> Iterator[Agreed]:
         """Agree on a message of the ledger's topic. Raises ProtocolError."""
-        bridge, entries = _parse(payload)
+        bridge, life, entries = _parse(payload)
         self._members[bridge] = now
-        yield from self.agree(entries, mine=bridge == self.bridge)
+        mine = bridge == self.bridge
+        if mine and life != self.life:
+            return
+        for agreed in self.agree(entries, mine=mine):
+            if agreed.grown and agreed.entry.blind and (mine or not self._stands_in(bridge, agreed.entry, now)):
+                agreed = agreed._replace(grown=(0,) * len(agreed.grown))
+            yield agreed
 
     def agree(self, entries: Sequence[Entry], *, mine: bool) -> Iterator[Agreed]:
         """The same for entries of one bridge."""
         for entry in entries:
             new = self._tracker(entry).is_new(entry.seq)
             self.duplicates += mine and not new
-            yield entry, self._increase(entry) if new else None, mine
+            grown = self._increase(entry) if new else None
+            if mine and self._beginning:
+                self._beginning.discard((entry.site, entry.device, entry.model, entry.boot))
+            counts = mine or entry.blind
+            yield Agreed(entry, grown if counts or grown is None else (), mine)
 
     def owns(self, name: str, now: float) -> bool:
         """Whether this bridge is the one that speaks for `name`: all agree on one, whoever comes or goes."""
+        return self._chosen({*self._present(now), self.bridge}, name)
+
+    def _stands_in(self, blind: str, entry: Entry, now: float) -> bool:
+        return self._chosen({*self._present(now), self.bridge} - {blind}, f"{entry.site}/{entry.device}")
+
+    def _present(self, now: float) -> Iterable[str]:
         for bridge in [bridge for bridge, seen in self._members.items() if now - seen > MEMBER_GONE_AFTER_S]:
             del self._members[bridge]
-        members = {*self._members, self.bridge}
+        return self._members
+
+    def _chosen(self, members: set[str], name: str) -> bool:
         return len(members) == 1 or max(members, key=lambda bridge: _weight(bridge, name)) == self.bridge
 
     def _tracker(self, entry: Entry) -> SeqTracker:
@@ -182,7 +226,8 @@ def _grown(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return now if fell else tuple(value - was for value, was in zip(now, before, strict=True))
 
 
-def _parse(payload: bytes) -> tuple[str, list[Entry]]:
+def _parse(payload: bytes) -> tuple[str, str, list[Entry]]:
+    """The bridge's name, its life, and what it took."""
     try:
         said = json.loads(payload)
         entries = [
@@ -195,14 +240,16 @@ def _parse(payload: bytes) -> tuple[str, list[Entry]]:
                 int(seq),
                 tuple(map(int, counters)),
                 bool(fresh),
+                bool(blind),
+                intern(version),
             )
-            for kind, site, device, model, boot, seq, counters, fresh in said["taken"]
+            for kind, site, device, model, boot, seq, counters, fresh, blind, version in said["taken"]
         ]
         if any(
             not 0 <= entry.seq < NUMBER_END or len(entry.counters) not in (0, len(COUNTER_FIELDS)) for entry in entries
         ):
             raise ValueError("a seq lies outside 0 ... 2^53, or counters are missing")
-        return str(said["bridge"])[:64], entries
+        return str(said["bridge"])[:64], str(said["life"])[:64], entries
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ProtocolError(f"not a bridge's ledger: {payload[:60]!r}: {error}") from error
 

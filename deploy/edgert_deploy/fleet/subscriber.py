@@ -440,6 +440,12 @@ class FleetSubscriber:
         self._connection.open()
         self._connection.subscribe(self._filters, qos=1)
         self._connected, self._failures = True, 0
+        if self._shares_by_mqtt_3 and self._connection.protocol != "5":
+            self._shares_by_mqtt_3 = False  # said once
+            self._log(
+                "the broker speaks MQTT 3.1.1, which knows no shared subscriptions: some brokers (RabbitMQ) grant "
+                "them and deliver nothing; then leave --share out, and divide by --site"
+            )
 
     def listen(self, seconds: float) -> None:
         """Apply what arrives within `seconds`, connecting again where the connection is lost.

@@ -1,0 +1,202 @@
+"""A real cluster of brokers on loopback: three RabbitMQ nodes with the MQTT plugin, and HAProxy before them.
+
+with BrokerCluster(folder) as cluster:
+    settings = cluster.settings             # by way of HAProxy, as devices and subscribers would
+    cluster.kill(1)                         # kill -9; HAProxy notices within a second
+    cluster.start(1)                        # it joins the others again by itself
+
+Everything is this cluster's own: folders, ports, the cookie, the port mapper (epmd). Processes are ended by their id.
+Debian: apt-get install rabbitmq-server haproxy
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from edgert.errors import EdgeRTError
+from edgert.telemetry.mqtt import Connection, MqttSettings
+from tests.brokers import free_port, until
+
+NODES = 3
+STARTS_WITHIN_S = 180.0  # three Erlang machines on two busy cores
+STOPS_WITHIN_S = 30.0
+_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's own wrapper insists on the system's folders
+
+CONFIGURATION = """\
+# AMQP is for nobody here; the nodes find one another by the list below, and form the cluster when they first start.
+listeners.tcp = none
+cluster_name = edgert
+cluster_formation.peer_discovery_backend = classic_config
+{peers}
+# Of a cluster that falls apart, the smaller part stops until it sees the rest again.
+cluster_partition_handling = pause_minority
+mqtt.listeners.tcp.1 = 127.0.0.1:{port}
+mqtt.allow_anonymous = true
+# What waits for a session lies on a majority of the nodes; `classic` would lie on one and be gone with it.
+mqtt.durable_queue_type = quorum
+# A subscriber's own limit is not spoken of in MQTT 3.1.1: so many messages before the first is acknowledged.
+mqtt.prefetch = 1000
+mqtt.subscription_ttl = 86400000
+log.file.level = warning
+"""
+
+BALANCER = """\
+defaults
+    mode tcp
+    timeout connect 2s
+    timeout client 2m
+    timeout server 2m
+frontend mqtt
+    bind 127.0.0.1:{port}
+    default_backend nodes
+backend nodes
+    balance leastconn
+    option redispatch
+    # A node that is gone is noticed, and its clients are told so, rather than left with a dead connection.
+    default-server check inter 500 fall 2 rise 2 on-marked-down shutdown-sessions
+{servers}
+"""
+
+
+def why_not() -> str:
+    """Why no such cluster can run here; empty where one can."""
+    missing = [name for name, there in (("rabbitmq-server", _SERVER.exists()), ("haproxy", _haproxy())) if not there]
+    return f"not installed: apt-get install {' '.join(missing)}" if missing else ""
+
+
+@dataclass
+class BrokerCluster:
+    """Three nodes and a balancer; `start` and `kill` take the number of a node, from 0."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    _ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(NODES)])
+    _epmd_port: int = field(default_factory=free_port)
+    _nodes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def settings(self) -> MqttSettings:
+        return MqttSettings("127.0.0.1", self.port)
+
+    def node(self, number: int) -> MqttSettings:
+        """A node itself, past the balancer."""
+        return MqttSettings("127.0.0.1", self._ports[number])
+
+    def start(self, number: int) -> None:
+        """Start a node, and wait until it takes devices."""
+        self._launch(number)
+        until(lambda: self._serves(number), f"node {number} serves; see {self._home(number)}/log", STARTS_WITHIN_S)
+
+    def kill(self, number: int) -> None:
+        """kill -9: the node has no time to hand anything over."""
+        node = self._nodes.pop(number)
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait(STOPS_WITHIN_S)
+
+    def _launch(self, number: int) -> None:
+        home = self._home(number)
+        home.mkdir(parents=True, exist_ok=True)
+        peers = "\n".join(
+            f"cluster_formation.classic_config.nodes.{n + 1} = {self._name(n)}" for n in range(len(self._ports))
+        )
+        (home / "rabbitmq.conf").write_text(CONFIGURATION.format(peers=peers, port=self._ports[number]))
+        (home / "plugins").write_text("[rabbitmq_mqtt].\n")
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_NODENAME": self._name(number),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "log"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            # One scheduler and no spinning: three nodes share this machine with what is tested.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        with open(home / "said", "ab") as said:
+            self._nodes[number] = subprocess.Popen(
+                [str(_SERVER)], env=environment, cwd=home, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def _serves(self, number: int) -> bool:
+        assert self._nodes[number].poll() is None, (self._home(number) / "said").read_text()[-2000:]
+        connection = Connection(self.node(number), f"probe-{number}")
+        try:
+            connection.open()
+        except EdgeRTError:
+            return False
+        connection.close()
+        return True
+
+    def _home(self, number: int) -> Path:
+        return self.folder / f"node-{number}"
+
+    def _name(self, number: int) -> str:
+        return f"edgert-{self._epmd_port}-{number}@localhost"
+
+    def __enter__(self) -> BrokerCluster:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cookie = self.folder / ".erlang.cookie"
+        cookie.write_text(secrets.token_hex(16))
+        cookie.chmod(0o400)
+        try:
+            mapper = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
+            self._others.append(subprocess.Popen(mapper))
+            until(lambda: _listens(self._epmd_port), "the port mapper listens")
+            for number in range(len(self._ports)):
+                self._launch(number)
+            for number in range(len(self._ports)):
+                said = f"node {number} serves; see {self._home(number)}/log"
+                until(lambda number=number: self._serves(number), said, STARTS_WITHIN_S)  # type: ignore[misc]
+            self._balance()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def _balance(self) -> None:
+        servers = "\n".join(f"    server node-{n} 127.0.0.1:{port}" for n, port in enumerate(self._ports))
+        file = self.folder / "haproxy.cfg"
+        file.write_text(BALANCER.format(port=self.port, servers=servers))
+        haproxy = _haproxy()
+        assert haproxy
+        with open(self.folder / "haproxy.log", "wb") as log:
+            self._others.append(subprocess.Popen([haproxy, "-db", "-f", str(file)], stdout=log, stderr=log))
+        until(lambda: _listens(self.port), f"HAProxy listens; see {self.folder}/haproxy.log")
+
+    def _stop(self) -> None:
+        for number in list(self._nodes):
+            self.kill(number)
+        for process in reversed(self._others):
+            process.terminate()
+            process.wait(STOPS_WITHIN_S)
+        self._others.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+
+def _haproxy() -> str | None:
+    return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
