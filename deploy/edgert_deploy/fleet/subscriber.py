@@ -430,6 +430,7 @@ class FleetSubscriber:
             settings, client_id, session=session, on_message=self._heard, on_acknowledged=self._arrived
         )
         self._settled, self._on_reconnected = settled, on_reconnected
+        self._shares_by_mqtt_3 = share is not None
         self._under_way = 0
         self._failures = 0
         self._connected = False
