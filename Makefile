@@ -65,9 +65,10 @@ CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts
 hil-arm64: setup servers emulators
 	@EDGERT_HIL_REQUIRED=1 EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
 
-# Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances.
+# Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances, RESUME=log
+# goes on with one that was cut short.
 hil-power: setup servers emulators
-	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(RESUME),--resume $(RESUME),$(if $(SEED),--seed $(SEED)))
 
 # A cluster of three RabbitMQ nodes on loopback, killed one after another under load; about three minutes.
 hil-brokers: setup servers

@@ -14,6 +14,9 @@ The emulated machine has a kernel of its own and is killed. So that many cuts fi
 each: it goes on from one saved just after a boot, when its disk for the state was not mounted yet; the boot's identity is
 another each time. `--cold N` boots N times for real. Without an emulator (`--on local`) the disk stops, every process on it
 is killed, and it is mounted anew: the same loss, many times faster, on the kernel of this machine.
+
+Each cut is noted as it is judged: a run that ends early has its figures, and `--resume LOG` goes on with it. Each cut has
+chances of its own, from the seed and its number, so those that follow are what they would have been; the device is new.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -31,11 +35,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import DeviceError, EdgeRTError
+from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError
+from hil import rootfs
 from hil.victims import VICTIMS, Agent, Victim
 
 SERVES_S_MAX = 10.0  # from the daemon's start to an answer, as promised
 BEYOND = 1.5  # times the operation's own time: what the page cache holds is written later
+PROGRESS_CUTS = 10
 OPERATIONS = ("install", "activate", "mark-good", "rollback", "collect")
 
 Say = Callable[[str], None]
@@ -65,7 +71,8 @@ class Rig:
     """What is cut, and how long each operation takes there, learned from those that were not cut."""
 
     victim: Victim
-    chance: random.Random
+    seed: int
+    chance: random.Random = field(default_factory=random.Random)
     seconds: dict[str, float] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
 
@@ -148,8 +155,9 @@ def judged(cut: Cut, found: dict[str, Any]) -> Cut:
     return cut
 
 
-def cuts(rig: Rig, number: int, cold: int, say: Say) -> Iterator[Cut]:
-    """Cut `number` times, `cold` of them followed by a real boot; stops where the machine does not come back."""
+def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[Cut]:
+    """Cut for each of `numbers`, the first `cold` followed by a real boot; stops where the machine does not come back."""
+    rig.chance = random.Random(f"{rig.seed} {numbers.start - 1}")
     agent, found = rig.begin()
     if "error" in found:
         raise DeviceError(f"it does not serve before any cut: {found['error']}")
@@ -157,7 +165,8 @@ def cuts(rig: Rig, number: int, cold: int, say: Say) -> Iterator[Cut]:
     new = int(agent.must("slots")["ratchet"]) + 1
     for operation in ("install", "activate", "mark-good"):
         rig.calmly(agent, operation, new)
-    for n in range(1, number + 1):
+    for n in numbers:
+        rig.chance = random.Random(f"{rig.seed} {n}")
         cut = rig.cut(agent, n)
         agent, found = rig.begin(cold=n <= cold)
         yield judged(cut, found)
@@ -196,42 +205,103 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="take fsync away (local): shows that the rig notices what it is for",
     )
-    parser.add_argument("--log", type=Path, help="a file that gets one JSON line a cut")
-    return parser.parse_args()
+    parser.add_argument(
+        "--log", type=Path, help="a file that gets one JSON line a cut [named by the seed, in the cache]"
+    )
+    parser.add_argument("--resume", type=Path, metavar="LOG", help="go on with the run that wrote this file")
+    asked = parser.parse_args()
+    if asked.resume is not None and (asked.seed is not None or asked.log is not None):
+        parser.error("--resume takes the seed from its file, and writes on in it")
+    return asked
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run has found so far, on disk: what it is, then a JSON line a cut."""
+
+    path: Path
+    on: str
+    seed: int
+
+    def begin(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"on": self.on, "seed": self.seed}) + "\n")
+
+    def add(self, cut: Cut) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(vars(cut)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> tuple[Log, list[Cut]]:
+        """Raises ConfigInvalid where it is none."""
+        try:
+            first, *lines = path.read_text().splitlines()
+            head = json.loads(first)
+            done = [Cut(**{**(row := json.loads(line)), "allowed": tuple(row["allowed"])}) for line in lines]
+            return Log(path, head["on"], int(head["seed"])), done
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigInvalid(f"{path} is not the log of a run: {error}") from error
+
+
+def _begun(asked: argparse.Namespace) -> tuple[Log, list[Cut]]:
+    """The run that is gone on with, or a new one."""
+    if asked.resume is not None:
+        return Log.read(asked.resume)
+    seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
+    log = Log(asked.log or rootfs.cache_folder() / "power" / f"{asked.on}-{seed}.jsonl", asked.on, seed)
+    log.begin()
+    return log, []
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(victim: Callable[[Path], Victim], log: Log, done: list[Cut], asked: argparse.Namespace) -> None:
+    """Cut until there are as many as asked for; each is in the log and in `done` at once."""
+    begun, before = time.monotonic(), len(done)
+    with tempfile.TemporaryDirectory(prefix="edgert-power-") as folder:
+        _say("preparing what is cut")
+        rig = Rig(victim(Path(folder)), log.seed)
+        try:
+            for cut in cuts(rig, range(len(done) + 1, asked.cuts + 1), asked.cold, _say):
+                done.append(cut)
+                log.add(cut)
+                word = cut.problem or f"release {cut.serves} after {cut.serves_after_s:.1f} s"
+                _say(f"{cut.number}: {cut.operation} at {cut.at}, {cut.lost_sectors} sectors lost: {word}")
+                if len(done) % PROGRESS_CUTS == 0:
+                    each_s, failed = (
+                        (time.monotonic() - begun) / (len(done) - before),
+                        sum(bool(c.problem) for c in done),
+                    )
+                    left_min = (asked.cuts - len(done)) * each_s / 60
+                    _say(f"{len(done)} of {asked.cuts}, {failed} failed; about {left_min:.0f} min to go")
+        finally:
+            rig.victim.off()
 
 
 def main() -> None:
     asked = _arguments()
     if asked.without_fsync:
         os.environ["EDGERT_RIG_WITHOUT_FSYNC"] = "1"
-    victim, why_not = VICTIMS[asked.on]
+    try:
+        log, done = _begun(asked)
+    except EdgeRTError as error:
+        sys.exit(f"error: {error.message}")
+    victim, why_not = VICTIMS[log.on]
     if reason := why_not():
-        sys.exit(f"error: the power of a {asked.on} victim cannot be cut here: {reason}")
-    seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    done: list[Cut] = []
-    with tempfile.TemporaryDirectory(prefix="edgert-power-") as folder:
-        try:
-            say("preparing what is cut")
-            rig = Rig(victim(Path(folder)), random.Random(seed))
-            try:
-                for cut in cuts(rig, asked.cuts, asked.cold, say):
-                    done.append(cut)
-                    word = cut.problem or f"release {cut.serves} after {cut.serves_after_s:.1f} s"
-                    say(f"{cut.number}: {cut.operation} at {cut.at}, {cut.lost_sectors} sectors lost: {word}")
-                    if asked.log is not None:
-                        with asked.log.open("a") as log:
-                            log.write(json.dumps(vars(cut)) + "\n")
-            finally:
-                rig.victim.off()
-        except EdgeRTError as error:
-            sys.exit(f"error: {error.message}")
-        except KeyboardInterrupt:
-            say("interrupted")
-    print(summary(done, seed))
+        sys.exit(f"error: the power of a {log.on} victim cannot be cut here: {reason}")
+    for number in (signal.SIGTERM, signal.SIGINT):  # also where a shell started this in the background
+        signal.signal(number, signal.default_int_handler)
+    try:
+        _run(victim, log, done, asked)
+    except KeyboardInterrupt:
+        _say("interrupted")
+    except (EdgeRTError, OSError, RuntimeError) as error:  # the rig's, or the machine's: what was found stays
+        _say(f"error: {error}")
+    print(summary(done, log.seed))
+    if len(done) < asked.cuts:
+        _say(f"go on with: python -m hil.power_cuts --cuts {asked.cuts} --resume {log.path}")
     sys.exit(any(cut.problem for cut in done) or len(done) < asked.cuts)
 
 
