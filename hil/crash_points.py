@@ -7,14 +7,19 @@ Each call that changes files (as the C library sees it: open for writing, write,
 At each of them, one after the other, a fresh device's operation is killed, or the call fails with ENOSPC, or with EIO. Then
 the device must serve the old version or the new one, every byte of it there; an error must be one of ours; and the same
 release, deployed again, must come up. `faults.c` is preloaded and does the counting and the striking.
+
+What is installed is a bundle, or a parcel of what the device lacks: a patch, a compressed file, one as it is, and the rest
+from a version that it has.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -25,19 +30,22 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from edgert.bundle import open_bundle
 from edgert.config import read_config
-from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.installed import check_files, load_version
+from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
+from edgert.installed import held_files, load_version
 from edgert.installer import install
+from edgert.parcel import HOWS, parts_of
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
+from edgert_deploy.parcels import Has, Parcels
 from tests.devices import Device
 
 MODEL = "echo"
-OLD, NEW = 1, 2
+OLD, NEW, OTHER = 1, 2, 3  # other: nobody's release, but weights of its own
+WEIGHTS, WEIGHTS_BYTES = "null/weights.bin", 64 * 1024
 FAULTS = {"killed": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 NEVER = 1 << 30
 RUN_S_MAX = 600.0
-Act = Callable[[Device, Path], object]
 SOURCE = Path(__file__).with_name("faults.c")
 
 
@@ -56,17 +64,33 @@ class Point:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """The new release: `sent` is what the device gets, and `bundle` what it gets where that is not enough."""
+
+    bundle: Path
+    sent: Path
+
+
+Act = Callable[[Device, Delivery], object]
+
+
 def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
     """Every point of every operation with every fault, in a process of its own. Raises ConfigInvalid without a compiler."""
-    with tempfile.TemporaryDirectory(prefix="edgert-crash-") as folder:
-        library = Path(folder) / "faults.so"
+    # Nothing has to last here: on a busy disk the flushes alone would take minutes.
+    fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="edgert-crash-") as made,
+        tempfile.TemporaryDirectory(prefix="edgert-crash-", dir=fast) as folder,
+    ):
+        library = Path(made) / "faults.so"
         compiler = shutil.which("cc")
         if compiler is None:
             raise ConfigInvalid("no C compiler is installed: apt-get install gcc libc6-dev")
         words = [compiler, "-shared", "-fPIC", "-O1", "-U_FORTIFY_SOURCE", "-o", str(library), str(SOURCE), "-ldl"]
-        made = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        if made.returncode != 0:
-            raise ConfigInvalid(f"{SOURCE.name} does not compile: {made.stderr.strip()[-600:]}")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise ConfigInvalid(f"{SOURCE.name} does not compile: {done.stderr.strip()[-600:]}")
         command = [sys.executable, "-m", "hil.crash_points", "--inside", str(library), folder]
         environment = {**os.environ, "LD_PRELOAD": str(library)}
         root = Path(__file__).resolve().parents[1]
@@ -82,34 +106,33 @@ def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
 
 def _inside(library: str, folder: Path) -> None:
     faults = _Faults(library)
-    for name, (prepare, act) in OPERATIONS.items():
+    for name, (prepare, pack, act) in OPERATIONS.items():
         template = Device(folder / name)
         template.prepare()
-        bundle = template.bundle(release=NEW)
         prepare(template)
-        for point in _points(faults, template, bundle, folder / f"{name}-now", name, act):
+        for point in _points(faults, template, pack(template), folder / f"{name}-now", name, act):
             print(json.dumps(asdict(point)), flush=True)
 
 
-def _points(faults: _Faults, template: Device, bundle: Path, at: Path, name: str, act: Act) -> Iterator[Point]:
-    for index, call in enumerate(_calls(faults, template, bundle, at, act)):
+def _points(faults: _Faults, template: Device, new: Delivery, at: Path, name: str, act: Act) -> Iterator[Point]:
+    for index, call in enumerate(_calls(faults, template, new, at, act)):
         for fault, number in FAULTS.items():
             device = _copy(template, at)
-            run, arm = partial(act, device, bundle), partial(faults.arm, device.folder, index, number)
+            run, arm = partial(act, device, new), partial(faults.arm, device.folder, index, number)
             code, said = _in_child(run, arm, faults)
-            yield _judged(Point(name, index, call, fault, None), device, bundle, code, said)
+            yield _judged(Point(name, index, call, fault, None), device, new, code, said)
 
 
-def _calls(faults: _Faults, template: Device, bundle: Path, at: Path, act: Act) -> list[str]:
+def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act) -> list[str]:
     """What the operation does where nobody disturbs it."""
     device, log = _copy(template, at), at.with_name("calls")
-    run, arm = partial(act, device, bundle), partial(faults.arm, device.folder, NEVER, 0, log)
+    run, arm = partial(act, device, new), partial(faults.arm, device.folder, NEVER, 0, log)
     code, said = _in_child(run, arm, faults)
     assert code == 0, said
     return log.read_text().splitlines()
 
 
-def _judged(point: Point, device: Device, bundle: Path, code: int, said: str) -> Point:
+def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -> Point:
     """Whether the promise holds on `device`, whose operation ended with `code` and `said`."""
     seen: dict[str, object] = asdict(point)
     try:
@@ -120,7 +143,7 @@ def _judged(point: Point, device: Device, bundle: Path, code: int, said: str) ->
             assert code in (0, 1), said
         seen["serves"] = active_release(device)
         assert seen["serves"] in (OLD, NEW), f"release {seen['serves']} is live"
-        recover(device, bundle)
+        recover(device, new)
     except (AssertionError, EdgeRTError, OSError) as error:
         seen["problem"] = f"{type(error).__name__}: {error}"
     return Point(**seen)  # type: ignore[arg-type]
@@ -133,18 +156,27 @@ def active_release(device: Device) -> int | None:
     active = slots.version(slots.active)
     if active is None or slots.active is None:
         return None
-    version = load_version(store.slot_folder(slots.active), active.digest, read_config(device.state))
-    for artifact in version.artifacts:
-        check_files(version, artifact)
+    config = read_config(device.state)
+    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    for entry in version.manifest.files_for(version.manifest.target_for(config.profile, config.machine)):
+        there = (version.folder / entry.path).read_bytes()
+        assert hashlib.sha256(there).hexdigest() == entry.sha256, (
+            f"{entry.path} of release {active.release} is not whole"
+        )
     return active.release
 
 
-def recover(device: Device, bundle: Path) -> None:
+def recover(device: Device, new: Delivery) -> None:
     """From whatever was left, the same release can be brought up without an operator, and no garbage stays."""
     store = _store(device)
     if store.read().state in ON_TRIAL:
         store.mark_good()
-    if not install(bundle, device.state, read_config(device.state)).already_active:
+    try:
+        installed = install(new.sent, device.state, read_config(device.state))
+    except BundleCorrupt:  # a parcel of what is gone meanwhile: whoever deploys sends the whole then
+        assert new.sent != new.bundle
+        installed = install(new.bundle, device.state, read_config(device.state))
+    if not installed.already_active:
         store.activate(60)
         store.mark_good()
     assert active_release(device) == NEW, "the release cannot be deployed again"
@@ -159,7 +191,7 @@ def recover(device: Device, bundle: Path) -> None:
 
 
 def _keep(device: Device, release: int) -> None:
-    _install(device, device.bundle(release=release))
+    _install(device, device.bundle(release=release, padding=_weights(release)))
     _store(device).activate(60)
     _store(device).mark_good()
 
@@ -174,7 +206,7 @@ def _serving_old(device: Device) -> None:
 
 def _staged(device: Device) -> None:
     _serving_old(device)
-    _install(device, device.bundle(release=NEW))
+    _install(device, _whole(device).bundle)
 
 
 def _on_trial(device: Device) -> None:
@@ -191,20 +223,65 @@ def _littered(device: Device) -> None:
     next(stage.glob("null/*")).unlink()
 
 
-def _collect(device: Device, _: Path) -> None:
+def _staged_otherwise(device: Device) -> None:
+    """What is staged has the new one's number and other weights."""
+    _serving_old(device)
+    _install(device, device.bundle(release=NEW, padding=_weights(OTHER)))
+
+
+def _weights(release: int) -> bytes:
+    """Incompressible; the releases differ a little."""
+    data = bytearray(random.Random(0).randbytes(WEIGHTS_BYTES))
+    data[: 64 * release] = random.Random(release).randbytes(64 * release)
+    return bytes(data)
+
+
+def _whole(device: Device) -> Delivery:
+    bundle = device.bundle(release=NEW)
+    return Delivery(bundle, bundle)
+
+
+def _parcel(device: Device) -> Delivery:
+    """What `device` lacks of a release with a file to patch, one to compress, one to send as it is, and some to keep.
+
+    The host has the weights that the device got last.
+    """
+    long = {"op": "copy", "note": " ".join(map(str, range(500)))}
+    bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
+    parcels = Parcels(device.folder / "cache")
+    has = Has.from_answer(device.run("have", MODEL))
+    _, sha256 = [file for file in has.files if file[0] == WEIGHTS][-1]
+    with parcels.objects.workshop() as shop:
+        parcels.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], shop)))
+    with open_bundle(bundle, trusted=None) as opened:
+        target = opened.manifest.targets[0]
+    shipment = parcels.make(bundle, target, has)
+    assert {part.how for part in parts_of(shipment.path)} == set(HOWS)
+    assert shipment.had > 0
+    return Delivery(bundle, shipment.path)
+
+
+def _collect(device: Device, _: Delivery) -> None:
     store = _store(device)
     with store.installing():
         store.collect()
 
 
-OPERATIONS: dict[str, tuple[Callable[[Device], None], Act]] = {
-    "install": (_serving_old, lambda device, bundle: _install(device, bundle)),
-    "install over a staged one": (_staged, lambda device, bundle: _install(device, bundle)),
-    "install over leftovers": (_littered, lambda device, bundle: _install(device, bundle)),
-    "activate": (_staged, lambda device, _: _store(device).activate(60)),
-    "mark-good": (_on_trial, lambda device, _: _store(device).mark_good()),
-    "rollback": (_on_trial, lambda device, _: _store(device).rollback()),
-    "collect": (_littered, _collect),
+def _deliver(device: Device, new: Delivery) -> None:
+    _install(device, new.sent)
+
+
+# operation: (what was there before, what the new release comes as, what is struck)
+OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Delivery], Act]] = {
+    "install": (_serving_old, _whole, _deliver),
+    "install over a staged one": (_staged, _whole, _deliver),
+    "install over leftovers": (_littered, _whole, _deliver),
+    "install a parcel": (_serving_old, _parcel, _deliver),
+    "install a parcel over what it is made from": (_staged_otherwise, _parcel, _deliver),
+    "activate": (_staged, _whole, lambda device, _: _store(device).activate(60)),
+    "mark-good": (_on_trial, _whole, lambda device, _: _store(device).mark_good()),
+    "rollback": (_on_trial, _whole, lambda device, _: _store(device).rollback()),
+    "collect": (_littered, _whole, _collect),
 }
 
 
