@@ -33,8 +33,8 @@ from pathlib import Path
 from edgert.bundle import open_bundle
 from edgert.config import read_config
 from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
-from edgert.installed import held_files, load_version
-from edgert.installer import install
+from edgert.installed import load_version
+from edgert.installer import held_files, install
 from edgert.parcel import HOWS, parts_of
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
 from edgert_deploy.parcels import Has, Parcels
