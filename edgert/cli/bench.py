@@ -8,31 +8,58 @@ from typing import Any
 import click
 
 from edgert.cli.output import emit, progress
-from edgert.config import StateDir
+from edgert.cli.slot_commands import store_of
+from edgert.config import StateDir, read_config
+
+CLIENTS_MAX = 64
 
 
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--model", help="Measure what is live of it: as apps are answered, or beside FOLDER, the engine alone.")
 @click.option("--seconds", type=click.FloatRange(0, 600), default=5.0, show_default=True, help="How long to measure.")
+@click.option(
+    "--clients",
+    type=click.IntRange(1, CLIENTS_MAX),
+    default=4,
+    show_default=True,
+    help="How many ask at once for the throughput, with --model alone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
-def bench(state: StateDir, folder: Path, seconds: float, as_json: bool) -> None:
+def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
     """Measure the artifacts in FOLDER, engine alone; what serves goes on serving, and slows them down.
 
-    `edgert build --measure-on DEVICE` sends such a folder, runs this, and removes it again.
+    With --model and no FOLDER, the live version is asked golden inputs through the socket, as apps ask.
+
+    `edgert bench --on DEVICE` and `edgert build --measure-on DEVICE` send such a folder, run this, and remove it again.
 
     \b
-    Example:
+    Examples:
       edgertd bench /tmp/candidates --json
+      edgertd bench --model digits
     """
     from edgert.serving.bench import bench as measure
-    from edgert.serving.bench import read_work
+    from edgert.serving.bench import live_piece, read_work
+    from edgert.serving.bench_live import bench_live, live_version, serving_of
 
-    measured = measure(read_work(folder), seconds, state.cache, progress)
+    if folder is None:
+        if model is None:
+            raise click.UsageError("give a FOLDER with artifacts, or --model NAME for what is live")
+        store = store_of(state, model)
+        measured = bench_live(model, store, state, read_config(state), seconds, clients, progress)
+    else:
+        work = read_work(folder)
+        if model is not None:
+            version = live_version(model, store_of(state, model), read_config(state))
+            artifact = serving_of(model, state).get("artifact") or version.artifacts[0].id
+            work.append(live_piece(version, artifact))
+        measured = measure(work, seconds, state.cache, progress)
     emit(measured, "\n".join(_line(one) for one in measured["results"]), as_json)
 
 
 def _line(one: dict[str, Any]) -> str:
     if "error" in one:
         return f"{one['id']:28} {one['error']['message']}"
-    return f"{one['id']:28} {one['p50_ms']:10.4f} ms   p90 {one['p90_ms']:10.4f} ms   {one['threads']} threads"
+    times = "   ".join(f"{name} {one[f'{name}_ms']:10.4f} ms" for name in ("p50", "p95", "p99"))
+    return f"{one['id']:28} {times}   {one['per_s']:10.1f} /s   {one['threads']} threads"

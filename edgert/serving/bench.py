@@ -5,6 +5,8 @@ A folder holds what is measured: `bench.json`, the artifacts, and one `.npy` fil
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}]}
 
+`Piece`s of other origin, such as what serves, may be measured beside those of a folder.
+
 First each artifact for itself: on 1, 2, 4 ... threads, to find out which are best. Then all of them in turn, round
 after round, each on its best threads: what else the machine does meanwhile then hits all of them alike. A figure is
 the median over the rounds of each round's median.
@@ -27,7 +29,10 @@ from numpy.typing import NDArray
 
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.installer import InstalledVersion, check_files
+from edgert.serving import golden
 from edgert.serving.learning import UNTHREADED
+from edgert.telemetry import host
 from edgert.tensors import TensorSpec
 
 SPEC = "bench.json"
@@ -45,15 +50,16 @@ Arrays = list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Work:
-    """What the folder holds."""
+class Piece:
+    """An artifact to measure, under a name, and the sample it is asked."""
 
-    artifacts: tuple[tuple[str, LocalArtifact], ...]
+    name: str
+    artifact: LocalArtifact
     sample: Arrays
 
 
-def read_work(folder: Path) -> Work:
-    """Raises ConfigInvalid where `folder` is not such a folder."""
+def read_work(folder: Path) -> list[Piece]:
+    """What the folder holds. Raises ConfigInvalid where `folder` is not such a folder."""
     try:
         data = (folder / SPEC).read_bytes()
         if len(data) > SPEC_BYTES_MAX:
@@ -74,31 +80,50 @@ def read_work(folder: Path) -> Work:
         if isinstance(error, ConfigInvalid):
             raise
         raise ConfigInvalid(f"{folder / SPEC} does not say what to measure: {type(error).__name__}: {error}") from error
-    return Work(tuple(artifacts), sample)
+    return [Piece(name, local, sample) for name, local in artifacts]
+
+
+def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
+    """What serves, as it lies in its slot. Raises BundleCorrupt."""
+    artifact = version.manifest.artifact(artifact_id)
+    check_files(version, artifact)
+    name = f"live: {artifact_id} of release {version.manifest.release}"
+    return Piece(name, version.local(artifact), next(golden.samples(version)))
 
 
 def bench(
-    work: Work, seconds: float, cache_dir: Path, progress: Callable[[str], None], clock: Clock = time.perf_counter
+    work: Sequence[Piece],
+    seconds: float,
+    cache_dir: Path,
+    progress: Callable[[str], None],
+    clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Measure for about `seconds` (more where one run takes long). One that cannot be run is reported with its error."""
     results: list[dict[str, Any]] = []
-    sessions: list[tuple[dict[str, Any], Session]] = []
+    sessions: list[tuple[dict[str, Any], Session, Arrays]] = []
+    before_c = host.temp_c()
     try:
-        for name, artifact in work.artifacts:
-            progress(f"{name}: loading, and trying numbers of threads")
-            result: dict[str, Any] = {"id": name, "engine": artifact.engine}
+        for piece in work:
+            progress(f"{piece.name}: loading, and trying numbers of threads")
+            result: dict[str, Any] = {"id": piece.name, "engine": piece.artifact.engine}
             results.append(result)
             try:
-                sessions.append((result, _opened(artifact, work.sample, cache_dir, result, progress, clock)))
+                session = _opened(piece.artifact, piece.sample, cache_dir, result, progress, clock)
+                sessions.append((result, session, piece.sample))
             except EdgeRTError as error:
                 result["error"] = {"code": error.code, "message": error.message}
-                progress(f"{name}: {error.message}")
+                progress(f"{piece.name}: {error.message}")
         progress(f"measuring {len(sessions)} artifacts in turn for {seconds:g} s")
-        _in_turn(sessions, work.sample, seconds, clock)
+        _in_turn(sessions, seconds, clock)
     finally:
-        for _, session in sessions:
+        for _, session, _ in sessions:
             session.close()
-    return {"machine": machine(), "results": results}
+    return {
+        "mode": "engine",
+        "machine": machine(),
+        "temp_c": {"before": before_c, "after": host.temp_c()},
+        "results": results,
+    }
 
 
 def machine() -> dict[str, Any]:
@@ -118,6 +143,7 @@ def _opened(
     engine = engine_by_name(artifact.engine)
     result["engine_version"] = engine.version()
     engine.prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
+    base_bytes = host.rss_bytes() or 0  # the engine's libraries are loaded by now
     times: dict[int, float] = {}
     session, best = None, 0
     for threads in _threads(artifact.engine):
@@ -141,25 +167,28 @@ def _opened(
         else:
             tried.close()
     assert session is not None
+    result["memory_mb"] = round(max(0, (host.rss_bytes() or 0) - base_bytes) / 1e6, 1)
     result["threads"] = best
     result["threads_ms"] = {str(threads): round(1e3 * s, 5) for threads, s in times.items()}
     return session
 
 
-def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session]], sample: Arrays, seconds: float, clock: Clock) -> None:
+def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Arrays]], seconds: float, clock: Clock) -> None:
     medians: list[list[float]] = [[] for _ in sessions]
     runs: list[list[float]] = [[] for _ in sessions]
     until = clock() + seconds
     rounds = 0
     while sessions and (rounds < ROUNDS_MIN or clock() < until):
-        for i, (_, session) in enumerate(sessions):
+        for i, (_, session, sample) in enumerate(sessions):
             found = _runs(session, sample, ROUND_S, clock)
             medians[i].append(statistics.median(found))
             runs[i] += found
         rounds += 1
-    for (result, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
+    for (result, _, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
         result["p50_ms"] = round(1e3 * statistics.median(rounds_s), 5)
-        result["p90_ms"] = round(1e3 * float(np.percentile(runs_s, 90)), 5)
+        for share in (90, 95, 99):
+            result[f"p{share}_ms"] = round(1e3 * float(np.percentile(runs_s, share)), 5)
+        result["per_s"] = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
         result["runs"] = len(runs_s)
 
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),
     "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or give up deployments."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),
+    "bench": ("edgert_deploy.cli.bench:bench", "Measure a model on devices: latency, throughput, memory, temperature."),
     "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
 }
 
