@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.installer import InstalledVersion, check_files
+from edgert.installed import InstalledVersion, check_files
 from edgert.serving import golden
 from edgert.serving.learning import UNTHREADED
 from edgert.telemetry import host

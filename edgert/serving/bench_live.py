@@ -17,7 +17,7 @@ import numpy as np
 from edgert.client import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError, ModelNotFound
-from edgert.installer import InstalledVersion, load_version
+from edgert.installed import InstalledVersion, load_version
 from edgert.serving import golden
 from edgert.serving.bench import machine
 from edgert.serving.control import ask
