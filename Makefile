@@ -11,6 +11,9 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
+# So many tests at once, file by file; most of them wait for a server or a machine most of the time.
+JOBS ?= 2
+TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 .PHONY: setup demo test hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 
@@ -30,7 +33,7 @@ demo: setup
 	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
 
 test: setup servers
-	@$(BIN)/python -m pytest
+	@$(TESTS)
 
 # DUT=hil/duts/my-board.toml: a device of yours; without, a container on this machine.
 hil: setup servers
@@ -41,7 +44,7 @@ check: setup servers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 format: setup
 	$(BIN)/ruff check --fix .
