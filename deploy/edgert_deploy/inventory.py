@@ -15,7 +15,7 @@
 
 People edit this file: comments and order survive every change that a command makes, and a change replaces
 the file at once or not at all. Look-up order: --inventory, ./inventory.toml where there is one,
-$EDGERT_CONFIG_DIR/inventory.toml, ~/.config/edgert/inventory.toml.
+the project's (`project.py`), $EDGERT_CONFIG_DIR/inventory.toml, ~/.config/edgert/inventory.toml.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tomlkit.items import Table
 
 from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
+from edgert_deploy.project import find_project
 
 # Names become MQTT topic segments and file names.
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -198,7 +199,10 @@ def find_inventory(given: Path | None = None) -> Inventory:
     if given is not None:
         return Inventory(given)
     here = Path("inventory.toml")
-    return Inventory(here if here.exists() else config_folder() / "inventory.toml")
+    if here.exists():
+        return Inventory(here)
+    project = find_project()
+    return Inventory(project.inventory if project is not None else config_folder() / "inventory.toml")
 
 
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:

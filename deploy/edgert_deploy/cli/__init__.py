@@ -8,9 +8,11 @@ import click
 
 from edgert import __version__
 from edgert.cli.command import LazyGroup, main_with_errors
+from edgert_deploy.project import find_project
 
 # name -> ("module:attribute", the line that --help shows)
 COMMANDS = {
+    "init": ("edgert_deploy.cli.init:init", "Make a folder the project of a fleet."),
     "keys": ("edgert_deploy.cli.keys:keys", "Make and list the keys that bundles are signed with."),
     "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
     "targets": ("edgert_deploy.cli.targets:targets", "List what a bundle can be built for."),
@@ -21,7 +23,7 @@ COMMANDS = {
     "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),
     "watch": ("edgert_deploy.cli.watch:watch", "Show the fleet's latency as it arrives over MQTT."),
     "fleet": ("edgert_deploy.cli.fleet:fleet", "Record, ask and export what the fleet reports."),
-    "device": ("edgert_deploy.cli.device:device", "Add, list and remove devices."),
+    "device": ("edgert_deploy.cli.device:device", "Add, ask, list, change and remove devices."),
     "bootstrap": (
         "edgert_deploy.cli.bootstrap:bootstrap",
         "Install edgert and its engines on bare devices; upgrade them.",
@@ -42,8 +44,10 @@ COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="edgert")
-def edgert() -> None:
-    return None
+@click.pass_context
+def edgert(ctx: click.Context) -> None:
+    if ctx.invoked_subcommand != "init" and (project := find_project()) is not None:
+        ctx.default_map = project.option_defaults()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from edgert.signing import read_signing_key
 from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.choice import Choice
-from edgert_deploy.cli.fleet_options import columns, inventory_option
+from edgert_deploy.cli.fleet_options import NewBundlePath, columns, inventory_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.cli.progress import BuildProgress
 from edgert_deploy.cli.sizes import size_text
@@ -63,7 +63,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on.")
 @click.option("--target", "targets", multiple=True, required=True, help="A device profile; may be given again.")
-@click.option("--out", type=FILE, required=True, help="The bundle to write.")
+@click.option("--out", type=NewBundlePath(), required=True, help="The bundle to write.")
 @click.option(
     "--release", type=click.IntRange(1, 2**53 - 1), default=1, show_default=True, help="Must rise with every deploy."
 )

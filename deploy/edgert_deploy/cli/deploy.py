@@ -16,7 +16,7 @@ from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.campaign import Campaign, CampaignStore, go_on
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
+from edgert_deploy.cli.fleet_options import BundlePath, columns, emit, error_lines, inventory_option, json_option, say
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.gate_file import gate_for
 from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
@@ -43,7 +43,7 @@ def byte_rate(context: click.Context, option: click.Parameter, value: str) -> fl
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--to", "selector", required=True, help="Names, groups or `all`, separated by commas.")
 @click.option(
     "--trial-s",

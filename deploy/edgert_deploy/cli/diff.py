@@ -12,6 +12,7 @@ import click
 
 from edgert.bundle import open_bundle
 from edgert.manifest import ArtifactEntry, Manifest
+from edgert_deploy.cli.fleet_options import BundlePath
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.compare import Change, Comparison, compare
 
@@ -22,8 +23,8 @@ TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labe
 
 
 @click.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before", type=BundlePath())
+@click.argument("after", type=BundlePath())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every field that changed, and the bytes to fetch.")
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Say what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from edgert_deploy.project import find_bundle, find_project
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,13 +24,35 @@ def inventory_option(command: F) -> F:
         "--inventory",
         "inventory_file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="The fleet [default: ./inventory.toml, else inventory.toml in the user's configuration].",
+        help="The fleet [default: ./inventory.toml, the project's, or inventory.toml in the user's configuration].",
     )(command)
 
 
 def json_option(command: F) -> F:
     """--json."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(command)
+
+
+class BundlePath(click.Path):
+    """A bundle that is there. A mere name may also be one in the project's folder of bundles."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return find_bundle(Path(os.fsdecode(super().convert(value, param, ctx))))
+
+
+class NewBundlePath(BundlePath):
+    """A bundle to be written: a mere name goes into the project's folder of bundles, where it names one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))
+        project = find_project() if path.parent == Path() else None
+        if project is None or project.bundles is None:
+            return path
+        project.bundles.mkdir(parents=True, exist_ok=True)
+        return project.bundles / path
 
 
 def say(device: str, line: str) -> None:

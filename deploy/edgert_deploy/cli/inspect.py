@@ -12,6 +12,7 @@ from edgert.bundle import open_bundle
 from edgert.manifest import ArtifactEntry, Manifest
 from edgert.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
+from edgert_deploy.cli.fleet_options import BundlePath
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather
 
@@ -20,7 +21,7 @@ LABELS_SHOWN_MAX = 12
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the manifest, and what was read from the artifacts, as JSON."
 )

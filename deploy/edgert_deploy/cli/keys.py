@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
 
 from edgert.errors import ConfigInvalid
 from edgert.signing import new_key, read_public_key, write_key_pair
+from edgert_deploy.inventory import config_folder
+from edgert_deploy.project import find_project
 
 PRIVATE_SUFFIX = ".key.pem"
 PUBLIC_SUFFIX = ".pem"
 
 
 def keys_dir() -> Path:
-    """`keys` in $EDGERT_CONFIG_DIR, else in ~/.config/edgert."""
-    return Path(os.environ.get("EDGERT_CONFIG_DIR") or Path.home() / ".config" / "edgert") / "keys"
+    """Where the project says, else `keys` in $EDGERT_CONFIG_DIR, else in ~/.config/edgert."""
+    project = find_project()
+    return project.keys if project is not None and project.keys is not None else config_folder() / "keys"
 
 
 @click.group()

@@ -11,6 +11,7 @@ import click
 
 from edgert.bundle import open_bundle
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_options import BundlePath
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather
 from edgert_deploy.report.page import page
@@ -19,7 +20,7 @@ SHOWN_MAX = 5
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option("--html", type=click.Path(path_type=Path), help="Write one self-contained page to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that was gathered as JSON.")
 def report(bundle: Path, html: Path | None, as_json: bool) -> None:

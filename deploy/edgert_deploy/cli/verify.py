@@ -9,11 +9,12 @@ import click
 
 from edgert.bundle import open_bundle
 from edgert.signing import read_public_key
+from edgert_deploy.cli.fleet_options import BundlePath
 from edgert_deploy.cli.keys import key_paths, keys_dir
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BundlePath())
 @click.option(
     "--key",
     "key_files",
