@@ -26,7 +26,7 @@ from edgert.expiry import check_expiry
 from edgert.installed import InstalledVersion, load_version
 from edgert.manifest import FileEntry, Manifest
 from edgert.parcel import Parcel, open_delivery
-from edgert.signing import read_trusted_keys
+from edgert.signing import read_keyring
 from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
 from edgert.telemetry import host
 
@@ -56,7 +56,10 @@ def install(
     was not. What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
     and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
     """
-    trusted = read_trusted_keys(state.keys)
+    ring = read_keyring(state.keys)
+    for complaint in ring.complaints:
+        progress(complaint)
+    trusted = ring.trusted
     if not trusted:
         raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
     with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:

@@ -96,9 +96,32 @@ def read_public_key(path: Path) -> PublicKey:
     return PublicKey(key)
 
 
-def read_trusted_keys(folder: Path) -> tuple[PublicKey, ...]:
-    """Every `*.pem` of `folder`, in name order; none where the folder is missing."""
-    return tuple(read_public_key(path) for path in sorted(folder.glob("*.pem")))
+@dataclass(frozen=True)
+class Keyring:
+    """The keys that a device trusts, by the file that holds each, and why other files hold none; in name order."""
+
+    keys: dict[Path, PublicKey]
+    damaged: dict[Path, str]
+
+    @property
+    def trusted(self) -> tuple[PublicKey, ...]:
+        return tuple(self.keys.values())
+
+    @property
+    def complaints(self) -> list[str]:
+        """One line a file that holds no key: it is trusted by nobody, and holds up no other."""
+        return [f"{why}: it is passed over; edgertd keys remove {path.name}" for path, why in self.damaged.items()]
+
+
+def read_keyring(folder: Path) -> Keyring:
+    """Every `*.pem` of `folder`; none where the folder is missing."""
+    ring = Keyring({}, {})
+    for path in sorted(folder.glob("*.pem")):
+        try:
+            ring.keys[path] = read_public_key(path)
+        except ConfigInvalid as error:
+            ring.damaged[path] = error.message
+    return ring
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 import tomlkit
 
 from edgert.cli import main as edgertd
-from edgert.signing import new_key, write_key_pair
+from edgert.signing import new_key, read_public_key, write_key_pair
 from edgert_deploy.bootstrap import Broker, merged_config
 from edgert_deploy.cli import main
 from edgert_deploy.cli.keys import key_paths
@@ -318,6 +318,30 @@ def test_bench_measures_what_is_live_and_what_may_come_and_leaves_nothing(
     assert main(["bench", str(here / "echo-2.edgert"), "--on", "here", "--seconds", "0.2"]) == 0
 
 
+def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on(
+    edgert: Edgert, here: Path, tmp_path: Path
+) -> None:
+    old, new = read_public_key(tmp_path / "conf" / "keys" / "default.pem"), new_key()
+    assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
+    keys = tmp_path / "dev" / "keys"
+    assert edgert("keys", "remove", old.key_id, "--on", "here")[0] == 7  # the only one
+    (keys / "new.pem").write_bytes(new.public.pem())
+    (keys / "torn.pem").write_bytes(b"-----BEGIN PUBLIC KEY-----\nMCow")
+    assert edgert("status", "here")[0] == 0  # a damaged file is passed over
+    code, listed = edgert("keys", "list", "--on", "here")
+    (device,) = listed["devices"]
+    assert (code, sorted(device["keys"])) == (0, sorted([old.key_id, new.public.key_id]))
+    assert ["torn.pem" in complaint for complaint in device["damaged"]] == [True]
+    assert edgert("keys", "remove", "torn.pem", "--on", "here")[0] == 0
+    code, removed = edgert("keys", "remove", old.key_id, "--on", "here")
+    assert (code, removed["devices"][0]["keys"]) == (0, [new.public.key_id])
+    assert edgert("keys", "remove", old.key_id, "--on", "here")[0] == 4
+    code, _ = edgert("deploy", here / "echo-2.edgert", "--to", "here", "--dry-run")
+    assert code == 5
+    assert live(edgert)[0] == 1
+    assert [path.name for path in keys.iterdir()] == ["new.pem"]
+
+
 def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
     np.save(tmp_path / "in.npy", np.ones((2, 4), np.float32))
@@ -421,6 +445,7 @@ def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str
         ["device"],
         ["device", "add"],
         ["device", "set"],
+        ["keys", "remove"],
         ["bootstrap"],
         ["deploy"],
         ["status"],

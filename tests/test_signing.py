@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 
 from edgert.envelope import PAYLOAD_TYPE, parse_envelope, sign
 from edgert.errors import BundleCorrupt, ConfigInvalid, SignatureInvalid
-from edgert.signing import SigningKey, new_key, read_public_key, read_signing_key, read_trusted_keys, write_key_pair
+from edgert.signing import SigningKey, new_key, read_keyring, read_public_key, read_signing_key, write_key_pair
 
 PAYLOAD = b'{"model":"digits"}'
 
@@ -121,9 +121,14 @@ def test_files_that_hold_no_such_key_are_refused_with_the_next_step(tmp_path: Pa
         read_signing_key(tmp_path / "missing")
 
 
-def test_trusted_keys_are_the_folders_in_name_order(tmp_path: Path) -> None:
-    assert read_trusted_keys(tmp_path / "missing") == ()
+def test_trusted_keys_are_the_folders_in_name_order_and_a_damaged_file_holds_up_no_other(tmp_path: Path) -> None:
+    assert read_keyring(tmp_path / "missing").trusted == ()
     keys = [new_key(), new_key()]
     for name, key in zip("ba", keys, strict=True):
         (tmp_path / f"{name}.pem").write_bytes(key.public.pem())
-    assert [key.key_id for key in read_trusted_keys(tmp_path)] == [keys[1].public.key_id, keys[0].public.key_id]
+    (tmp_path / "ab.pem").write_bytes(keys[0].public.pem()[:40])
+    ring = read_keyring(tmp_path)
+    assert [key.key_id for key in ring.trusted] == [keys[1].public.key_id, keys[0].public.key_id]
+    (complaint,) = ring.complaints
+    assert "ab.pem is not a public key" in complaint
+    assert complaint.endswith("edgertd keys remove ab.pem")

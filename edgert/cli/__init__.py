@@ -32,6 +32,7 @@ COMMANDS = {
     "release": ("edgert.cli.claim:release", "Release a claim."),
     "bench": ("edgert.cli.bench:bench", "Measure artifacts that lie in a folder, engine alone."),
     "infer": ("edgert.cli.infer:infer", "Ask the daemon for an answer."),
+    "keys": ("edgert.cli.keys:keys", "List the keys whose bundles this device takes, or trust one no more."),
     "status": ("edgert.cli.status:status", "Show the device, its engines and what its models do."),
     "top": ("edgert.cli.top:top", "Watch the models live: rates, percentiles, batches, stages, caches."),
 }

@@ -16,7 +16,7 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines import ENGINES, engine_by_name
 from edgert.errors import DaemonUnreachable, EdgeRTError
 from edgert.serving.control import ask
-from edgert.signing import read_trusted_keys
+from edgert.signing import read_keyring
 from edgert.slots import BootClock, SlotStore, Version
 from edgert.telemetry.host import temp_c
 
@@ -44,6 +44,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         daemon = ask(state.control_socket, {"op": "status"}, 5.0)
     except DaemonUnreachable:
         daemon = {}
+    ring = read_keyring(state.keys)
     return {
         "edgert": __version__,
         "parcels": PARCELS,
@@ -60,7 +61,8 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(state.root).free,
         "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "engines": {name: _engine_version(name) for name in ENGINES},
-        "keys": [key.key_id for key in read_trusted_keys(state.keys)],
+        "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
+        "damaged_keys": ring.complaints,
         "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
     }
 
@@ -102,6 +104,7 @@ def _text(value: dict[str, Any]) -> str:
     if memory := value["daemon"]["memory"]:
         limit = f" of {memory['limit_mb']:g} MB" if memory["limit_mb"] else ""
         lines.append(f"memory   models take {memory['used_mb']:.0f} MB{limit}")
+    lines += [f"warning  {complaint}" for complaint in value["damaged_keys"]]
     return "\n".join([*lines, *(_model_line(model) for model in value["models"])])
 
 

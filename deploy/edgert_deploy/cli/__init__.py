@@ -13,7 +13,7 @@ from edgert_deploy.project import find_project
 # name -> ("module:attribute", the line that --help shows)
 COMMANDS = {
     "init": ("edgert_deploy.cli.init:init", "Make a folder the project of a fleet."),
-    "keys": ("edgert_deploy.cli.keys:keys", "Make and list the keys that bundles are signed with."),
+    "keys": ("edgert_deploy.cli.keys:keys", "Make, list and revoke the keys that bundles are signed with."),
     "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
     "targets": ("edgert_deploy.cli.targets:targets", "List what a bundle can be built for."),
     "inspect": ("edgert_deploy.cli.inspect:inspect", "Show what a bundle holds."),
