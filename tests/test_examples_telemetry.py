@@ -1,4 +1,4 @@
-"""The ready configurations are tried in the real tools: mosquitto, promtool, mqtt-exporter, Node.js."""
+"""The ready configurations are tried in the real tools: mosquitto, promtool, mqtt-exporter, mqtt2prometheus, Node.js."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
@@ -22,6 +25,7 @@ from tests.brokers import Broker, free_port, mosquitto, until
 from tests.test_fleet_store import NOW_MS, Pi
 from tests.test_fleet_subscriber import publish
 
+MQTT_EXPORTER = "mqtt-exporter==1.12.1"
 FOLDER = Path(__file__).parents[1] / "examples" / "telemetry"
 
 
@@ -149,33 +153,87 @@ def test_every_query_of_the_dashboard_is_one_and_asks_for_series_that_the_bridge
 # --- other readers of the flat JSON ---------------------------------------------------------
 
 
-def test_mqtt_exporter_shows_a_device_s_figures(tmp_path: Path) -> None:
-    exporter = tool("mqtt-exporter", "pip install mqtt-exporter")
-    port, said = free_port(), {}
-    for line in (FOLDER / "mqtt-exporter.env").read_text().splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.partition("=")
-            said[name] = value
-    pi = Pi("pi-07")
-    with Broker.in_folder(tmp_path / "broker") as broker:
-        environment = {**os.environ, **said, "MQTT_PORT": str(broker.port), "PROMETHEUS_PORT": str(port)}
-        with open(tmp_path / "log", "wb") as log:
-            process = subprocess.Popen([exporter], env=environment, stdout=log, stderr=log)
+@pytest.fixture(scope="module")
+def mqtt_exporter() -> str:
+    """mqtt-exporter in an environment of its own, as it pins what it needs; kept from run to run."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgert-test" / MQTT_EXPORTER
+    program = folder / "bin" / "mqtt-exporter"
+    if not program.exists():
+        for words in ([sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "pip"), "install", "-q", MQTT_EXPORTER]):  # fmt: skip
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"{MQTT_EXPORTER} cannot be installed here: {done.stderr.strip()[-200:]}")
+    return str(program)
+
+
+def shown(words: list[str], port: int, topic: str, log: Path, **environment: str) -> dict[str, float]:
+    """What an exporter shows at `port` of the device that reports at `topic`, once it shows anything."""
+    found: dict[str, float] = {}
+    flat = topic.replace("/", "_")  # as mqtt-exporter writes it
+
+    def read() -> bool:
         try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+                samples = [sample for family in families for sample in family.samples]
+        except OSError:
+            return False
+        named = [sample for sample in samples if sample.labels.get("topic", "").replace("/", "_") == flat]
+        found.update({sample.name: sample.value for sample in named})
+        return bool(found)
 
-            def shown() -> bool:
-                publish(broker, pi.window(NOW_MS, [2.0] * 5, errors=1))
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
-                        text = answer.read().decode()
-                except OSError:
-                    return False
-                return re.search(r'edgert_device_err_total\{.*topic=".*pi-07.*"\} \d+', text) is not None
+    with open(log, "wb") as said:
+        process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=said, stderr=said)
+    try:
+        until(read, f"the device is shown; see {log}", 30.0)
+    finally:
+        process.terminate()
+        process.wait(10)
+    return found
 
-            until(shown, f"mqtt-exporter shows the device; see {tmp_path}/log", 30.0)
+
+@pytest.fixture
+def reporting(tmp_path: Path) -> Iterator[tuple[Broker, str]]:
+    """A broker, and a device that reports to it again and again, as an exporter hears only what comes while it listens."""
+    pi, stop = Pi("pi-07"), threading.Event()
+    sent = pi.window(NOW_MS, [2.0] * 5, errors=1)
+    fields = json.loads(sent[1][1]) | {"temp_c": 51.5, "lat_p99_ms": 2.02}
+
+    def report(broker: Broker) -> None:
+        while not stop.wait(0.2):
+            publish(broker, [(sent[1][0], messages.dump(fields))])
+
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        thread = threading.Thread(target=report, args=(broker,))
+        thread.start()
+        try:
+            yield broker, sent[1][0]
         finally:
-            process.terminate()
-            process.wait(10)
+            stop.set()
+            thread.join(10)
+
+
+def test_mqtt_exporter_shows_a_device_s_figures(
+    mqtt_exporter: str, reporting: tuple[Broker, str], tmp_path: Path
+) -> None:
+    lines = (FOLDER / "mqtt-exporter.env").read_text().splitlines()
+    said = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    broker, topic = reporting
+    said |= {"MQTT_PORT": str(broker.port), "PROMETHEUS_PORT": str(port := free_port())}
+    figures = shown([mqtt_exporter], port, topic, tmp_path / "log", **said)
+    assert (figures["edgert_device_req_total"], figures["edgert_device_temp_c"]) == (6, 51.5)
+
+
+def test_mqtt2prometheus_shows_a_device_s_figures(reporting: tuple[Broker, str], tmp_path: Path) -> None:
+    exporter = tool("prometheus-mqtt-exporter", "apt-get install prometheus-mqtt-exporter")
+    broker, topic = reporting
+    text = (FOLDER / "mqtt2prometheus.yml").read_text()
+    assert "tcp://127.0.0.1:1883" in text
+    (tmp_path / "config.yml").write_text(text.replace(":1883", f":{broker.port}"))
+    words = [exporter, "-config", str(tmp_path / "config.yml"), "-listen-address", "127.0.0.1", "-listen-port"]
+    figures = shown([*words, str(port := free_port())], port, topic, tmp_path / "log")
+    names = ("requests_total", "errors_total", "latency_p99_milliseconds", "temperature_celsius")
+    assert [figures[f"edgert_device_{name}"] for name in names] == [6, 1, 2.02, 51.5]
 
 
 def test_the_functions_of_the_node_red_flow_say_what_is_worth_saying(tmp_path: Path) -> None:
