@@ -41,6 +41,7 @@ def make_null_bundle(
     foreign_bytes: int = 0,
     downgrade: bool = False,
     expires: str = "",
+    receipt: dict[str, Any] | None = None,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
@@ -50,7 +51,7 @@ def make_null_bundle(
     artifact to compare answers with; `golden_off_by`
     makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
     incompressible ballast make the bundle as large as a test needs, `padding` is ballast as given; `foreign_bytes` lie
-    in it for no target.
+    in it for no target; `receipt` is what its build found out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -68,6 +69,8 @@ def make_null_bundle(
         contents["null/weights.bin"] = padding
     if foreign_bytes:
         contents["elsewhere/weights.bin"] = np.random.default_rng(release).bytes(foreign_bytes)
+    if receipt is not None:
+        contents["receipt.json"] = json.dumps(receipt).encode()
     engines = {"null": engine}
     if first is not None:
         contents["first/model.json"] = first[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,35 @@ def test_the_command_says_it(pair: tuple[Path, Path], capsys: pytest.CaptureFixt
     assert (value["same"], value["fetches"][0]["files"]) == (False, 2)
     assert main(["diff", str(pair[0]), str(flip_bit(pair[1], -2000)), "--json"]) == 5
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "bundle.corrupt"
+
+
+def a_receipt(seven: float, **changes: Any) -> dict[str, Any]:
+    classes = [{"name": "7", "samples": 50, "fp32": 0.98, "artifact": seven}, {"name": "8", "artifact": 0.9}]
+    candidate = {
+        "id": "null",
+        "float_layers": [],
+        "passed": True,
+        "classes": classes,
+        "slices": [],
+        "tools": {"a": "1"},
+    }
+    value = {"format": 1, "gate": {"max_drop": 0.01}, "targets": [{"profile": "box", "ladder": ["null"]}], "notes": ""}
+    return {**value, "candidates": [{**candidate, **changes}]}
+
+
+def test_receipts_are_compared_by_what_people_ask_and_the_rest_is_counted(
+    signing_key: SigningKey, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = a_receipt(0.91, float_layers=["conv1"], tools={"a": "2"}) | {"gate": {"max_drop": 0.02}}
+    one = make_null_bundle(tmp_path, signing_key, release=1, receipt=a_receipt(0.96))
+    other = make_null_bundle(tmp_path, signing_key, release=2, receipt=after)
+    assert main(["diff", str(one), str(other)]) == 0
+    said = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("receipt")]
+    assert said == [
+        "gate.max_drop: 0.01 -> 0.02",
+        'candidates.null.float_layers: [] -> ["conv1"]',
+        "candidates.null.classes.7: 0.9600 -> 0.9100 (-0.0500)",
+        "1 other fields changed: --json names them",
+    ]
+    assert main(["diff", str(one), str(other), "--json"]) == 0
+    assert "candidates.null.tools.a" in capsys.readouterr().out

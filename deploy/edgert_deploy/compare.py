@@ -17,6 +17,7 @@ from edgert.bundle import Bundle
 from edgert.manifest import Manifest, TargetEntry
 from edgert.parcel import PATCH_BYTES_MAX
 from edgert_deploy.parcels import lacking, packed, predecessors
+from edgert_deploy.receipt import read_receipt
 
 # The field that names an entry of a list of objects.
 NAMED_BY = ("id", "profile", "path", "name")
@@ -48,8 +49,11 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Comparison:
+    """`changes` are the manifests', `receipts` those of what the builds found out; none where one has no receipt."""
+
     changes: tuple[Change, ...]
     fetches: tuple[Fetch, ...]
+    receipts: tuple[Change, ...] = ()
 
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
@@ -61,7 +65,9 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in bundle.manifest.files))
         fetches = tuple(fetch(before.manifest, after.manifest, target, old, new) for target in after.manifest.targets)
-    return Comparison(changes, fetches)
+    one, other = read_receipt(before), read_receipt(after)
+    receipts = () if one is None or other is None else tuple(_changes("", _named(one), _named(other)))
+    return Comparison(changes, fetches, receipts)
 
 
 def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:

@@ -92,9 +92,11 @@ def _model(name: str, there: Mapping[str, Any] | None, wanted: Wanted | None) ->
     active = there["active"]
     release = None if active is None else int(active["release"])
     drift = [] if wanted is None else _against(there, wanted, release)
-    if there["state"] in ON_TRIAL:
-        drift.append(Drift("trial", f"release {release} is on trial"))
     serving = there.get("serving") or {}
+    if there["state"] in ON_TRIAL:
+        watch = serving.get("watch") or {}
+        how = f": {watch['text']}; {watch['left_s']:.0f} s are left" if watch.get("phase") == "watching" else ""
+        drift.append(Drift("trial", f"release {release} is on trial{how}"))
     if active is not None and serving and serving.get("state") not in SERVES:
         drift.append(Drift("not-serving", f"is {serving['state']}: {serving.get('fault') or 'it may come'}"))
     if serving.get("degraded"):

@@ -7,7 +7,7 @@ a plan is advice, the device's own refusal is the rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edgert.errors import (
@@ -120,6 +120,8 @@ def _check_gate(gate: Gate, facts: DeviceFacts, on_trial: ModelFacts | None) -> 
         raise TransitionRefused(
             f"{facts.device} has no thermometer that can be read: leave the limit temp_c out for it (--limit temp_c=off)"
         )
+    if on_trial is not None and on_trial.state == "first-trial":  # it left out what needs a version before
+        gate = replace(gate, limits={name: value for name, value in gate.limits.items() if name != "agreement"})
     if on_trial is not None and (on_trial.gate is None or not on_trial.gate.same_as(gate)):
         raise TransitionRefused(
             f"the same release is on trial on {facts.device} already, under other limits: wait for its end, or end it "

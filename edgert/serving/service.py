@@ -419,7 +419,7 @@ class ModelService:
         release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
         told = {"release": release, "watched_s": round(watched_s, 1), **flat(watch.readings)}
         if watch.finding is not None:
-            reason = f"{watch.finding.message}, after {watched_s:.0f} s"
+            reason = f"{watch.finding.message}; watched for {watched_s:.0f} s"
             broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
             self._ends_trial(watch.worker.version, HealthCheckFailed(reason), {**told, **broke})
             return

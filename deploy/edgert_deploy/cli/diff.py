@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,12 @@ from edgert_deploy.compare import Change, Comparison, compare
 
 SHOWN_LETTERS_MAX = 60
 NAMES_SHOWN_MAX = 8
+CLASSES_SHOWN_MAX = 5
+# Of the receipts' fields those shown one by one.
+_RECEIPT = re.compile(
+    r"licence|notes|gate\..*|targets\.[^.]+\.(ladder|left_out|remarks)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
+)
+_CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices)\..+\.artifact")
 # Said in lines of their own, or by the lines on artifacts.
 TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels")
 
@@ -29,8 +36,9 @@ TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labe
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Say what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
 
-    That is what `edgert deploy` sends: patches where they are smaller. Signatures are not checked (edgert verify does);
-    the contents are. Exits with 0 whether they differ or not.
+    Where both hold a receipt, what their builds found out is compared, too: the gate, what was packed or left out,
+    layers in float, the classes that lost most. The bytes are what `edgert deploy` sends: patches where they are
+    smaller. Signatures are not checked (edgert verify does); the contents are. Exits with 0 whether they differ or not.
 
     \b
     Examples:
@@ -60,11 +68,31 @@ def _lines(before: Manifest, after: Manifest, found: Comparison) -> Iterator[str
     for change in found.changes:
         if not change.field.startswith((*TOLD_APART, "source_", "tools", "golden")):
             yield f"changed   {_shown(change)}"
+    yield from _receipts(found.receipts)
     for fetch in found.fetches:
         yield (
             f"fetch     {fetch.target}: {size_text(fetch.compressed_bytes)} on the way, {fetch.files} files of "
             f"{size_text(fetch.size_bytes)}; all it needs is {size_text(fetch.whole_bytes)}"
         )
+
+
+def _receipts(changes: Sequence[Change]) -> Iterator[str]:
+    """What people ask first of two builds; the rest is counted."""
+    told = [change for change in changes if _RECEIPT.fullmatch(change.field)]
+    classes = [(change, _drop(change)) for change in changes if _CLASS.fullmatch(change.field)]
+    worst = sorted((pair for pair in classes if pair[1] > 0), key=lambda pair: -pair[1])[:CLASSES_SHOWN_MAX]
+    for change in told:
+        yield f"receipt   {_shown(change)}"
+    for change, drop in worst:
+        yield f"receipt   {change.field.removesuffix('.artifact')}: {change.before:.4f} -> {change.after:.4f} ({-drop:+.4f})"
+    if rest := len(changes) - len(told) - len(worst):
+        yield f"receipt   {rest} {'other fields' if told or worst else 'fields'} changed: --json names them"
+
+
+def _drop(change: Change) -> float:
+    """By how much a class or slice is answered worse; 0 where it was not there before, or is no more."""
+    there = isinstance(change.before, (int, float)) and isinstance(change.after, (int, float))
+    return change.before - change.after if there else 0.0
 
 
 def _sizes(before: Manifest, after: Manifest) -> str:
