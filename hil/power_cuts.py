@@ -15,7 +15,8 @@ each: it goes on from one saved just after a boot, when its disk for the state w
 another each time. `--cold N` boots N times for real. Without an emulator (`--on local`) the disk stops, every process on it
 is killed, and it is mounted anew: the same loss, many times faster, on the kernel of this machine.
 
-Each cut is noted as it is judged: a run that ends early has its figures, and `--resume LOG` goes on with it. Each cut has
+Each cut is noted as it is judged, and the disk of one that failed kept beside the log: a run that ends early has its
+figures, and `--resume LOG` goes on with it. Each cut has
 chances of its own, from the seed and its number, so those that follow are what they would have been; the device is new.
 """
 
@@ -155,8 +156,11 @@ def judged(cut: Cut, found: dict[str, Any]) -> Cut:
     return cut
 
 
-def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[Cut]:
-    """Cut for each of `numbers`, the first `cold` followed by a real boot; stops where the machine does not come back."""
+def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[tuple[Cut, bytes]]:
+    """Cut for each of `numbers`, the first `cold` followed by a real boot; stops where the machine does not come back.
+
+    Each with what lay on the disk after it.
+    """
     rig.chance = random.Random(f"{rig.seed} {numbers.start - 1}")
     agent, found = rig.begin()
     if "error" in found:
@@ -168,8 +172,9 @@ def cuts(rig: Rig, numbers: range, cold: int, say: Say) -> Iterator[Cut]:
     for n in numbers:
         rig.chance = random.Random(f"{rig.seed} {n}")
         cut = rig.cut(agent, n)
+        left = rig.victim.disk.content
         agent, found = rig.begin(cold=n <= cold)
-        yield judged(cut, found)
+        yield judged(cut, found), left
         if "error" in found:
             return
 
@@ -264,9 +269,11 @@ def _run(victim: Callable[[Path], Victim], log: Log, done: list[Cut], asked: arg
         _say("preparing what is cut")
         rig = Rig(victim(Path(folder)), log.seed)
         try:
-            for cut in cuts(rig, range(len(done) + 1, asked.cuts + 1), asked.cold, _say):
+            for cut, left in cuts(rig, range(len(done) + 1, asked.cuts + 1), asked.cold, _say):
                 done.append(cut)
                 log.add(cut)
+                if cut.problem:
+                    log.path.with_suffix(f".{cut.number}.img").write_bytes(left)
                 word = cut.problem or f"release {cut.serves} after {cut.serves_after_s:.1f} s"
                 _say(f"{cut.number}: {cut.operation} at {cut.at}, {cut.lost_sectors} sectors lost: {word}")
                 if len(done) % PROGRESS_CUTS == 0:
