@@ -26,9 +26,10 @@ import sqlalchemy as sa
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.fleet import schema
+from edgert_deploy.fleet.heard import MINUTE_MS, Batch, Heard
 from edgert_deploy.fleet.packed import WINDOW, Pool
 from edgert_deploy.fleet.query import Answer, FleetQuery, Question
-from edgert_deploy.fleet.store import MINUTE_MS, Batch, Heard, Store
+from edgert_deploy.fleet.store import Store
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS
 ASKED = {

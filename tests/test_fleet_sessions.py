@@ -20,8 +20,8 @@ from edgert.telemetry.sketch import merged
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet import schema
 from edgert_deploy.fleet.bridge import Bridge
+from edgert_deploy.fleet.heard import MINUTE_MS
 from edgert_deploy.fleet.ledger import ENTRIES_MAX, Ledger
-from edgert_deploy.fleet.store import MINUTE_MS
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.brokers import Broker, until
 from tests.test_fleet_export import scraped

@@ -19,11 +19,13 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet import schema
+from edgert_deploy.fleet.heard import MINUTE_MS
 from edgert_deploy.fleet.packed import Dense, Pool, Scalars, pack
+from edgert_deploy.fleet.payload import pack_fields, unpack_fields
 from edgert_deploy.fleet.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.recorder import Recorder
 from edgert_deploy.fleet.schema import StoreFailed
-from edgert_deploy.fleet.store import MINUTE_MS, Retention, Store, pack_fields, unpack_fields
+from edgert_deploy.fleet.store import Retention, Store
 from tests.databases import postgres, postgres_folder
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour

@@ -17,8 +17,11 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
-from edgert_deploy.fleet import subscriber as subscriber_module
-from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row, SeqTracker
+from edgert_deploy.fleet import seq
+from edgert_deploy.fleet import state as state_module
+from edgert_deploy.fleet.seq import SeqTracker
+from edgert_deploy.fleet.state import FleetState, Row
+from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.brokers import Broker
 
 
@@ -173,7 +176,7 @@ def test_what_is_not_of_the_contract_is_counted_and_does_no_harm() -> None:
 
 
 def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber_module, "DEVICES_MAX", 3)
+    monkeypatch.setattr(state_module, "DEVICES_MAX", 3)
     state = FleetState()
     for number in range(5):
         feed(state, Sender(f"pi-{number}").window([1.0]))
@@ -209,7 +212,7 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
     tracker.is_new(1)
     tracker.is_new(1_000_002)
     assert tracker.missing == 1_000_000
-    assert len(tracker._holes or ()) <= subscriber_module.HOLES_MAX
+    assert len(tracker._holes or ()) <= seq.HOLES_MAX
 
 
 @pytest.fixture

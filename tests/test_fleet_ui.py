@@ -21,8 +21,8 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry import messages
 from edgert_deploy.campaign import Campaign, CampaignStore
 from edgert_deploy.cli.fleet_ui import access_for
+from edgert_deploy.fleet.heard import MINUTE_MS
 from edgert_deploy.fleet.query import FleetQuery
-from edgert_deploy.fleet.store import MINUTE_MS
 from edgert_deploy.fleet.ui import server as page_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import A_PAGE, Answers

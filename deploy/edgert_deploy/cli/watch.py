@@ -19,7 +19,8 @@ from rich.text import Text
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
-from edgert_deploy.fleet.subscriber import FleetState, FleetSubscriber, Row
+from edgert_deploy.fleet.state import FleetState, Row
+from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 SETTLE_S = 2.0
 INTERVAL_S = 2.0

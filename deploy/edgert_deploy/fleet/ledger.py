@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from edgert.errors import ProtocolError
 from edgert.names import checked_id
 from edgert_deploy.fleet.reports import COUNTER_FIELDS, NUMBER_END
-from edgert_deploy.fleet.subscriber import SeqTracker
+from edgert_deploy.fleet.seq import SeqTracker
 
 ROOT = "edgert-bridge/v1"
 FLUSH_EVERY_S = 0.25

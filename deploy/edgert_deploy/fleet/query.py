@@ -20,9 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet import schema
+from edgert_deploy.fleet.heard import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, Scalars
 from edgert_deploy.fleet.schema import COUNTERS
-from edgert_deploy.fleet.store import FINE_HOURS, HOUR_MIN, MINUTE_MS, PROFILE_UNKNOWN
+from edgert_deploy.fleet.store import FINE_HOURS, PROFILE_UNKNOWN
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, parse_topic
+from edgert_deploy.fleet.heard import Batch, Heard
 from edgert_deploy.fleet.reports import KINDS, parse_report, printable
-from edgert_deploy.fleet.store import Batch, Heard, Store
+from edgert_deploy.fleet.store import Store
 
 WAITING_MAX = 50_000
 

@@ -2,56 +2,38 @@
 
 Theory of operation of `write`: one transaction a batch. New windows are told from repeated ones by the key
 (stream, seq), as the database itself decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders
-may share a store. Those that were new, and only those, are added to the merged rows (see `schema`).
-
-A report belongs to the minute in which its window ended by the device's clock. A clock that is off by more than
-TRUSTED_AHEAD_S into the future, or further back than the windows are kept, is not believed: the time of receipt
-counts instead.
+may share a store. Those that were new, and only those, are added to the merged rows (see `merging`).
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar
+from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet import schema
-from edgert_deploy.fleet.packed import WINDOW, Dense, pack
+from edgert_deploy.fleet.heard import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS, Batch, Heard, Written, at_ms, minute_of
+from edgert_deploy.fleet.merging import Merging, chunks
+from edgert_deploy.fleet.packed import WINDOW, pack
+from edgert_deploy.fleet.payload import pack_fields
 from edgert_deploy.fleet.reports import EventMessage, counters_began_now, counters_of
-from edgert_deploy.fleet.schema import COUNTERS, HISTOGRAM
+from edgert_deploy.fleet.schema import COUNTERS
 
-MINUTE_MS = 60_000
-HOUR_MIN = 60
-TRUSTED_AHEAD_S = 300
 # The oldest question that is cut at whole minutes reaches this far back; see query.py.
 FINE_HOURS = 48
-KEEP_WINDOWS_H = 72
 KEEP_MINUTES_H = 31 * 24
 KEEP_HOURS_H = 400 * 24
 SIZE_GB_MAX = 20.0
 STREAMS_REMEMBERED_MAX = 200_000
-PIECE_MAX = 4_000
-_IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
 _TRIMMED_AT_ONCE = 0.1
 PROFILE_UNKNOWN = "unknown"
-# Names and words that most payloads hold, so that a single one compresses; the last bytes are the cheapest.
-_DICTIONARY = (
-    b',"throttled":0,"temp_c":,"rss_bytes":,"clock_synced":1,"encode_p99_ms":0.,"postprocess_p99_ms":0.,'
-    b'"engine_p99_ms":0.,"queue_p99_ms":0.,"cache_p99_ms":0.,"preprocess_p99_ms":0.,"decode_p99_ms":0.,'
-    b'"batch_mean":1.0,"lat_le_1000ms_total":,"lat_le_500ms_total":,"lat_le_200ms_total":,"lat_le_100ms_total":,'
-    b'"lat_le_50ms_total":,"lat_le_20ms_total":,"lat_le_10ms_total":,"lat_le_5ms_total":,"lat_le_2ms_total":,'
-    b'"lat_le_1ms_total":,"lat_sum_ms_total":,"lat_max_ms":,"lat_p999_ms":,"lat_p99_ms":,"lat_p95_ms":,'
-    b'"lat_p50_ms":,"cache_hit_total":0,"shed_total":0,"err_total":0,"req_total":,"up":1,"uptime_s":,'
-    b'"window_s":60.0,"seq":,"boot":"b","ts":17,"v":1,"model_version":"r'
-)
 
 
 @dataclass(frozen=True)
@@ -62,53 +44,6 @@ class Retention:
     minutes_h: int = KEEP_MINUTES_H
     hours_h: int = KEEP_HOURS_H
     size_gb_max: float = SIZE_GB_MAX
-
-
-@dataclass(frozen=True)
-class Heard:
-    """One report as it came. `at_ms` is when, in ms since 1970."""
-
-    site: str
-    device: str
-    at_ms: int
-    model: str = ""
-
-
-@dataclass
-class Batch:
-    """What came since the last write."""
-
-    hists: list[tuple[Heard, HistMessage]] = field(default_factory=list)
-    metrics: list[tuple[Heard, MetricsMessage]] = field(default_factory=list)
-    events: list[tuple[Heard, EventMessage]] = field(default_factory=list)
-    # The newest of `status`, `info`, `sys`, `deploy` and `profile`, by (site, device).
-    devices: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
-    heard_ms: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def pieces(self) -> Iterator[Batch]:
-        """The same in parts, so that what a write takes in memory has a bound."""
-        yield Batch(events=self.events, devices=self.devices, heard_ms=self.heard_ms)
-        for start in range(0, max(len(self.hists), len(self.metrics)), PIECE_MAX):
-            part = slice(start, start + PIECE_MAX)
-            yield Batch(self.hists[part], self.metrics[part])
-
-    def __len__(self) -> int:
-        return len(self.hists) + len(self.metrics) + len(self.events) + len(self.devices)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a batch came to."""
-
-    hists: int
-    metrics: int
-    events: int
-    duplicates: int
-
-    @classmethod
-    def sum(cls, parts: Iterable[Written]) -> Written:
-        numbers = [(part.hists, part.metrics, part.events, part.duplicates) for part in parts]
-        return cls(*(sum(column) for column in zip(*numbers, strict=True)))
 
 
 class Store:
@@ -188,7 +123,7 @@ class Store:
     def _write(self, connection: sa.Connection, batch: Batch) -> Written:
         self._write_devices(connection, batch)
         streams = self._stream_ids(connection, [*batch.hists, *batch.metrics])
-        merging = _Merging(self, connection)
+        merging = Merging(lambda heard, version: self._group_id(connection, heard, version), connection)
         hists = self._write_hists(connection, batch.hists, streams, merging)
         metrics = self._write_metrics(connection, batch.metrics, streams, merging)
         events = self._write_events(connection, batch.events)
@@ -209,7 +144,7 @@ class Store:
             table = schema.device
             rows = [{"site": site, "device": name} for site, name in unknown]
             connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
-            for few in _chunks(unknown):
+            for few in chunks(unknown):
                 wanted = sa.tuple_(table.c.site, table.c.device).in_(few)
                 for row in connection.execute(
                     sa.select(table.c.id, table.c.site, table.c.device, table.c.profile).where(wanted)
@@ -241,12 +176,12 @@ class Store:
             rows = [dict(zip(names, key, strict=True)) for key in wanted]
             connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
             columns = [table.c[name] for name in names]
-            for few in _chunks(list(wanted)):
+            for few in chunks(list(wanted)):
                 for row in connection.execute(sa.select(table.c.id, *columns).where(sa.tuple_(*columns).in_(few))):
                     self._streams[wanted[tuple(row[1:])]] = row.id
         return [self._streams[key] for key in keys]
 
-    def group_id(self, connection: sa.Connection, heard: Heard, version: str) -> int:
+    def _group_id(self, connection: sa.Connection, heard: Heard, version: str) -> int:
         profile = self._profiles[heard.site, heard.device]
         key = (heard.site, heard.model, version, profile)
         if key not in self._groups:
@@ -263,14 +198,14 @@ class Store:
         connection: sa.Connection,
         said: Sequence[tuple[Heard, HistMessage]],
         streams: Sequence[int],
-        merging: _Merging,
+        merging: Merging,
     ) -> int:
         by_key = {(stream, hist.seq): (heard, hist) for stream, (heard, hist) in zip(streams, said, strict=False)}
         rows = [
             {
                 "stream": stream,
                 "seq": hist.seq,
-                "minute": _minute(heard, hist.ts_ms),
+                "minute": minute_of(heard, hist.ts_ms),
                 "ts_ms": hist.ts_ms,
                 **_histogram_row(hist),
             }
@@ -287,7 +222,7 @@ class Store:
         connection: sa.Connection,
         said: Sequence[tuple[Heard, MetricsMessage]],
         streams: Sequence[int],
-        merging: _Merging,
+        merging: Merging,
     ) -> int:
         mine = streams[len(streams) - len(said) :]
         by_key = {(stream, each.seq): (heard, each) for stream, (heard, each) in zip(mine, said, strict=True)}
@@ -295,7 +230,7 @@ class Store:
             {
                 "stream": stream,
                 "seq": each.seq,
-                "minute": _minute(heard, each.ts_ms),
+                "minute": minute_of(heard, each.ts_ms),
                 "ts_ms": each.ts_ms,
                 "fields": pack_fields(each.fields),
             }
@@ -306,12 +241,12 @@ class Store:
         return len(new)
 
     def _count_increases(
-        self, connection: sa.Connection, new: Mapping[tuple[int, int], tuple[Heard, MetricsMessage]], merging: _Merging
+        self, connection: sa.Connection, new: Mapping[tuple[int, int], tuple[Heard, MetricsMessage]], merging: Merging
     ) -> None:
         """What each counter grew by since the newest report before; a late one is part of a later one's increase."""
         table = schema.stream
         known: dict[int, Any] = {}
-        for few in _chunks(sorted({stream for stream, _ in new})):
+        for few in chunks(sorted({stream for stream, _ in new})):
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
                 known[row.id] = row._asdict()
         increases = []
@@ -342,7 +277,7 @@ class Store:
                 "device_id": self._devices[heard.site, heard.device],
                 "boot": said.boot,
                 "seq": said.seq,
-                "at_ms": _at_ms(heard, said.ts_ms),
+                "at_ms": at_ms(heard, said.ts_ms),
                 "event": said.event,
                 "model": said.model or None,
                 "fields": json.dumps(said.fields),
@@ -377,122 +312,6 @@ def increase(counters: Mapping[str, int], last: Mapping[str, Any] | None, said: 
     return {name: value - (0 if fell else last[name]) for name, value in counters.items()}
 
 
-class _Merging:
-    """The merged rows that a batch changes: added up in memory, then read, added to and written once each."""
-
-    def __init__(self, store: Store, connection: sa.Connection) -> None:
-        self._store, self._connection = store, connection
-        self._minutes: dict[tuple[int, int], _Row] = {}
-        self._streams: dict[tuple[int, int], _Row] = {}
-
-    def add_hist(self, stream: int, heard: Heard, hist: HistMessage, blob: bytes) -> None:
-        sketch = hist.sketch
-        for row in self._rows(stream, heard, hist.ts_ms, hist.model_version):
-            row.buckets.add(blob, WINDOW)
-            row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
-
-    def add_counters(self, stream: int, heard: Heard, said: MetricsMessage, grown: Mapping[str, int]) -> None:
-        for row in self._rows(stream, heard, said.ts_ms, said.model_version):
-            for name, value in grown.items():
-                row.counters[name] += value
-
-    def write(self) -> None:
-        hours: dict[tuple[int, int], _Row] = {}
-        for (minute, owner), row in self._minutes.items():
-            hours.setdefault((minute // HOUR_MIN, owner), _Row()).merge(row)
-        for table, rows in (
-            (schema.group_hour, hours),
-            (schema.group_minute, self._minutes),
-            (schema.stream_hour, self._streams),
-        ):
-            for few in _chunks(sorted(rows), _IN_MAX // 2):
-                self._write(table, {key: rows[key] for key in few})
-
-    def _rows(self, stream: int, heard: Heard, ts_ms: int, version: str) -> tuple[_Row, _Row]:
-        minute = _minute(heard, ts_ms)
-        owner = self._store.group_id(self._connection, heard, version)
-        return (
-            _row_of(self._minutes, (minute, owner)),
-            _row_of(self._streams, (minute // HOUR_MIN, stream)),
-        )
-
-    def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
-        there = []
-        keys = sa.tuple_(table.c.slot, table.c.owner)
-        for stored in self._connection.execute(sa.select(*_merged_columns(table)).where(keys.in_(list(rows)))):
-            slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
-            row = rows[slot, owner]
-            row.buckets.add(buckets)
-            row.add(*numbers)
-            for name, value in zip(COUNTERS, (requests, errors, shed, cache_hits), strict=True):
-                row.counters[name] += value
-            there.append((slot, owner))
-        # A conflict is not possible: the lock that this transaction holds sees to that.
-        if new := [
-            {"slot": slot, "owner": owner, **rows[slot, owner].values()} for slot, owner in rows.keys() - set(there)
-        ]:
-            self._connection.execute(table.insert(), new)
-        if there:
-            same = (table.c.slot == sa.bindparam("_slot"), table.c.owner == sa.bindparam("_owner"))
-            values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
-            old = [{"_slot": slot, "_owner": owner, **rows[slot, owner].values()} for slot, owner in there]
-            self._connection.execute(table.update().where(*same).values(**values), old)
-
-
-class _Row:
-    """One merged row under way."""
-
-    __slots__ = ("buckets", "count", "counters", "least", "most", "sum", "windows", "zero")
-
-    def __init__(self) -> None:
-        self.buckets = Dense()
-        self.windows = self.zero = self.count = 0
-        self.sum = self.least = self.most = 0.0
-        self.counters = dict.fromkeys(COUNTERS, 0)
-
-    def add(self, windows: int, zero: int, count: int, total: float, least: float, most: float) -> None:
-        if count:
-            self.least = min(self.least, least) if self.count else least
-            self.most = max(self.most, most)
-        self.windows += windows
-        self.zero += zero
-        self.count += count
-        self.sum += total
-
-    def merge(self, other: _Row) -> None:
-        self.buckets.merge(other.buckets)
-        self.add(other.windows, other.zero, other.count, other.sum, other.least, other.most)
-        for name, value in other.counters.items():
-            self.counters[name] += value
-
-    def values(self) -> dict[str, Any]:
-        said = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
-        return {**said, "buckets": self.buckets.packed(), **self.counters}
-
-
-def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
-    # Not setdefault, which would make the row that it throws away.
-    row = rows.get(key)
-    if row is None:
-        row = rows[key] = _Row()
-    return row
-
-
-def _merged_columns(table: sa.Table) -> list[sa.Column[Any]]:
-    return [table.c[name] for name in ("slot", "owner", *HISTOGRAM, *COUNTERS)]
-
-
-def pack_fields(fields: Mapping[str, Scalar]) -> bytes:
-    """A flat payload, compressed to about a third of what it takes as text."""
-    deflate = zlib.compressobj(6, zdict=_DICTIONARY)
-    return deflate.compress(json.dumps(fields, separators=(",", ":")).encode()) + deflate.flush()
-
-
-def unpack_fields(blob: bytes) -> dict[str, Scalar]:
-    fields: dict[str, Scalar] = json.loads(zlib.decompressobj(zdict=_DICTIONARY).decompress(blob))
-    return fields
-
-
 def _histogram_row(hist: HistMessage) -> dict[str, Any]:
     sketch = hist.sketch
     return {
@@ -506,15 +325,6 @@ def _histogram_row(hist: HistMessage) -> dict[str, Any]:
     }
 
 
-def _at_ms(heard: Heard, ts_ms: int) -> int:
-    trusted = heard.at_ms - KEEP_WINDOWS_H * HOUR_MIN * MINUTE_MS < ts_ms < heard.at_ms + TRUSTED_AHEAD_S * 1000
-    return ts_ms if trusted else heard.at_ms
-
-
-def _minute(heard: Heard, ts_ms: int) -> int:
-    return _at_ms(heard, ts_ms) // MINUTE_MS
-
-
 def _size_bytes(connection: sa.Connection) -> int:
     if connection.dialect.name == "sqlite":
         pages, free, size = (
@@ -525,7 +335,3 @@ def _size_bytes(connection: sa.Connection) -> int:
     tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, schema.event]  # fmt: skip
     sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) for table in tables)
     return sum(int(size or 0) for size in sizes)
-
-
-def _chunks(items: Sequence[Any], size: int = _IN_MAX) -> Iterable[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

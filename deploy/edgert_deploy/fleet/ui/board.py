@@ -18,13 +18,8 @@ from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic, parse_topic
 from edgert_deploy.fleet.reports import EventMessage, parse_report, printable
+from edgert_deploy.fleet.state import MODELS_PER_DEVICE_MAX, STALE_AFTER_WINDOWS, WINDOW_S_DEFAULT, note_alarm
 from edgert_deploy.fleet.store import PROFILE_UNKNOWN
-from edgert_deploy.fleet.subscriber import (
-    MODELS_PER_DEVICE_MAX,
-    STALE_AFTER_WINDOWS,
-    WINDOW_S_DEFAULT,
-    note_alarm,
-)
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
