@@ -89,7 +89,10 @@ class App {
 
   drawFilters() {
     const form = document.querySelector("#filters"), words = this.fleet.words;
-    const selects = Object.entries(FILTERS).map(([name, all]) => {
+    const page = location.pathname.split("/")[1];
+    form.hidden = page === "rollouts";
+    // A device has one site and one profile; they stay in the address for the way back.
+    const selects = Object.entries(FILTERS).filter(([name]) => page !== "device" || name === "model" || name === "version").map(([name, all]) => {
       const chosen = this.params.get(name) ?? "";
       const offered = [...new Set([...(words[name] ?? []), ...(chosen ? [chosen] : [])])];
       return h("label", {class: chosen ? "set" : null}, h("span", {class: "hidden"}, name), h("select", {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
@@ -99,7 +102,7 @@ class App {
       h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === this.window), onclick: () => this.set({window: name === "1h" ? "" : name})}, title)));
     const any = Object.keys(FILTERS).some((name) => this.params.get(name));
     const clear = any ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
-    const drawn = JSON.stringify([words, location.search]);
+    const drawn = JSON.stringify([words, page, location.search]);
     if (drawn === this.drawnFilters || form.contains(document.activeElement) && document.activeElement.matches("select:open")) return;
     this.drawnFilters = drawn;
     replace(form, selects, clear, windows);

@@ -14,9 +14,10 @@ export class LatencyChart {
     this.drawing = h("div", {class: "drawing"});
     this.canvas = h("canvas", {class: "heat", "aria-hidden": "true"});
     this.stage = h("div", {class: "stage", tabindex: "0", role: "group", "aria-label": `${label}: latency over time; the arrow keys move through it`,
-      onkeydown: (event) => this.key(event), onpointermove: (event) => this.point(event), onpointerleave: () => this.move(null), onblur: () => this.move(null)}, this.canvas, this.drawing);
-    this.readout = h("div", {class: "readout", "aria-live": "polite"});
-    this.element = h("div", {class: "chart"}, this.readout, this.stage);
+      onkeydown: (event) => this.key(event), onpointerdown: (event) => this.point(event), onpointermove: (event) => this.point(event), onpointerleave: () => this.move(null), onblur: () => this.move(null)}, this.canvas, this.drawing);
+    this.readout = h("div", {class: "readout"});
+    this.told = h("p", {class: "hidden", "aria-live": "polite"}); // only what the keyboard asked for: news would never end
+    this.element = h("div", {class: "chart"}, this.readout, this.stage, this.told);
     this.label = label;
     new ResizeObserver(() => this.draw()).observe(this.stage);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -94,7 +95,7 @@ export class LatencyChart {
       model.versions.forEach((version, number) => {
         const height = version.counts[step] / most * VOLUME;
         y -= height;
-        if (height) bars.append(s("rect", {class: `bar ${seriesClass(number)}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
+        if (height) bars.append(s("rect", {class: `bar ${seriesClass(number)}${step === curves.steps - 1 ? " partial" : ""}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
       });
     });
     return s("g", null, s("text", {class: "tick", x: plot.x, y: top - 7}, `requests a ${stepWords(curves.step_ms)}`),
@@ -163,6 +164,7 @@ export class LatencyChart {
     if (to === undefined) return;
     event.preventDefault();
     this.move(Math.min(Math.max(to, 0), last));
+    this.told.textContent = this.words();
   }
 
   point(event) {
@@ -176,6 +178,12 @@ export class LatencyChart {
     this.cursor = step;
     this.place();
     this.read();
+  }
+
+  words() {
+    const said = this.model.versions.filter((each) => each.counts[this.cursor]).map((each) =>
+      `${each.version}: p50 ${ms(each.p50[this.cursor])}, p95 ${ms(each.p95[this.cursor])}, p99 ${ms(each.p99[this.cursor])}`);
+    return `${momentOf(this.curves, this.cursor)}. ${said.join(". ") || "no requests"}`;
   }
 
   place() {
@@ -193,8 +201,8 @@ export class LatencyChart {
       return h("tr", null, h("th", {scope: "row"}, h("i", {class: `swatch ${seriesClass(number)}`}), each.version || "no version"),
         [...said].reverse().map((value) => h("td", {class: "n"}, digits(value))), h("td", {class: "n"}, count(cursor === null ? each.answered : each.counts[cursor])));
     });
-    replace(this.readout, h("table", null, h("caption", null, when),
-      h("thead", null, h("tr", null, h("th", {scope: "col"}, "version"), ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)))), h("tbody", null, rows)));
+    replace(this.readout, h("table", null, h("caption", {class: "hidden"}, `Percentiles by version, ${when}`),
+      h("thead", null, h("tr", null, h("th", {scope: "col"}, when), ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)))), h("tbody", null, rows)));
   }
 }
 

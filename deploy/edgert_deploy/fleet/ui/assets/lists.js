@@ -13,7 +13,7 @@ const when = (app, at_ms) => at_ms ? h("time", {datetime: new Date(at_ms).toISOS
 export function deviceTable(app, devices, {short = false} = {}) {
   const heading = (words, type) => h("th", {scope: "col", class: type}, words);
   return h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": short ? "Devices that need a look" : "Devices"}, h("table", {class: "devices"},
-    h("thead", null, h("tr", null, heading("device"), heading("state"), short ? null : heading("models", "wide"), short ? null : heading("p99 ms", "n"), heading(short ? "heard, or since" : "since"))),
+    h("thead", null, h("tr", null, heading("device"), heading("state"), short ? null : heading("models", "wide"), short ? null : heading("p99 ms", "n"), heading("since"))),
     h("tbody", null, devices.map((each) => h("tr", null,
       h("th", {scope: "row"}, h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}`}, each.device), h("span", {class: "soft small block"}, each.site)),
       h("td", null, badge(each.state), each.why ? h("span", {class: "soft small block why"}, each.why) : null),
@@ -131,7 +131,7 @@ export class DevicePage extends Page {
     this.element = h("div", null, h("h1", null, h("span", {class: "soft"}, `${site} / `), device), this.head, this.models.element,
       h("div", {class: "halves"}, h("section", {class: "card", "aria-labelledby": "about"}, h("h2", {id: "about"}, "What it says of itself"), this.about),
         h("section", {class: "card", "aria-labelledby": "its-events"}, h("h2", {id: "its-events"}, "Events"), this.events)));
-    const own = {site, device};
+    const own = {site, device, profile: ""};
     this.feeds = [
       new Feed(() => app.ask("device", own), (said) => this.show(said), this.head),
       new Feed(() => app.ask("history", own), (said) => this.models.show(said), this.models.list, 3000),

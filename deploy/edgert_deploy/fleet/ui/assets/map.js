@@ -7,7 +7,7 @@ const TILES_MAX = 60;
 const GAP = 2;
 const SHAPES_FROM = 8; // a smaller cell shows its colour alone
 
-const cellSize = (devices) => devices <= 80 ? 16 : devices <= 300 ? 12 : devices <= 1000 ? 8 : devices <= 4000 ? 5 : 4;
+const cellSize = (devices) => devices <= 30 ? 22 : devices <= 80 ? 16 : devices <= 300 ? 12 : devices <= 1000 ? 8 : devices <= 4000 ? 5 : 4;
 
 export class FleetMap {
   constructor(go) {

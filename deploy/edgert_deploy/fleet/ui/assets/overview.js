@@ -24,7 +24,7 @@ export class Overview {
     const card = (id, title, link, body) => h("section", {class: "card", "aria-labelledby": id}, h("div", {class: "card-head"}, h("h2", {id}, title), this.links[id] = h("a", {href: link}, "All")), body);
     this.links = {};
     this.element = h("div", {class: "overview"}, h("h1", {class: "hidden"}, "The fleet now"), this.tally,
-      h("div", {class: "two"}, h("section", {class: "card", "aria-labelledby": "map"}, h("div", {class: "card-head"}, h("h2", {id: "map"}, "Fleet by site"), this.links.map = h("a", {href: "/devices"}, "All devices")), this.map.element),
+      h("div", {class: "two"}, h("section", {class: "card map", "aria-labelledby": "map"}, h("div", {class: "card-head"}, h("h2", {id: "map"}, "Fleet by site"), this.links.map = h("a", {href: "/devices"}, "All devices")), this.map.element),
         card("attention", "Needs a look", "/devices", this.attention)),
       this.models.element,
       h("div", {class: "two even"}, card("events", "Events", "/events", this.events), card("rollouts", "Rollouts", "/rollouts", this.rollouts)));
