@@ -116,6 +116,8 @@ def test_a_daemon_that_is_killed_comes_back_and_serves(world: World) -> None:
     pid = world.unit("MainPID")
     world.sh(f"kill -9 {pid}")
     world.wait_until_it_serves(pid)
+    lines = world.host.edgert("logs", NAME, "--since", "1h")["lines"]
+    assert any("status=9/KILL" in line for line in lines), "the journal, as systemd keeps the daemon"
 
 
 def test_a_daemon_that_cannot_start_is_tried_until_it_can(world: World) -> None:
@@ -183,6 +185,7 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
         return bool(models and (models[0].get("serving") or {}).get("state") == "ready")
 
     wait_until(serves, "the user's own daemon serves after a power cut", 60)
+    assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
     assert world.host.model(NAME, "echo")["active"]["release"] == 1
     host.edgert("unbootstrap", "mine", "--purge", "--yes")

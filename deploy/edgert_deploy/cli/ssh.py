@@ -1,0 +1,63 @@
+"""`edgert ssh`: a shell on a device, or one command there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgert_deploy.cli.fleet_options import inventory_option
+from edgert_deploy.inventory import find_inventory
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal, as top and editors need.")
+@inventory_option
+@click.argument("name", metavar="DEVICE")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, ...]) -> None:
+    """Open a shell on DEVICE with the system's ssh, or run one COMMAND there.
+
+    The host key that the inventory has, and that of its jump host, are the only ones accepted; user, port, identity
+    and jump host are the inventory's, the rest ~/.ssh/config's. A shell there reads COMMAND, as with ssh. Exits with
+    COMMAND's code, 255 where ssh could not connect.
+
+    \b
+    Examples:
+      edgert ssh kitchen
+      edgert ssh kitchen -- uptime
+      edgert ssh -t kitchen -- top
+    """
+    from edgert_deploy.transports.system_ssh import ssh_command
+
+    device = find_inventory(inventory_file).device(name)
+    command = command[1:] if command[:1] == ("--",) else command
+    if device.transport == "ssh":
+        with ssh_command(device, tty=tty) as words:
+            code = attended([*words, *command])
+    else:
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        code = attended([shell, "-c", " ".join(command)] if command else [shell])
+    click.get_current_context().exit(code)
+
+
+def attended(words: Sequence[str]) -> int:
+    """Run a program on this terminal, its own master of Ctrl-C; its exit code, as a shell has it."""
+    with _left_to_the_program(), subprocess.Popen(words) as process:
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _left_to_the_program() -> Iterator[None]:
+    before: Any = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the program would inherit
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
