@@ -73,6 +73,17 @@ def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -
     assert again.status["daemon"]["running"]
 
 
+def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> None:
+    """All files are as they should be then; what runs is not."""
+    key = new_key().public
+    before = do(device, key).status["daemon"]["pid"]
+    (Path(device.state) / "restart-due").touch()
+    again = do(device, key)
+    assert again.changed == ["daemon restarted"]
+    assert again.status["daemon"]["pid"] != before
+    assert do(device, key).changed == []
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

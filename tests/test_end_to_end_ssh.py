@@ -25,6 +25,7 @@ from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.transports import open_transport
 from hil.sshd import SshDevice, running_sshd
 from tests.bundles import flip_bit, make_null_bundle
+from tests.trees import another_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits"
@@ -49,13 +50,13 @@ class World:
     def socket(self) -> Path:
         return self.sshd.state / "edgert.sock"
 
-    def edgert(self, *words: object) -> tuple[int, dict[str, Any]]:
-        """`edgert WORDS --json` in a process of its own: exit code and what it printed."""
+    def edgert(self, *words: object, tree: Path = ROOT) -> tuple[int, dict[str, Any]]:
+        """`edgert WORDS --json` of a source tree in a process of its own: exit code and what it printed."""
         environment = {
             **os.environ,
             "EDGERT_CONFIG_DIR": str(self.folder / "conf"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "deploy"), os.environ.get("PYTHONPATH", "")]),
         }
         done = subprocess.run(
             [sys.executable, "-c", _MAIN, *map(str, words), "--json"],
@@ -175,6 +176,18 @@ def test_an_engine_that_does_not_load_leaves_the_old_environment(serving: World)
     assert (code, answer["error"]["code"]) == (7, "device.engine_missing"), answer
     assert venv.resolve() == before
     assert list((serving.sshd.home / "edgert" / "venvs").iterdir()) == [before]
+    assert_serves_on(serving)
+
+
+def test_another_runtime_is_tried_under_the_keeper_too(serving: World) -> None:
+    newer, venv = another_tree(serving.folder / "newer"), serving.sshd.home / "edgert" / "venv"
+    before = venv.resolve()
+    code, done = serving.edgert("bootstrap", "board", *KEEPER, "--upgrade", tree=newer)
+    assert (code, done["devices"][0]["changed"]) == (0, ["runtime"]), done
+    assert venv.resolve() == before.with_name(done["devices"][0]["runtime"]["id"]) != before
+    assert_serves_on(serving)
+    code, back = serving.edgert("bootstrap", "board", *KEEPER, "--rollback")
+    assert (code, venv.resolve()) == (0, before), back
     assert_serves_on(serving)
 
 

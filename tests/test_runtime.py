@@ -34,16 +34,13 @@ case $verb in
   check) case $self in */FAILING/*) echo 'error: it computes something else' >&2; exit 9 ;; esac ;;
 esac
 """
-# Ends the script and all that it started at the step STEP_CUT, before or after it is done.
+# Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.
 SHIM = """\
 #!/bin/sh
 n=$(($(wc -l <"$STEP_LOG") + 1))
 echo "NAME $*" >>"$STEP_LOG"
-test "$n.$STEP_WHEN" != "$STEP_CUT.before" || kill -9 -$STEP_GROUP
+test "$n" != "$STEP_CUT" || kill -9 -$STEP_GROUP
 REAL "$@"
-code=$?
-test "$n.$STEP_WHEN" != "$STEP_CUT.after" || kill -9 -$STEP_GROUP
-exit $code
 """
 
 
@@ -67,30 +64,30 @@ class Place:
         for name in STEPS:
             real = subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
             # The disk itself is tests/hil's: flushing all of it some thousand times would take hours.
-            self._program(self.folder / "shims" / name, SHIM, NAME=name, REAL=":" if name == "sync" else real)
-        self._program(self.folder / "shims/sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
+            self.program(self.folder / "shims" / name, SHIM, NAME=name, REAL=":" if name == "sync" else real)
+        self.program(self.folder / "shims/sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
         for runtime in (OLD, NEW):
             folder = self.home / "venvs" / runtime
             (folder / "bin").mkdir(parents=True)
             (folder / ".complete").touch()
             (folder / "bin/python").symlink_to("/bin/sh")
-            self._program(folder / "bin/edgertd", STAND_IN, FAILING=failing)
+            self.program(folder / "bin/edgertd", STAND_IN, FAILING=failing)
         (self.home / "venv").symlink_to(self.home / "venvs" / OLD)
         (self.home / "runtime.sh").write_bytes(script_text())
 
-    def _program(self, path: Path, text: str, **words: str) -> None:
+    def program(self, path: Path, text: str, **words: str) -> None:
         for key, value in words.items():
             text = text.replace(key, value)
         path.write_text(text)
         path.chmod(0o755)
 
-    def script(self, *words: str, cut: str = "0", when: str = "", boot: str = "b1") -> int:
+    def script(self, *words: str, cut: str = "0", boot: str = "b1") -> int:
         """Run it in a session of its own, all of which is gone afterwards."""
         self.log.write_text("")
         start = 'STEP_GROUP=$$; export STEP_GROUP; exec sh "$@"'
         environment = {
             **os.environ, "PATH": f"{self.folder}/shims:{os.environ['PATH']}", "STEP_LOG": str(self.log), "STEP_CUT": cut,
-            "STEP_WHEN": when, "EDGERT_BOOT_ID": boot,
+            "EDGERT_BOOT_ID": boot,
         }  # fmt: skip
         command = ["sh", "-c", start, "sh", str(self.home / "runtime.sh"), *words]
         process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
@@ -142,26 +139,25 @@ def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Pa
     steps = whole.log.read_text().splitlines()
     assert len(steps) > 10
     ends = set()
-    for number in range(1, len(steps) + 1):
-        for when in ("before", "after"):
-            device = place(tmp_path / f"{number}-{when}", failing)
-            assert device.trial(cut=str(number), when=when) == -signal.SIGKILL, steps[number - 1]
-            told, on_trial = device.outcome()[:1], (device.home / "trial").exists()
-            again = number % 2 == 0  # a service manager starts the script again; or the power failed
-            if again:
-                assert device.trial() == 0
-            else:
-                assert device.script("before-start", boot="b2") == 0
-            where = (number, when, steps[number - 1], told)
-            assert not (device.home / "trial").exists(), where
-            assert device.in_use() in (OLD, NEW), where
-            if told == ["kept"]:
-                assert device.in_use() == NEW, where  # what was said lasts
-            elif on_trial or told == ["back"]:
-                assert device.in_use() == OLD, where
-            if again:
-                assert device.outcome()[:2] == [{OLD: "back", NEW: "kept"}[device.in_use()], NEW], where
-            ends.add(device.in_use())
+    for number, step in enumerate([*steps, "the end"], start=1):
+        device = place(tmp_path / str(number), failing)
+        assert device.trial(cut=str(number)) == (0 if step == "the end" else -signal.SIGKILL), step
+        told, on_trial = device.outcome()[:1], (device.home / "trial").exists()
+        again = number % 2 == 0  # a service manager starts the script again; or the power failed
+        if again:
+            device.trial()
+        else:
+            device.script("before-start", boot="b2")
+        where = (number, step, told)
+        assert not (device.home / "trial").exists(), where
+        assert device.in_use() in (OLD, NEW), where
+        if told == ["kept"]:
+            assert device.in_use() == NEW, where  # what was said lasts
+        elif on_trial or told == ["back"]:
+            assert device.in_use() == OLD, where
+        if again:
+            assert device.outcome()[:2] == [{OLD: "back", NEW: "kept"}[device.in_use()], NEW], where
+        ends.add(device.in_use())
     assert ends == ({OLD, NEW} if failing == "none" else {OLD})
 
 
@@ -187,6 +183,17 @@ def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -
     device.script("settle")
     assert device.outcome()[0] == "back"
     assert (device.home / "restart-due").exists()
+
+
+def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
+    device, unit = place(tmp_path), tmp_path / "edgertd.service"
+    device.program(tmp_path / "shims/systemctl", "#!/bin/sh\n")
+    unit.write_text("new")
+    (device.home / "unit.before").write_text("old")
+    (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil=1\nstarts=1\nunit={unit}\n")
+    device.script("before-start", boot="b2")
+    assert (unit.read_text(), device.in_use()) == ("old", OLD)
+    assert not (device.home / "unit.before").exists()
 
 
 def test_there_is_no_way_back_to_a_runtime_that_is_not_whole(tmp_path: Path) -> None:

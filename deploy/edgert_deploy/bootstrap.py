@@ -217,7 +217,9 @@ def plan_bootstrap(
     if device.transport != "local":
         files.insert(0, DeviceFile(runtime.script_path(device), runtime.script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not _holds(transport, file))
-    due = there.restart_due or transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
+    due = there.restart_due
+    if device.transport == "local":
+        due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "keeper"
     return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
 
@@ -293,15 +295,31 @@ def _bring_runtime(
     if change.action == "upgrade" and plan.there.configured:
         models = runtime.live_models(device, transport)
         say("testing the new runtime beside the one that serves")
-        runtime.self_test(device, change, models, transport)
+        try:
+            runtime.self_test(device, change, models, transport)
+        except RolledBack:
+            runtime.collect(device, transport)
+            raise
         unit = _unit(plan, _config_there(device, transport))
-        if (
-            unit is not None
-        ):  # as this host writes it, with the configuration as it is: the old runtime starts with it, too
-            _put(transport, DeviceFile(unit.path, unit.text.encode(), "unit"))
-            service.enable(transport, device, unit)
+        if unit is not None:
+            _put_trial_unit(device, unit, transport)
         _try_out(device, change.id, plan.facts, unit, plan.wishes.trial_s, transport, say, models)
         done.changed.append("runtime")
+
+
+_KEEP_UNIT = 'test -e "$1" || { cp -p "$2" "$1.new" && sync && mv "$1.new" "$1" && sync; }'
+
+
+def _put_trial_unit(device: Device, unit: Unit, transport: Transport) -> None:
+    """The unit as this host writes it, for the configuration as it is; the one there comes back with the runtime before."""
+    file = DeviceFile(unit.path, unit.text.encode(), "unit")
+    if not unit.user:
+        service.give_to_user(transport, device)
+    if not _holds(transport, file):
+        if transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
+            must(transport, device, ["sh", "-c", _KEEP_UNIT, "sh", f"{device.home}/unit.before", unit.path])
+        _put(transport, file)
+    service.enable(transport, device, unit)
 
 
 def _try_out(
@@ -369,7 +387,6 @@ def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
 
 
 _WHAT_PYTHON = """
-(. /etc/os-release && echo "os=$PRETTY_NAME") 2>/dev/null
 for name in apt-get dnf zypper pacman apk opkg; do command -v $name >/dev/null && echo "installer=$name" && break; done
 for path in $(command -v python3 python python2) /usr/bin/python3.[0-9]* /usr/local/bin/python3.[0-9]*; do
   test -x "$path" && "$path" -c 'import sys; print("has=%d.%d" % sys.version_info[:2])' 2>/dev/null
@@ -377,7 +394,7 @@ done
 exit 0
 """
 _INSTALLERS = {
-    "apt-get": "apt-get update && apt-get install -y python3 python3-venv",
+    "apt-get": "apt-get update && apt-get install -y python3",
     "dnf": "dnf install -y python3 python3-pip",
     "zypper": "zypper install python3 python3-pip",
     "pacman": "pacman -S python",
@@ -386,7 +403,7 @@ _INSTALLERS = {
 
 def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, transport: Transport) -> None:
     if not facts.python_path:
-        raise DeviceError(f"{device.name} {_python_to_install(transport)}; then bootstrap again")
+        raise DeviceError(f"{device.name} {_python_to_install(facts, transport)}; then bootstrap again")
     reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
     if reasons:
         raise DeviceError(
@@ -395,11 +412,11 @@ def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, 
         )
 
 
-def _python_to_install(transport: Transport) -> str:
+def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
     """What is there and what to install: only somebody on the device can do that."""
     lines = [line.partition("=") for line in transport.run(["sh", "-c", _WHAT_PYTHON], QUICK_S_MAX).stdout.splitlines()]
     said = {key: value for key, _, value in lines}
-    system = said.get("os", "an unknown Linux")
+    system = facts.distribution or "an unknown Linux"
     found = sorted({value for key, _, value in lines if key == "has"})
     if not found:
         how = _INSTALLERS.get(said.get("installer", ""), "install Python 3.10 to 3.13 with its venv module")
@@ -504,6 +521,7 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
 def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: Bootstrapped) -> None:
     """Bring files there. The marker comes first: cut behind a file, the next bootstrap restarts the daemon all the same."""
     device = plan.device
+    wanted = [file for file in wanted if not _holds(transport, file)]  # a trial may have brought the unit already
     if not wanted:
         return
     if any(file.path.startswith(device.state) for file in wanted):
@@ -567,9 +585,7 @@ def _holds(transport: Transport, file: DeviceFile) -> bool:
 
 
 def _put(transport: Transport, file: DeviceFile) -> None:
-    """Make the device hold the file, where it does not yet."""
-    if _holds(transport, file):
-        return
+    """Make the device hold the file."""
     with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
         copy.write(file.data)
         copy.flush()

@@ -49,6 +49,7 @@ WATCH_PAUSE_S = 1.0
 ID_LENGTH = 16
 INSTALLED_FACTOR = 1.4  # byte code and file system blocks, over the files' own sizes; measured: 1.3
 SPARE_BYTES = 32 * 1024**2  # left free
+PIP_OPTIONS = ("--isolated", "--disable-pip-version-check", "--no-input")
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 
 Say = Callable[[str], None]
@@ -233,7 +234,7 @@ def install(
         _remove_packages(device, venv, there, house, transport)
     else:
         _make_venv(device, facts, venv, transport, system_site=_system_site(plan.engines))
-    _pip_install(device, house.requirements(plan.changed), venv, transport)
+    _pip_install(device, house, plan, venv, transport)
     loading, lacking = _try_engines(device, plan.engines, venv, transport)
     if lacking and (exactly or not loading):
         transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
@@ -379,16 +380,21 @@ def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Whee
     keep = {parse_wheel_filename(name)[0] for name in house.pins}
     gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
     if gone:
-        must(transport, device, [*_pip(venv), "uninstall", "--yes", "--quiet", *gone], INSTALL_S_MAX)
+        must(
+            transport,
+            device,
+            [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
+            INSTALL_S_MAX,
+        )
 
 
 def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transport, *, system_site: bool) -> None:
+    """An environment without pip, which comes as a wheel like the rest: Debian's Python has none to put into one."""
     options = ["--system-site-packages"] if system_site else []
-    made = transport.run([facts.python_path, "-m", "venv", "--clear", *options, venv], VENV_S_MAX)
+    made = transport.run([facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv], VENV_S_MAX)
     if made.ok:
         return
-    said = made.stdout + made.stderr
-    if "ensurepip" in said or "No module named venv" in said:
+    if "No module named venv" in made.stdout + made.stderr:
         raise DeviceError(
             f"{facts.python_path} on {device.name} cannot make virtual environments: run there, as root, "
             f"apt-get install python{facts.python}-venv, then bootstrap again"
@@ -396,16 +402,19 @@ def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transp
     raise DeviceError(f"{device.name}: {made.complaint()}")
 
 
-def _pip_install(device: Device, requirements: str, venv: str, transport: Transport) -> None:
+def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str, transport: Transport) -> None:
     """Exactly these wheels: pip decides nothing, and refuses one whose hash is another."""
     wheels = f"{device.home}/wheels"
-    pip = shlex.join([*_pip(venv), "install", "--no-index", "--no-deps", "--require-hashes", "--force-reinstall"])
-    script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {pip} --no-cache-dir --quiet --find-links "$2" -r "$2/requirements.txt"'
-    must(transport, device, ["sh", "-c", script, "sh", requirements, wheels], INSTALL_S_MAX)
-
-
-def _pip(venv: str) -> list[str]:
-    return [f"{venv}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check"]
+    itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
+    pip = (
+        [f"{venv}/bin/python", f"{wheels}/{itself}/pip"]
+        if itself in plan.changed
+        else [f"{venv}/bin/python", "-m", "pip"]
+    )
+    options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
+    command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
+    script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
+    must(transport, device, ["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
 
 
 def _try_engines(

@@ -33,7 +33,7 @@ from edgert.errors import ConfigInvalid, EngineMissing
 
 ROUNDS_MAX = 6  # each adds what the markers of the last round's wheels ask for
 PIP_S_MAX = 1800.0
-KEY_FORMAT = "2"
+KEY_FORMAT = "3"
 PINS_NAME = "pins.txt"  # in a collected folder: the SHA-256 and the name of each wheel, as they came
 PIWHEELS_HINT = (
     ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
@@ -345,7 +345,8 @@ def _pip(words: Sequence[str], doing: str) -> None:
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:
     """What edgert needs on `target` with `engines`. Raises EngineMissing for one that has no wheels there."""
-    found = _needs(wheel, "", target)
+    # pip comes along: many systems' Python is installed without it, and cannot put it into an environment either.
+    found = [Requirement("pip"), *_needs(wheel, "", target)]
     known = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:
         if engine in ENGINES_WITHOUT_WHEELS:

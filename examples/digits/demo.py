@@ -98,6 +98,8 @@ class Demo:
                 broker,
                 "--service",
                 "keeper",
+                "--engines",
+                "first",
                 "--set",
                 f"serving.window_s={WINDOW_S}.0",
             )

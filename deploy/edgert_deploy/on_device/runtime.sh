@@ -29,21 +29,36 @@ outcome() { printf '%s\n%s\n%s\n' "$1" "$new" "$2" | write outcome; }
 lock() { if command -v flock >/dev/null; then flock 9; fi; }
 
 read_trial() {
-  old='' new='' boot='' until=0 starts=0
+  old='' new='' boot='' until=0 starts=0 unit=''
   while IFS='=' read -r key value; do
     case $key in
       old) old=$value ;; new) new=$value ;; boot) boot=$value ;; until) until=$value ;; starts) starts=$value ;;
+      unit) unit=$value ;;
     esac
   done <"$home/trial"
 }
 
 write_trial() {
-  printf 'old=%s\nnew=%s\nboot=%s\nuntil=%s\nstarts=%s\n' "$old" "$new" "$boot" "$until" "$starts" | write trial
+  printf 'old=%s\nnew=%s\nboot=%s\nuntil=%s\nstarts=%s\nunit=%s\n' "$old" "$new" "$boot" "$until" "$starts" "$unit" |
+    write trial
+}
+
+restore_unit() { # where the trial came with another one
+  if test -n "$unit" && test -e "$home/unit.before"; then
+    cp -p "$home/unit.before" "$unit.new" && sync && mv -f "$unit.new" "$unit" && sync && rm -f "$home/unit.before"
+    if test "$(id -u)" = 0; then systemctl daemon-reload; else user_manager daemon-reload; fi
+  fi
+}
+
+user_manager() {
+  export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
+  systemctl --user "$@"
 }
 
 # The two ends of a trial. The lock is held, and HOME/trial was read under it.
 go_back() {
   if whole "$old"; then
+    restore_unit
     point venv "$old" || return # a disk that takes nothing: the next start of the daemon tries again
     outcome back "$1"
   else
@@ -57,6 +72,7 @@ keep() {
   point previous "$old"
   rm -f "$home/trial"
   sync
+  rm -f "$home/unit.before"
   outcome kept ''
 }
 
@@ -84,10 +100,7 @@ settle() { # says whether the daemon is being started at this moment
 restart() {
   case $manager in
     system) systemctl --no-block restart edgertd.service ;;
-    user)
-      export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
-      systemctl --user --no-block restart edgertd.service
-      ;;
+    user) user_manager --no-block restart edgertd.service ;;
     keeper)
       stop_daemon
       "$home/venv/bin/edgertd" --state "$state" start </dev/null 2>&1
@@ -101,14 +114,16 @@ stop_daemon() { # without any runtime's help: the signal has the daemon end in o
   keeper=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
   kill -TERM "$pid"
   left=$STOP_S
-  while test -d "/proc/$pid" && test $left -gt 0; do
+  while alive "$pid" && test $left -gt 0; do
     left=$((left - 1))
     sleep 1
   done
-  test -d "/proc/$pid" || return 0
+  alive "$pid" || return 0
   if grep -qa edgert.serving.keeper "/proc/$keeper/cmdline"; then kill -KILL "$keeper"; fi
   kill -KILL "$pid"
 }
+
+alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # of one that ended and is not reaped nothing is left there
 
 daemon_pid() { # of the daemon, where its command line holds $1
   pid=$(cat "$state/edgertd.pid" 2>/dev/null) && test -n "$pid" && grep -qaF "$1" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
@@ -148,7 +163,11 @@ try_runtime() {
     outcome back 'it is not complete'
     return
   fi
-  old=$(target venv) boot=$(boot_id) until=$(($(uptime_s) + seconds)) starts=0
+  old=$(target venv) boot=$(boot_id) until=$(($(uptime_s) + seconds)) starts=0 unit=
+  case $manager in
+    system) unit=/etc/systemd/system/edgertd.service ;;
+    user) unit=$HOME/.config/systemd/user/edgertd.service ;;
+  esac
   outcome running ''
   if ! write_trial; then
     rm -f "$home/trial.new"
@@ -182,6 +201,7 @@ collect() {
   (
     lock
     if test -e "$home/trial" || ! whole "$(target venv)"; then exit 0; fi
+    rm -f "$home/unit.before"
     for each in "$venvs"/* "$venvs"/.[!.]*; do
       name=$(basename "$each")
       if test -e "$each" && test "$name" != "$(target venv)" && test "$name" != "$(target previous)"; then rm -rf "$each"; fi

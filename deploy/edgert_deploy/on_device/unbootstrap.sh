@@ -44,7 +44,7 @@ remove_service() {
 remove_environment() {
   test -n "$home" && test -d "$home" || return 0
   receipt=$(cat "$home/receipt" 2>/dev/null)
-  for name in venv venv.new previous previous.new venvs wheels runtime.sh trial trial.new outcome outcome.new lock restart-due; do
+  for name in venv venv.new previous previous.new venvs wheels runtime.sh trial trial.new outcome outcome.new unit.before lock restart-due; do
     gone "$home/$name"
   done
   for each in "$home"/.runtime.sh.*.part; do gone "$each"; done
