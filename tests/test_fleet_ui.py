@@ -39,6 +39,7 @@ from tests.test_fleet_subscriber import publish
 
 NOW = 1000.0  # monotonic seconds
 TOKEN = "a-token-of-this-test"
+HOSTILE = "<img src=x onerror='document.title=1'>"
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
@@ -353,6 +354,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
             sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0])
             said += sent[:1] + changed(sent[1:], engine_p99_ms=3.0 + number, queue_p99_ms=0.5)
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
+    said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
@@ -387,7 +389,7 @@ def test_the_overview_is_whole_and_readable_on_any_screen(
 ) -> None:
     page = opened("", width, scheme)
     seen(page, "Where the time goes")
-    for words in ("plant-a", "3 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", "engine"):
+    for words in ("plant-a", "3 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", HOSTILE):
         seen(page, words)
     assert page.overflow_px() == 0
     ratio, text = page.contrast_min()
@@ -432,6 +434,18 @@ def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, run
     assert page.evaluate(drawn) != before
     seen(page, "says it is online, and sends nothing")
     assert page.problems == []
+
+
+def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(opened: Any, running: Running) -> None:
+    page = opened()
+    seen(page, "plant-a")
+    running.broker.stop()
+    seen(page, "The broker is out of reach")
+    assert page.violations() == []
+    running.broker.start()
+    until(lambda: page.evaluate("document.querySelector('#trouble').hidden"), "the page is content again", 30.0)
+    publish(running.broker, [("edgert/v1/plant-a/saw/m/digits/hist/odd", b"{}")])
+    seen(page, "1 message was not understood")
 
 
 def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:

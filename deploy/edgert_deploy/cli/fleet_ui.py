@@ -20,7 +20,7 @@ from edgert_deploy.fleet.query import FleetQuery
 from edgert_deploy.fleet.recorder import Recorder
 from edgert_deploy.fleet.schema import StoreFailed
 from edgert_deploy.fleet.store import Retention, Store
-from edgert_deploy.fleet.subscriber import FleetSubscriber
+from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.board import Board
@@ -101,7 +101,7 @@ def ui(
     board = Board()
     begin(board, query)
     hub = Hub(board, Rollouts(campaigns_folder()), time.monotonic, _wall_ms)
-    subscriber = FleetSubscriber(settings, _Both(board, keeper), site, log=_say)
+    subscriber = FleetSubscriber(settings, _Both(board, keeper), site, log=_Trouble(hub).note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
     _announce(settings, keeper, access, host, server.port)
@@ -158,6 +158,17 @@ def begin(board: Board, query: FleetQuery) -> None:
     board.remember(query.devices(), time.monotonic(), now_ms)
     board.remember_versions(versions_seen(query, now_ms))
     board.remember_events(query.events(now_ms - 7 * DAY_MS, now_ms + DAY_MS))
+
+
+class _Trouble:
+    """Says what becomes of the connection to the broker, here and on the page."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def note(self, line: str) -> None:
+        _say(line)
+        self._hub.trouble = "" if line == CONNECTED_AGAIN else line
 
 
 class _Keeper:

@@ -115,8 +115,10 @@ class FleetQuery:
             for row in rows
         ]
 
-    def events(self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX) -> list[dict[str, Any]]:
-        """What happened, newest first, at most `limit`."""
+    def events(
+        self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """What happened, newest first, at most `limit`. `where` may name a site, device, model or profile."""
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         asked = (
@@ -126,6 +128,10 @@ class FleetQuery:
             .order_by(table.c.at_ms.desc(), table.c.seq.desc())
             .limit(limit)
         )
+        profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
+        of_name = {"site": owner.c.site, "device": owner.c.device, "model": table.c.model, "profile": profile}
+        for name, value in (where or {}).items():
+            asked = asked.where(of_name[name] == value)
         with self._reading() as connection:
             rows = connection.execute(asked).all()
         return [{"site": row.site, "device": row.device, "at_ms": row.at_ms, **json.loads(row.fields)} for row in rows]

@@ -16,6 +16,7 @@ from edgert.telemetry.mqtt import QUEUED_MAX, BrokerUnreachable, Connection, Mqt
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 15.0
+CONNECTED_AGAIN = "connected again"
 QUIET_S = 0.02
 
 
@@ -84,7 +85,7 @@ class FleetSubscriber:
             try:
                 if not self._connected:
                     self.open()
-                    self._log("connected again")
+                    self._log(CONNECTED_AGAIN)
                     self._on_reconnected()
                 if self._pump(left, began):
                     return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgert_deploy.fleet.ui.board import LETTERS, STATES, Board, Filter, line_fits
@@ -29,6 +29,8 @@ class View:
     words: dict[str, list[str]]
     revisions: dict[str, int]
     refused: int
+    last_refusal: str
+    trouble: str  # what keeps this page from being true; empty where nothing does
 
     def whole(self) -> dict[str, Any]:
         sites = [
@@ -56,13 +58,7 @@ class View:
         }
 
     def is_news(self, before: View) -> bool:
-        return (self.sites, self.per_s, self.words, self.revisions, self.refused) != (
-            before.sites,
-            before.per_s,
-            before.words,
-            before.revisions,
-            before.refused,
-        )
+        return replace(self, at_ms=0) != replace(before, at_ms=0)
 
     def _said(self) -> dict[str, Any]:
         return {
@@ -71,6 +67,8 @@ class View:
             "per_s": self.per_s,
             "revisions": self.revisions,
             "refused": self.refused,
+            "last_refusal": self.last_refusal,
+            "trouble": self.trouble,
         }
 
 
@@ -82,6 +80,7 @@ class Hub:
     ) -> None:
         self.board, self.rollouts = board, rollouts
         self.clock, self.wall_ms = clock, wall_ms
+        self.trouble = ""
         self._ticked = threading.Condition()
         self._number = 0
         self._closed = False
@@ -141,4 +140,6 @@ class Hub:
             words=self.board.words(),
             revisions={"history": self._reports[1], "rollouts": self.rollouts.revision},
             refused=self.board.refused,
+            last_refusal=self.board.last_refusal,
+            trouble=self.trouble,
         )

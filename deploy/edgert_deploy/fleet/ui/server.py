@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = [unquote(part) for part in url.path.split("/")[1:]]
         if parts[0] == "assets" and len(parts) == 2 and parts[1] in self.files:
             return self._file(self.files[parts[1]])
-        if parts == ["api", "live"]:
+        if parts == ["api", "live"] and self.command == "GET":
             return self._stream(asked)
         if parts[0] == "api":
             return self._api("/".join(parts[1:]), asked)

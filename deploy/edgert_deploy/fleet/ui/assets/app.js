@@ -102,9 +102,10 @@ class App {
       h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === this.window), onclick: () => this.set({window: name === "1h" ? "" : name})}, title)));
     const any = Object.keys(FILTERS).some((name) => this.params.get(name));
     const clear = any ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
-    const drawn = JSON.stringify([words, page, location.search]);
-    if (drawn === this.drawnFilters || form.contains(document.activeElement) && document.activeElement.matches("select:open")) return;
-    this.drawnFilters = drawn;
+    const here = page + location.search, drawn = JSON.stringify([words, here]);
+    // A list that is open is not taken from under the hand because a device came.
+    if (drawn === this.drawnFilters || here === this.drawnFor && form.contains(document.activeElement) && document.activeElement.matches("select")) return;
+    [this.drawnFilters, this.drawnFor] = [drawn, here];
     replace(form, selects, clear, windows);
   }
 
@@ -140,8 +141,20 @@ class App {
       this.fleet.sites.set(name, {...site, states: letters.join("")});
     }
     this.drawFilters();
+    this.drawTrouble();
     this.view?.changed();
     if (JSON.stringify(before) !== JSON.stringify(said.revisions) || whole || changed?.length) this.view?.refresh();
+  }
+
+  drawTrouble() {
+    const place = document.querySelector("#trouble"), {trouble, refused, last_refusal} = this.fleet;
+    const words = trouble ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
+      : refused ? `${refused} ${refused === 1 ? "message was" : "messages were"} not understood; the last: ${last_refusal}` : "";
+    const said = trouble || String(refused);
+    if (said === this.troubleSaid) return;
+    this.troubleSaid = said;
+    place.hidden = !words;
+    replace(place, words);
   }
 
   pulse(state) {
