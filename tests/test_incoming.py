@@ -26,7 +26,7 @@ class Days:
         for path in (self.part, self.whole, self.bench):
             os.utime(path, (WALL_S, WALL_S))
         self.care = IncomingCare(
-            tmp_path, lambda line: None, lambda: self.now_s, lambda: self.wall_s if self.synced else None
+            tmp_path, lambda line: None, lambda: self.now_s, lambda: self.wall_s, lambda: self.synced
         )
 
     def passes(self, seconds: float) -> None:

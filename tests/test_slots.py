@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+from edgert.gate import FILL_S_MAX, Gate
 from edgert.slots import ON_TRIAL, TRANSITIONS, Event, SlotState, SlotStore, State, Trial, Version, step
 
 
@@ -96,6 +97,31 @@ def content(store: SlotStore) -> str:
     active = store.read().active
     assert active is not None
     return (store.slot_folder(active) / "content").read_text()
+
+
+def test_limits_that_are_watched_stand_between_a_trial_and_its_end(store: SlotStore) -> None:
+    stage(store, ONE)
+    store.activate(60.0, Gate({"p99_ms": 8.0}, 600.0, confirm_s=60.0))
+    assert store.read().trial == Trial("boot-1", 1000.0 + 60.0 + 600.0 + FILL_S_MAX)
+    with pytest.raises(TransitionRefused, match="edgertd trial --wait"):
+        store.mark_good()
+    assert store.begin_watch()
+    assert not store.begin_watch(), "it was begun: that watch was cut off"
+    with pytest.raises(TransitionRefused, match="not on trial any more"):
+        store.pass_gate("another")
+    store.pass_gate(ONE.digest)
+    assert store.read().trial == Trial("boot-1", 1000.0 + 60.0)
+    marked = store.mark_good()
+    assert (marked.state, marked.gate, marked.returned) == (State.STEADY, None, None)
+
+
+def test_a_state_without_limits_and_reasons_is_read_as_an_earlier_version_wrote_it(store: SlotStore) -> None:
+    stage(store, ONE)
+    value = json.loads((store.folder / "state.json").read_text())
+    for name in ("gate", "returned"):
+        del value[name]
+    (store.folder / "state.json").write_text(json.dumps(value))
+    assert store.read().state is State.FIRST_STAGED
 
 
 def test_two_releases_alternate_between_the_slots(store: SlotStore) -> None:

@@ -2,7 +2,7 @@
 
 A transfer that was cut can be gone on with for PARTIAL_S_MAX after its last byte; everything else there belongs to a
 command that lives for minutes. Ages are by the wall clock, which on a device without a battery may jump by years: so
-nothing is removed while the clock follows no time source, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
+nothing is removed while the clock is known to follow no time source, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class IncomingCare:
     folder: Path
     said: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    trusted_time: Callable[[], float | None] = host.trusted_time
+    wall_clock: Callable[[], float] = time.time
+    clock_synced: Callable[[], bool | None] = host.clock_synced
     due_s: float = 0.0
     _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
 
@@ -37,7 +38,7 @@ class IncomingCare:
         if now_s < self.due_s:
             return
         self.due_s = now_s + LOOK_S
-        wall_s, seen = self.trusted_time(), {}
+        wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
                 found = path.lstat()
@@ -47,7 +48,7 @@ class IncomingCare:
             seen[known] = self._seen.get(known, now_s)
             limit_s = PARTIAL_S_MAX if path.name.endswith(".part") else LEFT_S_MAX
             watched = now_s - seen[known] >= WATCHED_S_MIN
-            if wall_s is not None and watched and wall_s - found.st_mtime > limit_s:
+            if may_remove and watched and wall_s - found.st_mtime > limit_s:
                 self._remove(path)
         self._seen = seen
 

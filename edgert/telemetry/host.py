@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_TIMESYNCD_MARK = Path("/run/systemd/timesync/synchronized")  # systemd-timesyncd.service(8)
 _TIMEX_BYTES = 512  # struct timex is 208 bytes on 64-bit Linux; zero bytes mean "read only"
 
 
@@ -60,12 +61,16 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def clock_synced() -> bool | None:
-    """Whether the kernel's clock follows a time source; None where it does not say."""
-    try:
+    """Whether the kernel's clock follows a time source; None where it does not say.
+
+    A sandboxed service may not ask the kernel (systemd's ProtectClock); systemd-timesyncd leaves a mark for it.
+    """
+    state = -1
+    with contextlib.suppress(OSError, AttributeError):
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR
+    if state >= 0:
+        return bool(state != _TIME_ERROR)
+    return True if _TIMESYNCD_MARK.exists() else None
 
 
 def trusted_time() -> float | None:
