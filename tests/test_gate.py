@@ -22,8 +22,9 @@ from edgert.installer import install
 from edgert.serving import channel
 from edgert.serving.trial import Phase, TrialWatch
 from edgert.slots import BOOT_ID_VARIABLE, SlotStore, State
-from edgert_deploy.gate_file import gate_for
+from edgert_deploy.gate_table import gate_for
 from edgert_deploy.inventory import Device as Listed
+from edgert_deploy.project import read_project
 from edgert_deploy.rollout import Outcome, Rollout, deploy_one, read_offer
 from edgert_deploy.transports import LineSink, Result, open_transport
 from edgert_deploy.transports.local import LocalTransport
@@ -78,18 +79,20 @@ def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_befor
 
 
 def test_the_command_line_stands_before_the_models_table_and_that_before_the_general_one(tmp_path: Path) -> None:
-    project = tmp_path / "edgert.toml"
-    assert gate_for("m", {}, "", None, 60.0, project) is None
-    project.write_text(
-        '[project]\nname = "x"\n[gate]\nwatch = "10m"\ntemp_c = 80\nerror_rate = "0.1%"\n[gate.m]\np99_ms = 8\ntemp_c = "off"\n'
+    (tmp_path / "edgert.toml").write_text(
+        '[gate]\nwatch = "10m"\ntemp_c = 80\nerror_rate = "0.1%"\n[gate.m]\np99_ms = 8\ntemp_c = "off"\n'
     )
-    gate = gate_for("m", {"p99_ms": 5.0}, "", None, 60.0, project)
-    assert gate == Gate({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0, False, 60.0)
-    other = gate_for("other", {"error_rate": None}, "90s", True, 60.0, project)
-    assert other == Gate({"temp_c": 80.0}, 90.0, True, 60.0)
-    project.write_text("[gate]\np99 = 8\n")
-    with pytest.raises(ConfigInvalid, match=r"\[gate\] in .*p99 = 8 is not understood; known: p99_ms"):
-        gate_for("m", {}, "", None, 60.0, project)
+    table = read_project(tmp_path / "edgert.toml").gate
+    assert gate_for("m", {}, {}) is None
+    assert gate_for("m", table, {"p99_ms": 5.0}) == Gate({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
+    assert gate_for("other", table, {"error_rate": None}, "90s", True) == Gate({"temp_c": 80.0}, 90.0, True)
+    for wrong, says in {
+        "p99 = 8": r"\[gate\]: p99 = 8 is not understood; known: p99_ms",
+        "m.p99_ms = 'x'": r"\[gate.m\]: ",
+    }.items():
+        (tmp_path / "edgert.toml").write_text(f"[gate]\n{wrong}\n")
+        with pytest.raises(ConfigInvalid, match=says):
+            read_project(tmp_path / "edgert.toml")
 
 
 class SeenWorker:

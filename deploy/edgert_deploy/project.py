@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert_deploy.gate_table import check_table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,6 +55,7 @@ class Project:
     keys: Path | None = None
     devices: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
+    gate: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.gate_table reads it
 
     def option_defaults(self) -> dict[str, Any]:
         """click's default_map: what parameters of the commands are where they were left out."""
@@ -124,10 +126,10 @@ def find_bundle(given: Path) -> Path:
 
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
-    broker = value.pop("broker", {})
+    broker, gate = value.pop("broker", {}), value.pop("gate", {})
     known = ("inventory", "selector", "bundles", "keys", "devices")
     if unknown := sorted(set(value) - set(known)):
-        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker]")
+        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [gate]")
     for key, given in value.items():
         if not isinstance(given, str) or not given:
             raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
@@ -135,6 +137,10 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
     def path(key: str) -> Path | None:
         return _path(root, value[key]) if key in value else None
 
+    try:
+        gate = check_table(gate)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"{file}: {error.message}") from error
     devices = path("devices") or (root / "devices" if (root / "devices").is_dir() else None)
     if (keys := path("keys")) is not None and keys.resolve().is_relative_to(root):
         raise ConfigInvalid(f"{file}: keys = {value['keys']!r} lies in the project: keep signing keys outside of it")
@@ -146,6 +152,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         keys=keys,
         devices=devices,
         broker=_broker(file, broker),
+        gate=gate,
     )
 
 

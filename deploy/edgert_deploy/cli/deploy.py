@@ -18,9 +18,10 @@ from edgert_deploy.campaign import Campaign, CampaignStore, go_on
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.fleet_options import BundlePath, columns, emit, error_lines, inventory_option, json_option, say
 from edgert_deploy.cli.sizes import size_text
-from edgert_deploy.gate_file import gate_for
+from edgert_deploy.gate_table import gate_for
 from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
 from edgert_deploy.profiles import load_profile
+from edgert_deploy.project import find_project
 from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
 from edgert_deploy.rollout import deploy as roll_out
 from edgert_deploy.transports import Transport, open_transport
@@ -150,7 +151,7 @@ def deploy(
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    gate = gate_for(offer.manifest.model, parse_limits(limits), watch, unattended, trial_s)
+    gate = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
     rollout = Rollout(bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate)
     for path in delta_from:
         rollout.parcels.objects.keep_bundle(path)
@@ -273,6 +274,12 @@ def _say_what_would_be_done(rollout: Rollout, strategy: Strategy, devices: list[
         text += f"\non trial: {rollout.gate.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
+
+
+def _gate_table() -> dict[str, Any]:
+    """What the project says of trials."""
+    project = find_project()
+    return {} if project is None else project.gate
 
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:

@@ -28,6 +28,13 @@ PROJECT = """\
 # ca = "ca.pem"                        # the authority that signed its certificate, if not a public one
 # username = "edge"
 # password_file = "~/.config/edgert/mqtt-password"
+
+# [gate]                               # what must hold while a new version is on trial; devices go back where it does not
+# watch = "10m"
+# error_rate = "0.1%"
+
+# [gate.digits]                        # the same for one model
+# p99_ms = 8
 """
 FLEET = """\
 # The fleet: one table a device. `edgert device add NAME USER@HOST` writes here; comments and order stay.

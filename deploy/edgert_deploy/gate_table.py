@@ -15,34 +15,28 @@ The command line stands before both; `off` leaves a limit out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.gate import LIMIT_NAMES, WATCH_S, Gate, limit_value, seconds
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-PROJECT_FILE = "edgert.toml"
 _OTHER_KEYS = ("watch", "unattended")
 
 
 def gate_for(
     model: str,
+    table: Mapping[str, Any],
     limits: Mapping[str, float | None],
-    watch: str,
-    unattended: bool | None,
-    trial_s: float,
-    project: Path | None = None,
+    watch: str = "",
+    unattended: bool | None = None,
+    trial_s: float = 60.0,
 ) -> Gate | None:
-    """The gate of `model`, None where nobody set a limit or a time. Raises ConfigInvalid."""
-    path = project or Path(PROJECT_FILE)
-    given = {**_tables(path, model), **limits}
+    """The gate of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
+
+    None where nobody set a limit or a time. Raises ConfigInvalid.
+    """
+    given = {**_said(table, model), **limits}
     if watch:
         given["watch"] = seconds(watch)
     if unattended is not None:
@@ -55,20 +49,19 @@ def gate_for(
     return Gate(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
 
 
-def _tables(path: Path, model: str) -> dict[str, Any]:
-    """What `[gate]` and then `[gate.MODEL]` in `path` say; nothing where there is no such file."""
-    try:
-        value = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"{path} cannot be read: {error}") from error
-    table = value.get("gate", {})
+def check_table(table: Any) -> dict[str, Any]:
+    """`table`, where every line of it is understood. Raises ConfigInvalid."""
     if not isinstance(table, dict):
-        raise ConfigInvalid(f"{path}: gate must be a table, [gate], got {table!r}")
+        raise ConfigInvalid(f"[gate] must be a table, got {table!r}")
+    for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:
+        _said(table, model)
+    return table
+
+
+def _said(table: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """What `[gate]` and then `[gate.MODEL]` say."""
     general = {key: one for key, one in table.items() if not isinstance(one, dict)}
-    own = table.get(model, {})
-    return {**_read(general, f"[gate] in {path}"), **_read(own, f"[gate.{model}] in {path}")}
+    return {**_read(general, "[gate]"), **_read(table.get(model, {}), f"[gate.{model}]")}
 
 
 def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
