@@ -64,7 +64,7 @@ def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: p
 
 
 def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
-    shown = [line.removeprefix("# ") for line in PROJECT.splitlines() if " = " in line or "[broker]" in line]
+    shown = [line.removeprefix("# ") for line in PROJECT.splitlines() if " = " in line or line.startswith("# [")]
     (folder / "edgert.toml").write_text("\n".join(line for line in shown if line[0] == "[" or line.split()[1] == "="))
     project = read_project(folder / "edgert.toml")
     assert (project.inventory, project.bundles) == (folder / "inventory.toml", folder / "bundles")
@@ -75,6 +75,7 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
         username="edge",
         password_file=str(Path("~/.config/edgert/mqtt-password").expanduser()),
     )
+    assert project.gate == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
 
 
 def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
