@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import sys
@@ -82,6 +83,7 @@ Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the sto
     show_default=True,
     help="How large its own store may grow: the oldest windows go first.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the address and the store as one JSON object.")
 @click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
 def ui(
     settings: MqttSettings,
@@ -92,6 +94,7 @@ def ui(
     names: tuple[str, ...],
     token_file: str | None,
     size_gb: float,
+    as_json: bool,
     for_s: float | None,
 ) -> None:
     """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
@@ -104,7 +107,11 @@ def ui(
     subscriber = FleetSubscriber(settings, _Both(board, keeper), site, log=_Trouble(hub).note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
-    _announce(settings, keeper, access, host, server.port)
+    _announce(settings, keeper, address_of(access, host, server.port), as_json)
+    if not is_loopback(host):
+        _say(
+            f"warning: {host} can be reached from the network, and the line is not encrypted; whoever has the token reads"
+        )
     stop = stopping(for_s)
     try:
         while not stop():
@@ -208,20 +215,21 @@ class _Both:
             self._recorder.apply(topic, payload, retained, now)
 
 
-def _announce(settings: MqttSettings, keeper: _Keeper | None, access: Access, host: str, port: int) -> None:
-    """Where the page is, on stdout; the rest on stderr."""
+def address_of(access: Access, host: str, port: int) -> str:
+    """What to open in a browser."""
     where = f"[{host.strip('[]')}]" if ":" in host else host
-    if access.token and host.strip("[]") in ("0.0.0.0", "::"):
+    if host.strip("[]") in ("0.0.0.0", "::"):
         where = socket.gethostname()
-    click.echo(f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else ""))
+    return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
+
+
+def _announce(settings: MqttSettings, keeper: _Keeper | None, address: str, as_json: bool) -> None:
+    """Where the page is, on stdout; the rest on stderr."""
+    click.echo(json.dumps({"url": address, "own_store": keeper and keeper.path}) if as_json else address)
     sys.stdout.flush()
     _say(f"listening to {settings.address}; Ctrl-C ends it")
     if keeper:
         _say(f"recording to {keeper.path} (at most {keeper.size_gb:g} GB), as no --store was given")
-    if not is_loopback(host):
-        _say(
-            f"warning: {host} can be reached from the network, and the line is not encrypted; whoever has the token can read"
-        )
 
 
 def _wall_ms() -> int:

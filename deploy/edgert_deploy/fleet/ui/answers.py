@@ -16,7 +16,12 @@ A_PAGE = 50
 SEARCH_CHARS_MAX = 100
 # What a list of devices may be sorted by.
 SORTS: dict[str, Callable[[Seen], Any]] = {
-    "state": lambda seen: (STATES.index(seen.state), -seen.since_ms, seen.held.site, seen.held.device),
+    "state": lambda seen: (
+        STATES.index(seen.state),
+        -seen.since_ms if seen.state in ATTENTION else 0,
+        seen.held.site,
+        seen.held.device,
+    ),
     "device": lambda seen: (seen.held.site, seen.held.device),
     "p99": lambda seen: -max((line.p99_ms for line in seen.held.lines.values()), default=0.0),
     "since": lambda seen: -seen.since_ms,

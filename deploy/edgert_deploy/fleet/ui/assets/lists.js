@@ -13,7 +13,7 @@ const when = (app, at_ms) => at_ms ? h("time", {datetime: new Date(at_ms).toISOS
 export function deviceTable(app, devices, {short = false} = {}) {
   const heading = (words, type) => h("th", {scope: "col", class: type}, words);
   return h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": short ? "Devices that need a look" : "Devices"}, h("table", {class: "devices"},
-    h("thead", null, h("tr", null, heading("device"), heading("state"), short ? null : heading("models", "wide"), short ? null : heading("p99 ms", "n"), heading("since"))),
+    h("thead", null, h("tr", null, heading("device"), heading("state"), short ? null : heading("models", "wide"), short ? null : heading("p99 ms", "n"), heading(short ? "since" : "since, or heard"))),
     h("tbody", null, devices.map((each) => h("tr", null,
       h("th", {scope: "row"}, h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}`}, each.device), h("span", {class: "soft small block"}, each.site)),
       h("td", null, badge(each.state), each.why ? h("span", {class: "soft small block why"}, each.why) : null),
@@ -29,7 +29,7 @@ export function eventList(app, events) {
     const told = [each.model && `${each.model}${each.model_version ? ` ${each.model_version}` : ""}`, each.alarm && `${each.alarm} ${digits(each.value)}, limit ${digits(each.limit)}`, each.reason].filter(Boolean);
     return h("li", null, h("span", {class: `kind ${bad.test(each.event) ? "bad" : ""}`}, String(each.event).replaceAll("_", " ")),
       h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}/${each.boot}/${each.seq}`}, `${each.site}/${each.device}`),
-      told.length ? h("span", {class: "told"}, told.join(" · ")) : null, h("span", {class: "soft small"}, when(app, each.at_ms)));
+      h("span", {class: "told"}, told.join(" · ")), h("span", {class: "soft small"}, when(app, each.at_ms)));
   }));
 }
 
