@@ -26,6 +26,7 @@ from edgert_deploy.gate_table import gate_for
 from edgert_deploy.inventory import Device as Listed
 from edgert_deploy.project import read_project
 from edgert_deploy.rollout import Outcome, Rollout, deploy_one, read_offer
+from edgert_deploy.stop import Stop
 from edgert_deploy.transports import LineSink, Result, open_transport
 from edgert_deploy.transports.local import LocalTransport
 from tests.devices import Device, a_device, wait_until
@@ -300,11 +301,17 @@ class CutLink(LocalTransport):
         return super().run(argv, timeout_s, input, on_stderr)
 
 
-def deployed(device: Device, gate: Gate, transport: Callable[[Listed], Any] = open_transport, **bundle: Any) -> Outcome:
+def deployed(
+    device: Device,
+    gate: Gate,
+    transport: Callable[[Listed], Any] = open_transport,
+    stop: Stop | None = None,
+    **bundle: Any,
+) -> Outcome:
     """What becomes of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
-    rollout = Rollout(path, read_offer(path), gate.confirm_s, transport, gate=gate)
+    rollout = Rollout(path, read_offer(path), gate.confirm_s, transport, gate=gate, stop=stop or Stop())
     return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
 
 
@@ -346,3 +353,19 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
     if slots.returned is not None:
         told = device.run("trial", "echo", "--digest", slots.returned.digest, code=9)["error"]["message"]
         assert "all limits held, but the host did not confirm it within 2 s" in told
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) -> None:
+    before, stop = device.model()["active"]["release"], Stop()
+
+    class Pressed(LocalTransport):
+        def run(
+            self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+        ) -> Result:
+            if "trial" in argv:
+                stop.press()
+            return super().run(argv, timeout_s, input, on_stderr)
+
+    outcome = deployed(device, Gate({}, 60.0), Pressed, stop)
+    assert (outcome.result, outcome.serving) == ("stopped", before)

@@ -19,6 +19,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.gate import Gate
 from edgert.signing import new_key
 from edgert_deploy.facts import DeviceFacts, ModelFacts, VersionFacts
 from edgert_deploy.plan import SPARE_BYTES, Offer, Step, make_plan
@@ -179,3 +180,36 @@ def test_a_damaged_bundle_is_refused_on_this_host(tmp_path: Path) -> None:
     for offset in (-2000, -5000, 30):
         with pytest.raises(BundleCorrupt):
             read_offer(flip_bit(good, offset))
+
+
+LIMITS = Gate({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
+
+
+def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer: Offer) -> None:
+    there = facts(offer, gates=1, temp_c=41.0)
+    assert make_plan(there, offer, LIMITS).steps == (*WHOLE_WAY[:4], Step.WATCH, Step.MARK_GOOD)
+    assert make_plan(there, offer, replace(LIMITS, unattended=True)).steps == (*WHOLE_WAY[:4], Step.WATCH)
+
+
+def test_what_a_device_cannot_watch_is_refused_before_anything_is_sent(offer: Offer) -> None:
+    with pytest.raises(DeviceError, match="watches no limits"):
+        make_plan(facts(offer, gates=0, temp_c=41.0), offer, LIMITS)
+    with pytest.raises(TransitionRefused, match="no thermometer"):
+        make_plan(facts(offer, gates=1), offer, LIMITS)
+
+
+def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Offer) -> None:
+    def on_trial(gate: Gate | None, state: str = "trial") -> DeviceFacts:
+        active = VersionFacts(5, offer.digest, False)
+        return facts(offer, ModelFacts(state, active, None, 4, gate), gates=1, temp_c=41.0)
+
+    rest = (Step.CHECK, Step.WATCH, Step.MARK_GOOD)
+    begun = replace(LIMITS, begun=True)
+    for asked in (None, LIMITS):
+        plan = make_plan(on_trial(begun), offer, asked)
+        assert (plan.steps, plan.gate and plan.gate.limits) == (rest, LIMITS.limits)
+    without = replace(begun, limits={"p99_ms": 8.0, "temp_c": 80.0})
+    assert make_plan(on_trial(without, "first-trial"), offer, LIMITS).steps == rest, "nothing to agree with"
+    for other in (None, without):
+        with pytest.raises(TransitionRefused, match="under other limits"):
+            make_plan(on_trial(other), offer, LIMITS)

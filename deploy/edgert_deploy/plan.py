@@ -50,12 +50,16 @@ class Offer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for one device; none where the very same content is live and good already."""
+    """The steps for one device; none where the very same content is live and good already.
+
+    `gate` holds the limits that are watched: those of a trial under way where nobody asked for others.
+    """
 
     model: str
     release: int
     digest: str
     steps: tuple[Step, ...]
+    gate: Gate | None = None
 
 
 def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Plan:
@@ -72,6 +76,8 @@ def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Pla
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts.device)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
+    if gate is None and model is not None and _is(model.active, offer.digest):
+        gate = model.gate
     steps = _steps(model, offer.digest, gate)
     if Step.WATCH in steps and gate is not None:
         _check_gate(gate, facts, model if Step.ACTIVATE not in steps else None)
@@ -79,7 +85,7 @@ def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Pla
         _check_disk(offer, target, facts)
     if not facts.daemon_running:
         steps = (Step.START, *steps)
-    return Plan(manifest.model, manifest.release, offer.digest, steps)
+    return Plan(manifest.model, manifest.release, offer.digest, steps, gate)
 
 
 def _steps(model: ModelFacts | None, digest: str, gate: Gate | None) -> tuple[Step, ...]:

@@ -227,8 +227,8 @@ def _apply(
 
     def watch() -> None:
         nonlocal watched
-        assert rollout.gate is not None  # a plan watches nothing else
-        watched = wait_for_verdict(daemon, plan, rollout.gate, under, rollout.stop, say)
+        assert plan.gate is not None  # what else would be watched
+        watched = wait_for_verdict(daemon, plan, plan.gate, under, rollout.stop, say)
 
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
@@ -239,7 +239,7 @@ def _apply(
             plan.model,
             "--trial-s",
             f"{rollout.trial_s:g}",
-            *(rollout.gate.words() if rollout.gate else ()),
+            *(plan.gate.words() if plan.gate else ()),
             *under,
             timeout_s=ACTIVATE_S_MAX,
         ),
