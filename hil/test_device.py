@@ -53,9 +53,9 @@ class UnderTest:
     def systemd(self) -> bool:
         return bool(self.bootstrapped["service"] == "systemd")
 
-    def deploy(self, release: int, code: int = 0) -> dict[str, Any]:
+    def deploy(self, release: int, *words: str, code: int = 0) -> dict[str, Any]:
         bundle = self.host.digits(self.profile.name, release)
-        return self.host.edgert("deploy", bundle, "--to", self.dut.name, "--trial-s", TRIAL_S, code=code)
+        return self.host.edgert("deploy", bundle, "--to", self.dut.name, "--trial-s", TRIAL_S, *words, code=code)
 
     def live(self) -> dict[str, Any]:
         return self.host.model(self.dut.name, "digits")
@@ -134,7 +134,9 @@ def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
 
 
 def test_a_second_release_takes_over_and_the_first_comes_back(device: UnderTest) -> None:
-    device.deploy(2)
+    """With limits that every board keeps, which its daemon measures from within its sandbox."""
+    told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_rate=0", "--watch", "3s")
+    assert told["devices"][0]["watched"]["readings"]["golden"] > 0
     assert device.live()["active"]["release"] == 2
     device.host.edgert("rollback", "digits", "--on", device.dut.name)
     assert device.live()["active"]["release"] == 1
@@ -145,6 +147,14 @@ def test_an_older_release_is_refused(device: UnderTest) -> None:
     device.deploy(2)
     device.deploy(1, code=5)
     assert device.live()["active"]["release"] == 2
+
+
+def test_a_release_that_breaks_a_limit_is_taken_back_by_the_device_itself(device: UnderTest) -> None:
+    device.deploy(2)
+    told = device.deploy(3, "--limit", "p99_ms=0.0001", "--watch", "3s", code=9)
+    assert "the limit is at most 0.0001 ms" in told["devices"][0]["error"]["message"]
+    assert device.live()["active"]["release"] == 2
+    assert "p99_ms is" in device.live()["returned"]["reason"]
 
 
 def test_a_bad_release_returns_to_the_one_before(device: UnderTest) -> None:
