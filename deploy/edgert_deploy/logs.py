@@ -100,6 +100,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
 
     Raises DeviceError, and DeviceUnreachable where the connection ends.
     """
+    from edgert_deploy.transports.ssh import SUDO
     from edgert_deploy.transports.system_ssh import ssh_command
 
     words = request.words(device, follow=True)
@@ -107,6 +108,8 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
         with _lines(device, request, words) as lines:
             yield lines
         return
+    if device.become:
+        words = [*SUDO, *words]
     with ssh_command(device) as ssh, _lines(device, request, [*ssh, shlex.join(words)]) as lines:
         yield lines
 

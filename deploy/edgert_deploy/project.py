@@ -25,7 +25,7 @@ INVENTORY = "inventory.toml"
 FILE_BYTES_MAX = 64 * 1024
 # The commands that listen to the broker, and those that a selector may be left out of. Rolling back and changing the
 # inventory take one that is said.
-_LISTEN = (("watch",), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"), ("doctor",))
+_LISTEN = (("watch",), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
 _SELECT = (("status",), ("doctor",), ("bootstrap",), ("deploy",))
 _DEVICES = (("targets",), ("bootstrap",), ("doctor",), ("device", "add"), ("device", "set"), ("device", "probe"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -19,6 +20,8 @@ from edgert.serving.control import ask
 from edgert.signing import read_keyring
 from edgert.slots import BootClock, SlotStore, Version
 from edgert.telemetry.host import temp_c
+from edgert.telemetry.link import read_link
+from edgert.telemetry.spool import Spool, SpoolStats
 
 GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
 PARCELS = 1  # the format of parcels that `install` takes; a host sends whole bundles to devices that do not say it
@@ -63,8 +66,22 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "engines": {name: _engine_version(name) for name in ENGINES},
         "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
         "damaged_keys": ring.complaints,
+        "telemetry": _telemetry(state, config),
         "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
     }
+
+
+def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
+    """Where reports go ("" for nowhere), how the connection stands, and what waits on disk or was lost there."""
+    waiting = SpoolStats(0, 0, {})
+    if state.spool.exists():
+        spool = Spool(state.spool)
+        with contextlib.suppress(EdgeRTError):  # a damaged spool is for the daemon to begin anew
+            waiting = spool.stats()
+        spool.close()
+    broker = f"{config.mqtt.host}:{config.mqtt.port}" if config.mqtt.host else ""
+    link = read_link(state.spool.parent)
+    return {"broker": broker, "link": link, "waiting": waiting.rows, "lost": waiting.lost_total}
 
 
 def _engine_version(name: str) -> str | None:

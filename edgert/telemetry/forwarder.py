@@ -33,6 +33,7 @@ from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import host, messages
 from edgert.telemetry.home_assistant import discovery
+from edgert.telemetry.link import write_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
 from edgert.telemetry.sketch import SCALE
@@ -256,6 +257,7 @@ class Forwarder:
     def _say(self, state: str, line: str) -> None:
         if state != self._state:
             self._state = state
+            write_link(self._spool.path.parent, state, line.removeprefix("telemetry: "))
             self._log(line)
 
 

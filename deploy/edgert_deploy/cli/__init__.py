@@ -33,6 +33,7 @@ COMMANDS = {
     "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or give up deployments."),
     "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),
     "bench": ("edgert_deploy.cli.bench:bench", "Measure a model on devices: latency, throughput, memory, temperature."),
+    "doctor": ("edgert_deploy.cli.doctor:doctor", "Look at every precondition, and say what mends it."),
     "logs": ("edgert_deploy.cli.logs:logs", "Show the log of a device's daemon."),
     "ssh": ("edgert_deploy.cli.ssh:ssh", "Open a shell on a device, its host key pinned."),
     "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),

@@ -51,7 +51,7 @@ _SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
 _UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
 _PAUSE_S_MAX = 30.0
-_SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
+SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
@@ -157,7 +157,7 @@ class SshTransport:
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._open().create_session()
         channel.settimeout(self.limits.dead_after_s)
-        channel.exec_command(shlex.join([*(_SUDO if self.device.become else ()), *argv]))
+        channel.exec_command(shlex.join([*(SUDO if self.device.become else ()), *argv]))
         return channel
 
     def _follow(

@@ -1,0 +1,96 @@
+"""`edgert doctor`: what stands in the way, on this host and on devices, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert_deploy.doctor import FAIL, OK, WARN, Finding
+from edgert_deploy.inventory import ALL, find_inventory
+from edgert_deploy.project import find_project
+from edgert_deploy.stop import AT_ONCE_MAX
+
+
+@click.command()
+@click.argument("selector", required=False)
+@click.option("--host", "host_only", is_flag=True, help="Look at this host only.")
+@click.option("-q", "--quiet", is_flag=True, help="Leave out what is well.")
+@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@inventory_option
+@json_option
+def doctor(
+    selector: str | None,
+    host_only: bool,
+    quiet: bool,
+    devices_dir: Path | None,
+    inventory_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Look at every precondition on this host and on the devices of SELECTOR (all of them, where none is given).
+
+    Each finding is ok, warn or fail, with the next step beside what is not well. Nothing is changed. Devices are
+    asked side by side; one that does not answer holds up no other. Exits with 0 where nothing failed, else with the
+    code of the first that did: 4 this host, 6 unreachable or another host key, 7 a device.
+
+    \b
+    Examples:
+      edgert doctor
+      edgert doctor kitchen --quiet
+      edgert doctor site:plant-1 --json
+    """
+    from edgert_deploy.doctor.device import check_device
+    from edgert_deploy.doctor.host import check_host, signing_keys
+
+    inventory = find_inventory(inventory_file)
+    findings = check_host(inventory, find_project())
+    try:
+        devices = [] if host_only else inventory.devices()
+        if devices or selector is not None:
+            devices = [] if host_only else inventory.select(selector or ALL)
+    except ConfigInvalid:
+        if selector is not None and inventory_is_sound(findings):
+            raise
+        devices = []  # the host's own findings say what is wrong with the inventory
+    keys = signing_keys()
+    if devices:
+        click.echo(f"asking {len(devices)} devices", err=True)
+        with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
+            for found in pool.map(lambda device: check_device(device, keys, devices_dir), devices):
+                findings += found
+    failed = [finding for finding in findings if finding.level == FAIL]
+    shown = [finding for finding in findings if not quiet or finding.level != OK]
+    value = {"ok": not failed, "findings": [_as_json(finding) for finding in shown]}
+    emit(value, _table(shown, findings), as_json)
+    click.get_current_context().exit(failed[0].exit_code if failed else 0)
+
+
+def inventory_is_sound(findings: Sequence[Finding]) -> bool:
+    """Whether it could be read at all; then a wrong SELECTOR is the user's."""
+    return not any(finding.check == "inventory" and finding.level == FAIL for finding in findings)
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    value = asdict(finding)
+    del value["exit_code"]
+    value["next"] = value.pop("mend")
+    return value
+
+
+def _table(shown: Sequence[Finding], findings: Sequence[Finding]) -> str:
+    """One line a finding, and below what is not well the step that mends it."""
+    width = max((len(finding.where) for finding in shown), default=0)
+    check_width = max((len(finding.check) for finding in shown), default=0)
+    lines = []
+    for finding in shown:
+        begin = f"{finding.where:{width}}  {finding.check:{check_width}}  {finding.level:4}  "
+        lines.append(begin + finding.says)
+        if finding.mend:
+            lines.append(f"{'':{len(begin)}}next: {finding.mend}")
+    count = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
+    return "\n".join([*lines, f"{count[OK]} ok, {count[WARN]} warnings, {count[FAIL]} failed"])

@@ -1,0 +1,242 @@
+"""What this host needs: Python, packages, engines, signing key, ssh, inventory, broker, room."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paramiko
+
+from edgert import __version__
+from edgert.engines import engine_by_name
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.signing import read_public_key, read_signing_key
+from edgert_deploy.cli.broker_options import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.cli.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir
+from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
+from edgert_deploy.inventory import Inventory, config_folder
+from edgert_deploy.profiles import list_profiles
+from edgert_deploy.project import Project, find_project
+from edgert_deploy.transports.ssh_login import read_ssh_config
+from edgert_deploy.wheelhouse import cache_folder
+
+PYTHON_RANGE = ((3, 10), (3, 13))
+# Engines that the packager runs artifacts in, and the packages that builders use.
+ENGINES = ("tflite", "openvino", "onnxruntime")
+BUILDERS = ("onnx", "nncf", "sympy", "flatbuffers")
+DEPLOYERS = ("fabric", "tomlkit", "packaging", "pip")
+FLEET = ("sqlalchemy", "rich")
+FREE_MB_FAIL, FREE_MB_WARN = 200, 2048
+BROKER_S_MAX = 5.0
+
+
+def check_host(inventory: Inventory, project: Project | None = None) -> list[Finding]:
+    """Every check; one that fails in an unforeseen way says so itself."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("engines", _engines),
+        ("signing key", _signing_key),
+        ("ssh", _ssh),
+        ("inventory", lambda: _inventory(inventory)),
+        ("profiles", _profiles),
+        ("broker", lambda: _broker(project)),
+        ("room", _room),
+    )
+    found: list[Finding] = []
+    for check, look in checks:
+        try:
+            found += look()
+        except (EdgeRTError, OSError, ImportError) as error:
+            found.append(_fail(check, str(error), "see the message"))
+    return found
+
+
+def signing_keys() -> dict[str, str]:
+    """The ids of this host's keys -> their names. Damaged files are left out: `check_host` names them."""
+    found = {}
+    for path in _public_keys():
+        try:
+            found[read_public_key(path).key_id] = path.name.removesuffix(PUBLIC_SUFFIX)
+        except EdgeRTError:
+            continue
+    return found
+
+
+def _ok(check: str, says: str) -> Finding:
+    return Finding(HOST, check, OK, says)
+
+
+def _warn(check: str, says: str, mend: str) -> Finding:
+    return Finding(HOST, check, WARN, says, mend)
+
+
+def _fail(check: str, says: str, mend: str) -> Finding:
+    return Finding(HOST, check, FAIL, says, mend, ConfigInvalid.exit_code)
+
+
+def _python() -> Iterator[Finding]:
+    lowest, highest = PYTHON_RANGE
+    here = f"Python {sys.version.split()[0]}, edgert {__version__}"
+    if lowest <= sys.version_info[:2] <= highest:
+        yield _ok("python", here)
+    else:
+        yield _warn("python", f"{here}; tried are 3.10 to 3.13", "install edgert into an environment of one of these")
+
+
+def _packages() -> Iterator[Finding]:
+    for packages, extra, purpose, fails in (
+        (DEPLOYERS, "host", "deploying", True),
+        (BUILDERS, "host", "building", False),
+        (FLEET, "fleet", "edgert fleet", False),
+    ):
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if not missing:
+            yield _ok("packages", f"all that {purpose} needs")
+        else:
+            says, mend = f"{', '.join(missing)} missing, for {purpose}", f"pip install 'edgert[{extra}]'"
+            yield _fail("packages", says, mend) if fails else _warn("packages", says, mend)
+
+
+def _engines() -> Iterator[Finding]:
+    for name in ENGINES:
+        try:
+            yield _ok("engines", f"{name} {engine_by_name(name).version()}")
+        except EdgeRTError as error:
+            yield _warn(
+                "engines",
+                f"{name} does not load, so its artifacts cannot be judged: {error.message}",
+                "pip install 'edgert[host]'",
+            )
+
+
+def _public_keys() -> list[Path]:
+    return [path for path in sorted(keys_dir().glob(f"*{PUBLIC_SUFFIX}")) if not path.name.endswith(PRIVATE_SUFFIX)]
+
+
+def _signing_key() -> Iterator[Finding]:
+    folder = keys_dir()
+    privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
+    if not privates:
+        yield _fail("signing key", f"there is none in {folder}", "edgert keys new (or copy yours there)")
+    for path in privates:
+        name = path.name.removesuffix(PRIVATE_SUFFIX)
+        try:
+            key = read_signing_key(path)
+            public = read_public_key(path.with_name(name + PUBLIC_SUFFIX))
+        except EdgeRTError as error:
+            yield _fail(
+                "signing key", error.message, f"put {name} back from your backup, or: edgert keys new --name NAME"
+            )
+            continue
+        mode = path.stat().st_mode & 0o777
+        if public.key_id != key.public.key_id:
+            yield _fail("signing key", f"the halves of {name} do not belong together", "put both back from your backup")
+        elif mode & 0o077:
+            yield _fail("signing key", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
+        else:
+            yield _ok("signing key", f"{name}: {key.public.key_id}")
+    project = find_project()
+    if project is not None and folder.resolve().is_relative_to(project.root):
+        yield _warn(
+            "signing key", f"{folder} lies in the project", "keep keys outside of it: keys = ... in edgert.toml"
+        )
+
+
+def _ssh() -> Iterator[Finding]:
+    program = shutil.which("ssh")
+    if program is None:
+        yield _warn("ssh", "no ssh here: edgert ssh and edgert logs -f need it", "apt-get install openssh-client")
+    else:
+        yield _ok("ssh", program)
+    try:
+        read_ssh_config()
+    except ConfigInvalid as error:
+        yield _fail("ssh", error.message, "repair that file: ssh -G HOST reads it, too")
+    keys = [path for path in Path("~/.ssh").expanduser().glob("id_*") if path.suffix != ".pub"]
+    held = 0
+    if sock := os.environ.get("SSH_AUTH_SOCK", ""):
+        try:
+            with socket.socket(socket.AF_UNIX) as agent:
+                agent.connect(sock)
+        except OSError as error:
+            mend = 'eval "$(ssh-agent)" && ssh-add'
+            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error.strerror}", mend)
+        else:
+            held = len(paramiko.Agent().get_keys())
+    if held or keys:
+        yield _ok("ssh", f"{held} keys in the agent, {len(keys)} in ~/.ssh")
+    else:
+        yield _warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or give devices an --identity")
+
+
+def _inventory(inventory: Inventory) -> Iterator[Finding]:
+    try:
+        devices = inventory.devices()
+    except ConfigInvalid as error:
+        yield _fail("inventory", error.message, f"repair {inventory.path}")
+        return
+    if devices:
+        yield _ok("inventory", f"{len(devices)} devices in {inventory.path}")
+    else:
+        yield _warn("inventory", f"no device in {inventory.path}", "edgert device add NAME USER@HOST")
+    for device in devices:
+        if device.identity and not Path(device.identity).expanduser().is_file():
+            mend = f"edgert device set {device.name} --identity FILE, or --no-identity"
+            yield _fail("inventory", f"{device.name}: identity {device.identity} is missing", mend)
+
+
+def _profiles() -> Iterator[Finding]:
+    project = find_project()
+    try:
+        profiles = list_profiles(project.devices if project is not None else None)
+    except ConfigInvalid as error:
+        yield _fail("profiles", error.message, "repair that file")
+        return
+    yield _ok("profiles", f"{len(profiles)} of them")
+
+
+def _broker(project: Project | None) -> Iterator[Finding]:
+    """Where the project names one: a login, as `edgert watch` does it."""
+    if project is None or not project.broker.address:
+        return
+    from edgert.telemetry.mqtt import Connection, MqttSettings
+
+    said = project.broker
+    host, port = host_and_port(said.address, PORT_TLS if said.tls else PORT_PLAIN)
+    settings = MqttSettings(
+        host, port, said.tls, said.ca, said.cert, said.key, said.username, said.password_file, said.protocol
+    )
+    connection = Connection(settings, f"edgert-doctor-{uuid.uuid4().hex[:8]}")
+    try:
+        connection.open(BROKER_S_MAX)
+        connection.close()
+    except EdgeRTError as error:
+        mend = f"is it on, and is [broker] in {project.root / 'edgert.toml'} right?"
+        yield Finding(HOST, "broker", FAIL, error.message, mend, error.exit_code)
+        return
+    yield _ok("broker", f"{host}:{port} takes the login")
+
+
+def _room() -> Iterator[Finding]:
+    for folder, mend in (
+        (cache_folder(), f"remove {cache_folder()}: what is needed of it is made again"),
+        (config_folder(), "make room there"),
+    ):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free_mb = shutil.disk_usage(there).free // 1024**2
+        says = f"{free_mb} MB free for {folder}"
+        if not os.access(there, os.W_OK):
+            yield _fail("room", f"{there} cannot be written to", f"chown it: sudo chown -R $USER {there}")
+        elif free_mb < FREE_MB_FAIL:
+            yield _fail("room", says, mend)
+        elif free_mb < FREE_MB_WARN:
+            yield _warn("room", f"{says}; wheels and builds may need more", mend)
+        else:
+            yield _ok("room", says)
