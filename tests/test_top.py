@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -109,6 +112,12 @@ def test_lines_hold_every_part_and_keep_to_the_width() -> None:
     assert all(len(line) <= 60 for line in lines_of(view, width=60))
 
 
+def test_in_a_narrow_terminal_whole_columns_are_left_out() -> None:
+    heading, row = lines_of(view_of(status(100, {}), status(300, {}), 1.0), width=80)[1:3]
+    assert heading.split() == ["MODEL", "STATE", "REQ/S", "P50", "MS", "P99", "MS", "CLIENTS", "WAIT", "ERRORS"]
+    assert row.split() == ["echo", "ready", "200.0", "1.5", "3.5", "4", "1", "1"]
+
+
 def test_the_real_daemon_is_watched() -> None:
     with a_device("[models.echo]\np95_ms = 50\n") as device:
         device.deploy()
@@ -117,6 +126,16 @@ def test_the_real_daemon_is_watched() -> None:
                 client.infer("echo", ITEM * value, cache=False)
             wait_until(lambda: device.model()["serving"]["requests"]["requests"] >= 50, "the requests are counted")
             view = device.run("top", "--once", "--interval", "0.2")
+            watching = subprocess.Popen(
+                [sys.executable, "-m", "edgert.cli", "--state", str(device.state.root), "top", "--interval", "0.1"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert watching.stdout is not None
+            assert "1 model," in watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert (watching.communicate(timeout=30)[1], watching.returncode) == ("", 0)
         model = view["models"][0]
         assert (model["model"], model["state"], model["engine"]) == ("echo", "ready", "null")
         assert model["latency_ms"]["p50"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -17,6 +18,7 @@ from edgert.serving.control import ask
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 ASK_S_MAX = 5.0
+LEFT = ("MODEL", "STATE", "ENGINE")  # columns of words
 COLUMNS = (
     ("MODEL", 14),
     ("STATE", 11),
@@ -31,6 +33,7 @@ COLUMNS = (
     ("SHED", 6),
     ("MB", 7),
 )
+DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS")  # first where lines are short
 
 
 @click.command()
@@ -51,6 +54,11 @@ def top(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
       edgertd top
       edgertd top --once --json | python3 -m json.tool
     """
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it is no error
+        _watch(state, interval, once, as_json)
+
+
+def _watch(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
     before, before_s = ask(state.control_socket, {"op": "status"}, ASK_S_MAX), time.monotonic()
     screen = sys.stdout.isatty() and not (once or as_json)
     while True:
@@ -74,8 +82,10 @@ def view_of(before: dict[str, Any], now: dict[str, Any], elapsed_s: float) -> di
 
 def lines_of(view: dict[str, Any], width: int, bold: bool = False) -> list[str]:
     """The view as lines of at most `width` characters."""
-    heading = " ".join(_cell(name, size, i < 3) for i, (name, size) in enumerate(COLUMNS)).rstrip()[:width]
-    lines = [f"edgertd {view['pid']}, {len(view['models'])} models, {time.strftime('%H:%M:%S')}"[:width]]
+    columns = columns_within(width)
+    heading = _row({name: name for name, _ in columns}, columns)[:width]
+    count = len(view["models"])
+    lines = [f"edgertd {view['pid']}, {count} model{'' if count == 1 else 's'}, {time.strftime('%H:%M:%S')}"[:width]]
     lines.append(f"{BOLD}{heading}{PLAIN}" if bold else heading)
     for model in view["models"]:
         latency = model["latency_ms"]
@@ -91,10 +101,24 @@ def lines_of(view: dict[str, Any], width: int, bold: bool = False) -> list[str]:
             model["shed"],
             "" if model["memory_mb"] is None else f"{model['memory_mb']:.0f}",
         )
-        row = " ".join(_cell(str(c), size, i < 3) for i, (c, (_, size)) in enumerate(zip(cells, COLUMNS, strict=True)))
-        lines.append(row.rstrip()[:width])
+        named = {name: str(cell) for (name, _), cell in zip(COLUMNS, cells, strict=True)}
+        lines.append(_row(named, columns)[:width])
         lines += [f"  {line}"[:width] for line in _details(model)]
     return lines
+
+
+def columns_within(width: int) -> list[tuple[str, int]]:
+    """The columns that fit into lines of `width` characters, whole: the least needed are left out first."""
+    columns = list(COLUMNS)
+    for name in DROPPED:
+        if sum(size + 1 for _, size in columns) - 1 <= width:
+            break
+        columns = [column for column in columns if column[0] != name]
+    return columns
+
+
+def _row(cells: dict[str, str], columns: Sequence[tuple[str, int]]) -> str:
+    return " ".join(_cell(cells[name], size, name in LEFT) for name, size in columns).rstrip()
 
 
 def _model(name: str, before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
