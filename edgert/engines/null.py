@@ -2,7 +2,7 @@
 
 Its artifact is a JSON file. `{"op": "copy"}` gives output i the values of input i; `{"op": "sum"}`
 gives each output, per item, the sum of input 0 in every element; `{"op": "zeros"}` looks at no input. `delay_s` is
-how long one run takes.
+how long one run takes, and `item_s` what each of its items adds.
 """
 
 from __future__ import annotations
@@ -32,25 +32,32 @@ class NullEngine:
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> NullSession:
         try:
             program = json.loads(artifact.path.read_bytes())
-            op, delay_s = str(program["op"]), float(program.get("delay_s", 0))
+            op = str(program["op"])
+            delay_s, item_s = float(program.get("delay_s", 0)), float(program.get("item_s", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineFailed(
                 f"null engine cannot read {artifact.path.name}: {error}; give {{'op': 'copy'}}"
             ) from error
         if op not in ("copy", "sum", "zeros"):
             raise EngineFailed(f"null engine knows 'copy', 'sum' and 'zeros', not {op!r}")
-        return NullSession(artifact.inputs, artifact.outputs, op, delay_s)
+        return NullSession(artifact.inputs, artifact.outputs, op, delay_s, item_s)
 
 
 class NullSession:
     def __init__(
-        self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], op: str, delay_s: float
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        op: str,
+        delay_s: float,
+        item_s: float = 0.0,
     ) -> None:
-        self.inputs, self.outputs, self._op, self._delay_s = inputs, outputs, op, delay_s
+        self.inputs, self.outputs, self._op = inputs, outputs, op
+        self._delay_s, self._item_s = delay_s, item_s
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        if self._delay_s:
-            time.sleep(self._delay_s)
+        if self._delay_s or self._item_s:
+            time.sleep(self._delay_s + self._item_s * len(tensors[0]))
         if self._op == "copy":
             return [array.astype(spec.dtype) for array, spec in zip(tensors, self.outputs, strict=False)]
         if self._op == "zeros":
