@@ -5,6 +5,7 @@ The model looks at nothing (the null engine, ten numbers out), so what is left i
 is p50 less the p50 of `Session.run` on the same array in a process of its own: the median over the rounds, in
 which all cases of a placement take turns. Frames under 16 KB go over the socket whatever is asked. `echo_us` is the
 p50 of the same bytes there and back between two bare Python processes (`bench.echo`): what no server in Python is below.
+The asyncio client is asked from outside its loop, one `run_until_complete` a request, whose cost is in its figures.
 
 Both placements are shown, client and daemon pinned to one core and free: where an idle core must be woken, that
 costs more than the way itself.
@@ -16,6 +17,7 @@ costs more than the way itself.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import sys
 from collections.abc import Callable
@@ -27,13 +29,14 @@ import numpy as np
 from bench.common import Ask, Clients, Load, emit, null_device, pin, serving
 from bench.echo import echo
 from bench.raw import open_session
-from edgert import Client
+from edgert import AsyncClient, Client
 from edgert.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
 HIT = "150 KB"
 HIT_DELAY_S = 0.002  # an engine slow enough for the cache to stay on
 TRANSPORTS = {"socket": "socket", "shared": "auto"}
+ASYNCIO = {f"asyncio {name}": given for name, given in TRANSPORTS.items()}
 TARGETS_US = {
     ("4 KB", "socket"): 20,
     ("150 KB", "socket"): 40,
@@ -67,6 +70,8 @@ def main() -> None:
                 makes[name, f"{transport} echo"] = echo(
                     item, shared=transport == "shared" and item.nbytes > SHARE_BYTES_MIN
                 )
+            for transport in ASYNCIO:
+                makes[name, transport] = ours_asyncio(state, _model(name), item, transport)
         for transport in TRANSPORTS:
             makes[f"{HIT} hit", transport] = ours(slow, "hit", items[HIT], transport, cache=True)
         for placement, cores in (("one core", {0}), ("free", None)):
@@ -90,7 +95,7 @@ def measure(
         group.close()
     rows = []
     for (payload, transport), seen in loads.items():
-        if transport not in TRANSPORTS:
+        if transport not in TRANSPORTS and transport not in ASYNCIO:
             continue
         hit = payload.endswith(" hit")
         base = [0.0] * rounds if hit else [load.p50_us for load in loads[payload, "raw"]]
@@ -103,7 +108,7 @@ def measure(
                 "p99_us": round(statistics.median(load.p99_us for load in seen), 1),
                 "raw_p50_us": round(statistics.median(base), 1),
                 "echo_us": None
-                if hit
+                if hit or transport in ASYNCIO
                 else round(statistics.median(e.p50_us for e in loads[payload, f"{transport} echo"]), 1),
                 "over_us": round(statistics.median(s.p50_us - b for s, b in zip(seen, base, strict=True)), 1),
                 "target_us": TARGETS_US.get((payload, transport)) if placement == "one core" else None,
@@ -124,6 +129,15 @@ def ours(state: Path, model: str, item: Any, transport: str, *, cache: bool) -> 
     def make(_: int) -> Ask:
         client = Client(state / "edgert.sock", transport=TRANSPORTS[transport])
         return lambda: client.infer(model, item, cache=cache)
+
+    return make
+
+
+def ours_asyncio(state: Path, model: str, item: Any, transport: str) -> Make:
+    def make(_: int) -> Ask:
+        loop = asyncio.new_event_loop()
+        client = AsyncClient(state / "edgert.sock", transport=ASYNCIO[transport])
+        return lambda: loop.run_until_complete(client.infer(model, item, cache=False))
 
     return make
 
