@@ -1,7 +1,8 @@
 """What hostile clients cost a good one: its p99 under each attack over its p99 in the quiet rounds between.
 
 The good client asks digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs in a process of
-its own at a low priority, on the same model; `strikes_per_s` shows what it got of a loaded machine. Quiet rounds and
+its own at a low priority, on the same model; `strikes_per_s` shows what it got of a loaded machine, and
+`us_a_strike` the processor time that the daemon spends on each while nobody else asks. Quiet rounds and
 rounds under attack alternate; figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb`
 is by how much the daemon's memory (RssAnon) was larger a moment after the last round than before the first,
 `descriptors_left` how many more descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
@@ -32,6 +33,7 @@ TIMES_P99_MAX = 2.0  # the target
 COLUMNS = (
     "attack",
     "strikes_per_s",
+    "us_a_strike",
     "quiet_p50_us",
     "p50_us",
     "quiet_p99_us",
@@ -68,6 +70,7 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
     before = held(state)
     quiet: list[Load] = []
     under: list[Load] = []
+    us_a_strike = cost_us(attacker, state, seconds)
     strikes = 0
     for _ in range(rounds):
         quiet.append(good.round(seconds))
@@ -83,6 +86,7 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
     return {
         "attack": attack,
         "strikes_per_s": round(strikes / rounds / (seconds + SETTLE_S)),
+        "us_a_strike": round(us_a_strike),
         "quiet_p50_us": round(statistics.median(load.p50_us for load in quiet)),
         "p50_us": round(statistics.median(load.p50_us for load in under)),
         "quiet_p99_us": round(statistics.median(load.p99_us for load in quiet)),
@@ -94,6 +98,23 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
     }
 
 
+def cost_us(attacker: Attacker, state: Path, seconds: float) -> float:
+    """The processor time that the daemon spends on one strike."""
+    pids = daemon(state)
+    before = sum(map(processor_s, pids))
+    attacker.begin()
+    time.sleep(seconds)
+    strikes = attacker.end()
+    time.sleep(SETTLE_S)
+    return (sum(map(processor_s, pids)) - before) / max(1, strikes) * 1e6
+
+
+def processor_s(pid: int) -> float:
+    """What the process has used of processors so far; it is counted in steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def asking(path: Path) -> Ask:
     """One request of the good client; one that fails ends the benchmark."""
     image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
@@ -103,11 +124,16 @@ def asking(path: Path) -> Ask:
 
 def held(state: Path) -> tuple[float, int]:
     """What the daemon's supervisor and workers hold: memory in MB (PSS), descriptors."""
-    status = edgertd(state, "status")
-    pids = [status["daemon"]["pid"], *(model["serving"]["pid"] for model in status["models"])]
+    pids = daemon(state)
     with contextlib.suppress(OSError):
         return sum(own_mb(pid) for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     sys.exit("a process of the daemon ended during the benchmark")
+
+
+def daemon(state: Path) -> list[int]:
+    """The processes of the supervisor and the workers."""
+    status = edgertd(state, "status")
+    return [status["daemon"]["pid"], *(model["serving"]["pid"] for model in status["models"])]
 
 
 if __name__ == "__main__":

@@ -5,12 +5,24 @@ from __future__ import annotations
 import array
 import json
 import socket
+import threading
 from typing import Any
 
 from edgert.errors import EdgeRTError
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
+_SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
+
+
+class _Kept(threading.local):
+    """A thread's room for messages: to make and drop it each time costs more than most messages do."""
+
+    def __init__(self) -> None:
+        self.room = memoryview(bytearray(MESSAGE_BYTES_MAX))
+
+
+_kept = _Kept()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -32,15 +44,15 @@ def send(end: socket.socket, message: dict[str, Any], descriptors: tuple[int, ..
 
 def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next message and its descriptors; None when the other end is gone."""
-    space = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
+    room = _kept.room
     try:
-        data, attached, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, space, socket.MSG_CMSG_CLOEXEC)
+        count, attached, _, _ = end.recvmsg_into([room], _SPACE, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
-    if not data:
+    if not count:
         return None
     descriptors = array.array("i")
     for level, kind, content in attached:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    return json.loads(data), list(descriptors)
+    return json.loads(room[:count].tobytes()), list(descriptors)

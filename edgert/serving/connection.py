@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from edgert import wire
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
@@ -40,7 +39,7 @@ class BufferBudget:
 
 
 class Connection:
-    """Serves `sock` with `pipeline`. `welcome` is the content of the WELCOME frame.
+    """Serves `sock` with `pipeline`. `welcome` is the WELCOME frame.
 
     `shared_bytes` is how large each half of the shared memory is to be; 0 where the client wants none.
     """
@@ -50,7 +49,7 @@ class Connection:
         sock: socket.socket,
         pipeline: Pipeline,
         recorder: WindowRecorder,
-        welcome: dict[str, Any],
+        welcome: bytes,
         frame_bytes_max: int,
         shared_bytes: int,
         budget: BufferBudget,
@@ -136,15 +135,15 @@ class Connection:
             f"the answer takes {size_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
         )
 
-    def _greet(self, welcome: dict[str, Any], shared_bytes: int) -> None:
+    def _greet(self, welcome: bytes, shared_bytes: int) -> None:
         made = SharedArea.made(shared_bytes) if shared_bytes else None
         if made is None:
-            self._sock.sendall(wire.json_frame(wire.WELCOME, welcome))
+            self._sock.sendall(welcome)
             return
         self._area, descriptor = made
         self._frames.shared = self._area.request
         try:
-            send_with_descriptor(self._sock, wire.json_frame(wire.WELCOME, welcome), descriptor)
+            send_with_descriptor(self._sock, welcome, descriptor)
         finally:
             os.close(descriptor)
 

@@ -44,6 +44,7 @@ class Greeter:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._places: dict[socket.socket, _Greeting] = {}  # oldest first
+        self._frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # of one hello after the other
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
@@ -109,7 +110,7 @@ class Greeter:
     def _heard(self, greeting: _Greeting, *, parked: bool = False) -> bool:
         """Read what is there of the hello; whether this connection is done with, one way or another."""
         try:
-            hello = greeting.read()
+            hello = greeting.read(self._frames)
         except BlockingIOError:
             return False
         except EdgeRTError as error:
@@ -143,8 +144,11 @@ class _Greeting:
         self.sock, self.until_s = sock, until_s
         self._data = bytearray()
 
-    def read(self) -> dict[str, Any] | None:
-        """The hello's content; None when the client is gone. Raises BlockingIOError while bytes are missing."""
+    def read(self, frames: wire.FrameBuffer) -> dict[str, Any] | None:
+        """The hello's content; None when the client is gone. Raises BlockingIOError while bytes are missing.
+
+        `frames` is empty, and is so again afterwards.
+        """
         data = self._data
         while True:
             wanted = 64
@@ -163,7 +167,6 @@ class _Greeting:
             if not more:
                 return None
             data += more
-        frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)
         frames.room[: len(data)] = data
         hello = frames.feed(len(data))
         assert hello is not None  # the lengths above were those of a whole frame

@@ -7,6 +7,7 @@ listens on anything itself. When the channel closes it drains and ends, so it ne
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import os
@@ -135,7 +136,7 @@ class Worker:
         self._golden_asker = GoldenAsker(model.version, order.state, config)
         self._recorder = WindowRecorder(manifest.model)
         self._reporter = _reporter(order, config, model, self._recorder, self._figures)
-        self._welcome = {
+        welcome = {
             "model": manifest.model,
             "release": manifest.release,
             "engine": model.artifact.engine,
@@ -143,6 +144,7 @@ class Worker:
             "frame_bytes_max": self._frame_bytes_max,
             **self._pipeline.welcome(),
         }
+        self._welcome = wire.json_frame(wire.WELCOME, welcome)
         self._budget = BufferBudget()
         self._lock = threading.Lock()
         self._seats = Seats(serving.connections_max)
@@ -170,7 +172,7 @@ class Worker:
             message, descriptors = received
             if message["op"] == "connection":
                 for descriptor in descriptors:
-                    self._accept(socket.socket(fileno=descriptor), bool(message.get("shared")))
+                    self._accept(_client(descriptor), bool(message.get("shared")))
             elif message["op"] == "stats":
                 with contextlib.suppress(OSError):  # a supervisor that is gone ends the loop
                     channel.send(end, {"op": "stats", "id": message["id"], **self._facts(), **self._stats()})
@@ -208,7 +210,9 @@ class Worker:
         with self._lock:
             if not self._stopping and self._seats.take(sock, Peer.of(sock)):
                 try:
-                    threading.Thread(target=self._serve, args=(sock, shared), daemon=True).start()
+                    # Nobody waits for its end. threading.Thread would have this thread wait for its beginning,
+                    # which under a flood of connections costs more than all else here.
+                    _thread.start_new_thread(self._serve, (sock, shared))
                     return
                 except RuntimeError:  # the system gives no more threads
                     self._seats.give_back(sock)
@@ -305,6 +309,11 @@ class Worker:
             "alarms": [] if self._reporter is None else self._reporter.alarms,
             "requests": self._recorder.snapshot().as_json(),
         }
+
+
+def _client(descriptor: int) -> socket.socket:
+    """The client behind a descriptor. What is said here of the socket need not be asked of the kernel."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
 
 
 def _reporter(
