@@ -25,7 +25,7 @@ import numpy as np
 
 from edgert import wire
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.errors import EdgeRTError, Moved, Overloaded, ShuttingDown
+from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, ShuttingDown
 from edgert.installed import load_version
 from edgert.log import log
 from edgert.serving import channel, golden
@@ -46,6 +46,7 @@ from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 
+STRIKE_S = 0.01  # who breaks the protocol waits so long for the answer: it cannot do so more than 100 times a second
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 THREAD_STACK_BYTES = 512 * 1024
 TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
@@ -242,6 +243,8 @@ class Worker:
             if self._stopping or self._seats.leaves(sock):
                 sock.sendall(self._last_word)
         except EdgeRTError as error:
+            if isinstance(error, ProtocolError):
+                time.sleep(STRIKE_S)
             with contextlib.suppress(OSError):
                 sock.sendall(wire.error_frame(error))
         except OSError:
