@@ -1,4 +1,5 @@
-"""A real cluster of brokers on loopback: three RabbitMQ nodes with the MQTT plugin, and HAProxy before them.
+"""A real cluster of brokers on loopback: three RabbitMQ nodes with the MQTT plugin, and HAProxy before them, with the
+configuration that ships (examples/telemetry/cluster).
 
 with BrokerCluster(folder) as cluster:
     settings = cluster.settings             # by way of HAProxy, as devices and subscribers would
@@ -26,44 +27,11 @@ from edgert.telemetry.mqtt import Connection, MqttSettings
 from tests.brokers import free_port, until
 
 NODES = 3
-STARTS_WITHIN_S = 180.0  # three Erlang machines on two busy cores
+STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores
 STOPS_WITHIN_S = 30.0
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's own wrapper insists on the system's folders
 
-CONFIGURATION = """\
-# AMQP is for nobody here; the nodes find one another by the list below, and form the cluster when they first start.
-listeners.tcp = none
-cluster_name = edgert
-cluster_formation.peer_discovery_backend = classic_config
-{peers}
-# Of a cluster that falls apart, the smaller part stops until it sees the rest again.
-cluster_partition_handling = pause_minority
-mqtt.listeners.tcp.1 = 127.0.0.1:{port}
-mqtt.allow_anonymous = true
-# What waits for a session lies on a majority of the nodes; `classic` would lie on one and be gone with it.
-mqtt.durable_queue_type = quorum
-# A subscriber's own limit is not spoken of in MQTT 3.1.1: so many messages before the first is acknowledged.
-mqtt.prefetch = 1000
-mqtt.subscription_ttl = 86400000
-log.file.level = warning
-"""
-
-BALANCER = """\
-defaults
-    mode tcp
-    timeout connect 2s
-    timeout client 2m
-    timeout server 2m
-frontend mqtt
-    bind 127.0.0.1:{port}
-    default_backend nodes
-backend nodes
-    balance leastconn
-    option redispatch
-    # A node that is gone is noticed, and its clients are told so, rather than left with a dead connection.
-    default-server check inter 500 fall 2 rise 2 on-marked-down shutdown-sessions
-{servers}
-"""
+_SHIPPED = Path(__file__).parents[1] / "examples" / "telemetry" / "cluster"
 
 
 def why_not() -> str:
@@ -105,10 +73,9 @@ class BrokerCluster:
     def _launch(self, number: int) -> None:
         home = self._home(number)
         home.mkdir(parents=True, exist_ok=True)
-        peers = "\n".join(
-            f"cluster_formation.classic_config.nodes.{n + 1} = {self._name(n)}" for n in range(len(self._ports))
-        )
-        (home / "rabbitmq.conf").write_text(CONFIGURATION.format(peers=peers, port=self._ports[number]))
+        here = {f"rabbit@broker-{n + 1}": self._name(n) for n in range(NODES)}
+        here["0.0.0.0:1883"] = f"127.0.0.1:{self._ports[number]}"
+        (home / "rabbitmq.conf").write_text(_shipped("rabbitmq.conf", here))
         (home / "plugins").write_text("[rabbitmq_mqtt].\n")
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
@@ -158,9 +125,9 @@ class BrokerCluster:
             mapper = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
             self._others.append(subprocess.Popen(mapper))
             until(lambda: _listens(self._epmd_port), "the port mapper listens")
-            for number in range(len(self._ports)):
+            for number in range(NODES):
                 self._launch(number)
-            for number in range(len(self._ports)):
+            for number in range(NODES):
                 said = f"node {number} serves; see {self._home(number)}/log"
                 until(lambda number=number: self._serves(number), said, STARTS_WITHIN_S)  # type: ignore[misc]
             self._balance()
@@ -170,9 +137,9 @@ class BrokerCluster:
         return self
 
     def _balance(self) -> None:
-        servers = "\n".join(f"    server node-{n} 127.0.0.1:{port}" for n, port in enumerate(self._ports))
+        here = {f"broker-{n + 1}:1883": f"127.0.0.1:{port}" for n, port in enumerate(self._ports)}
         file = self.folder / "haproxy.cfg"
-        file.write_text(BALANCER.format(port=self.port, servers=servers))
+        file.write_text(_shipped("haproxy.cfg", {**here, "0.0.0.0:1883": f"127.0.0.1:{self.port}"}))
         haproxy = _haproxy()
         assert haproxy
         with open(self.folder / "haproxy.log", "wb") as log:
@@ -191,6 +158,15 @@ class BrokerCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+
+
+def _shipped(name: str, here: dict[str, str]) -> str:
+    """A file of examples/telemetry/cluster, with this machine's names and addresses in place of its own."""
+    text = (_SHIPPED / name).read_text()
+    for theirs, ours in here.items():
+        assert theirs in text, f"{name} names no {theirs}"
+        text = text.replace(theirs, ours)
+    return text
 
 
 def _haproxy() -> str | None:

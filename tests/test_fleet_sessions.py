@@ -100,7 +100,7 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
         finally:
             engine.dispose()
 
-    until(lambda: rows() == sent, "all that was sent is stored")
+    until(lambda: rows() == sent, "all that was sent is stored", 60.0)
     assert "not understood" in recording.stop()
     assert rows() == sent
     words = ["--store", str(store), "--window", "2h", "--by", "version", "--percentiles", "50,95,99", "--json"]
@@ -174,11 +174,11 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
     publish(broker, first)  # from here the counters are known
     known = sum(pi.requests for pi in fleet)
     answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
-    until(lambda: counted(one_port, two_port) == (answered, 0), "the first reports are counted")
+    until(lambda: counted(one_port, two_port) == (answered, 0), "the first reports are counted", 60.0)
     publish(broker, reports(4))
     answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
-    until(lambda: counted(one_port, two_port) == (answered, sum(pi.requests for pi in fleet) - known), "more")
-    until(lambda: waiting() == 0, "all is settled")
+    until(lambda: counted(one_port, two_port) == (answered, sum(pi.requests for pi in fleet) - known), "more", 60.0)
+    until(lambda: waiting() == 0, "all is settled", 60.0)
     before = counted(one_port)
     one.send_signal(signal.SIGSTOP)
     publish(broker, reports(3))  # its part lies in its socket, and at the broker
@@ -190,7 +190,7 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
     publish(broker, last[-9:])  # devices send again, after a reconnect
     answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)
     wanted = answered - before[0], sum(pi.requests for pi in fleet) - known - before[1]
-    until(lambda: counted(one_port, two_port) == wanted, "every report is counted")
+    until(lambda: counted(one_port, two_port) == wanted, "every report is counted", 60.0)
     time.sleep(1.0)
     assert counted(one_port, two_port) == wanted, "and none twice"
     assert min(counted(one_port)[0], counted(two_port)[0]) > 0
