@@ -19,7 +19,7 @@ from hil.dut import Dut
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples/digits"
 COMMAND_S_MAX = 3600  # TensorRT builds its engine in the first install
-_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+_EDGERT = (sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main())")
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,31 @@ class Host:
     def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
         """`edgert WORDS --json`; its answer, after checking how it ended."""
         done = subprocess.run(
-            [sys.executable, "-c", _MAIN, *map(str, words), "--json"],
+            [*_EDGERT, *map(str, words), "--json"],
             capture_output=True,
             text=True,
             timeout=COMMAND_S_MAX,
             cwd=self.tree,
-            env={
-                **os.environ,
-                "EDGERT_CONFIG_DIR": str(self.folder),
-                "PYTHONPATH": os.pathsep.join(
-                    [str(self.tree), str(self.tree / "deploy"), os.environ.get("PYTHONPATH", "")]
-                ),
-            },
+            env=self._environment,
         )
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return dict(json.loads(done.stdout))
+
+    def started(self, *words: object) -> subprocess.Popen[str]:
+        """`edgert WORDS` under way, its stderr to read; for tests of what ends it early."""
+        return subprocess.Popen(
+            [*_EDGERT, *map(str, words)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.tree,
+            env={**self._environment, "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        paths = [str(self.tree), str(self.tree / "deploy"), os.environ.get("PYTHONPATH", "")]
+        return {**os.environ, "EDGERT_CONFIG_DIR": str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}
 
     def add(self, dut: Dut) -> None:
         optional = [(f"--{name}", getattr(dut, name)) for name in ("identity", "home", "state") if getattr(dut, name)]

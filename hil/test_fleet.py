@@ -1,16 +1,15 @@
-"""Ten containers and one host: a rollout to all, a device that is dead, a host that dies in the middle of it."""
+"""Ten containers and one host: rollouts in waves, a device that is dead, one that fails, a host that dies in the middle."""
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +17,24 @@ from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.transports import open_transport
 from hil.containers import Container, running_container
 from hil.dut import Dut
-from hil.host import _MAIN, ROOT, Host
+from hil.host import Host
 from tests.bundles import make_null_bundle
 from tests.devices import wait_until
 
 DEVICES = 10
 PROFILE = "generic-x86-64"
 TRIAL_S = 15
+COMMAND_S_MAX = 300.0
+_APP = """
+import contextlib, os, sys, time
+import numpy as np
+from edgert import Client, EdgeRTError
+with Client("/run/edgert/edgert.sock") as client:
+    while not os.path.exists("/tmp/enough"):
+        with contextlib.suppress(EdgeRTError):
+            client.infer("echo", np.full((1, 4), float(sys.argv[1]), np.float32), cache=False)
+        time.sleep(0.01)
+"""
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -44,6 +54,24 @@ class Fleet:
         with ThreadPoolExecutor(DEVICES) as pool:
             return dict(zip(self.containers, pool.map(self._state, self.containers), strict=True))
 
+    def wait_for_trials(self) -> None:
+        """Until none is left on trial: a device whose host died decides alone."""
+        wait_until(lambda: all(state in ("steady", "staged") for state, _ in self.states().values()), "no trial", 120)
+
+    @contextmanager
+    def asking(self, name: str, value: float) -> Iterator[None]:
+        """An app on the device that asks `echo` for `value`, over and over."""
+        transport = open_transport(self.host.device(name))
+        program = [f"{self.host.device(name).home}/venv/bin/python", "-c", _APP, str(value)]
+        with ThreadPoolExecutor(1) as pool:
+            app = pool.submit(transport.run, program, COMMAND_S_MAX)
+            try:
+                yield
+            finally:
+                self.host.on(name, "touch", "/tmp/enough")
+                assert app.result().ok, app.result().complaint()
+                transport.close()
+
     def _state(self, name: str) -> tuple[str, int]:
         transport = open_transport(self.host.device(name))
         try:
@@ -51,6 +79,20 @@ class Fleet:
             return echo["state"], echo["active"]["release"]
         finally:
             transport.close()
+
+
+def results(told: dict[str, Any]) -> dict[str, str]:
+    """Device -> what a rollout says became of it."""
+    return {row["device"]: row["result"] for row in told["devices"]}
+
+
+def read_until(host: subprocess.Popen[str], word: str) -> None:
+    """Wait for a line of its progress."""
+    assert host.stderr is not None
+    for line in host.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"it ended, and never said {word!r}")
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +118,22 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield made
 
 
-def test_a_device_without_a_link_holds_up_no_other_and_takes_the_release_later(fleet: Fleet) -> None:
+def test_waves_stop_at_a_device_without_a_link_or_pass_it_by_as_the_threshold_says(fleet: Fleet) -> None:
+    """A dead device holds up none of its own wave; whether the next one begins is for --max-failures to say."""
     fleet.containers["unit-3"].link(up=False)
-    told = fleet.host.edgert("deploy", fleet.bundle(2), "--to", "all", code=6)
-    results = {row["device"]: row["result"] for row in told["devices"]}
-    assert results.pop("unit-3") == "failed"
-    assert set(results.values()) == {"live"}
+    in_waves = ("--to", "all", "--canary", 1, "--wave", "10%,50%,100%")
+    told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", "10%", code=6)
+    assert told["rollout"]["state"] == "stopped"
+    assert "1 of 5 devices failed" in told["rollout"]["reason"]
+    assert results(told) == {
+        **dict.fromkeys(["unit-0", "unit-1", "unit-2", "unit-4"], "live"), "unit-3": "failed",
+        **dict.fromkeys([f"unit-{n}" for n in range(5, DEVICES)], "held"),
+    }  # fmt: skip
+    told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", 1, code=6)
+    assert (told["rollout"]["state"], told["rollout"]["left"]) == ("done", ["unit-3"])
     fleet.containers["unit-3"].link(up=True)
-    told = fleet.host.edgert("deploy", fleet.bundle(2), "--to", "all")
-    assert {row["device"]: row["result"] for row in told["devices"]}["unit-3"] == "live"
+    told = fleet.host.edgert("rollout", "resume")
+    assert results(told)["unit-3"] == "live"
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
@@ -93,59 +142,68 @@ def test_a_bad_release_goes_back_on_every_device(fleet: Fleet) -> None:
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
-def test_after_a_host_died_in_the_middle_each_device_decides_for_itself(fleet: Fleet) -> None:
-    """SIGKILL once the first devices are on trial: old or new, never in between, and a second host command ends it."""
-    before = set(fleet.states().values())
-    assert before == {("steady", 2)}
-    words = ["deploy", str(fleet.bundle(4)), "--to", "all", "--trial-s", str(TRIAL_S)]
-    environment = {**os.environ, "EDGERT_CONFIG_DIR": str(fleet.host.folder), "PYTHONUNBUFFERED": "1"}
-    host = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, *words], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    assert host.stderr is not None
-    for line in host.stderr:
-        if line.rstrip().endswith("check"):
-            break
+def test_a_limit_broken_on_one_device_brings_that_one_back_and_stops_the_waves(fleet: Fleet) -> None:
+    """The device's own app sends what the release fails at; the others are judged by golden samples. Then it is given up."""
+    fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
+    words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_rate=5%", "--watch", "4s")
+    with fleet.asking("unit-2", 7.0):
+        told = fleet.host.edgert("deploy", fleet.bundle(4, **fails_at_7), "--to", "all", *words, code=9)
+    (row,) = [row for row in told["devices"] if row["device"] == "unit-2"]
+    assert row["error"]["code"] == "deploy.rolled_back"
+    assert "error_rate is" in row["error"]["message"]
+    assert told["rollout"]["state"] == "stopped"
+    live = {name for name, result in results(told).items() if result == "live"}
+    assert "unit-0" in live
+    assert live <= {f"unit-{n}" for n in range(5)} - {"unit-2"}
+    assert fleet.states() == {name: ("steady", 4 if name in live else 2) for name in fleet.containers}
+    assert fleet.host.edgert("rollout", "abort")["rollout"]["state"] == "aborted"
+    refused = fleet.host.started("rollout", "resume")
+    assert refused.wait(COMMAND_S_MAX) == 2
+    assert refused.stderr is not None
+    assert "was given up" in refused.stderr.read()
+
+
+def test_a_pause_between_waves_ends_with_ctrl_c_and_what_is_left_is_done_later(fleet: Fleet) -> None:
+    host = fleet.host.started("deploy", fleet.bundle(5), "--to", "all", "--canary", 1, "--pause", 600)
+    read_until(host, "waiting 600 s")
+    told = fleet.host.edgert("rollout", "status")
+    assert told["rollout"]["state"] == "paused"
+    assert set(results(told).values()) == {"live", "held"}
+    host.send_signal(signal.SIGINT)
+    assert host.wait(COMMAND_S_MAX) != 0
+    assert fleet.host.edgert("rollout", "status")["rollout"]["state"] == "stopped"
+    assert sorted(release for _, release in fleet.states().values())[-2:] == [4, 5], "no second wave was begun"
+
+
+def test_a_rollout_goes_on_where_its_host_died_in_the_middle_of_a_wave(fleet: Fleet) -> None:
+    """SIGKILL once the wave's first devices are on trial: old or new, never in between, and `resume` does what is left."""
+    before = fleet.states()
+    words = ("--canary", 1, "--wave", "50%,100%", "--trial-s", TRIAL_S)
+    host = fleet.host.started("deploy", fleet.bundle(6), "--to", "all", *words)
+    read_until(host, "wave 2 of 3")
+    read_until(host, "check")
     host.kill()
     host.wait()
-    host.stderr.close()
+    told = fleet.host.edgert("rollout", "status")
+    assert told["rollout"]["state"] == "cut off"
     left = fleet.states()
-    print(f"\nwhen the host died: {sorted(left.values())}")
-    wait_until(
-        lambda: all(state in ("steady", "staged") for state, _ in fleet.states().values()), "every trial ended", 120
-    )
-    assert {release for _, release in fleet.states().values()} <= {2, 4}
-    until = time.monotonic() + 180
-    while True:  # what the dead host claimed is given up after a while
-        code = 0
-        try:
-            fleet.host.edgert("deploy", fleet.bundle(4), "--to", "all")
-            break
-        except AssertionError:
-            code = 1
-        assert time.monotonic() < until, f"the release cannot be deployed after a host died: {code}"
-        time.sleep(3)
-    assert set(fleet.states().values()) == {("steady", 4)}
+    print(f"\nwhen the host died: {left}")
+    assert left["unit-0"] == ("steady", 6)
+    assert {name: left[name] for name in list(left)[5:]} == {name: before[name] for name in list(left)[5:]}
+    fleet.wait_for_trials()
+    assert all(release in (6, before[name][1]) for name, (_, release) in fleet.states().items())
+    fleet.host.edgert("rollout", "resume")
+    assert set(fleet.states().values()) == {("steady", 6)}
 
 
 def test_a_power_cut_of_half_the_fleet_in_a_rollout_leaves_whole_versions(fleet: Fleet) -> None:
     serving = {release for _, release in fleet.states().values()}
     victims = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
-    bundle = fleet.bundle(6, padding_bytes=2_000_000)
-    words = ["deploy", str(bundle), "--to", "all", "--trial-s", str(TRIAL_S)]
-    environment = {**os.environ, "EDGERT_CONFIG_DIR": str(fleet.host.folder), "PYTHONUNBUFFERED": "1"}
-    host = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, *words], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    assert host.stderr is not None
-    for line in host.stderr:
-        if "activate" in line:
-            break
+    bundle = fleet.bundle(7, padding_bytes=2_000_000)
+    host = fleet.host.started("deploy", bundle, "--to", "all", "--trial-s", TRIAL_S)
+    read_until(host, "activate")
     with ThreadPoolExecutor(DEVICES) as pool:
         list(pool.map(Container.cycle, victims))
-    host.stderr.read()
     assert host.wait(300) != 0
-    wait_until(
-        lambda: all(state in ("steady", "staged") for state, _ in fleet.states().values()), "every trial ended", 120
-    )
-    assert {release for _, release in fleet.states().values()} <= {*serving, 6}
+    fleet.wait_for_trials()
+    assert {release for _, release in fleet.states().values()} <= {*serving, 7}

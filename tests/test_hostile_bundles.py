@@ -10,7 +10,7 @@ import json
 import os
 import random
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ from tests.bundles import make_null_bundle
 from tests.devices import Device
 
 PAYLOAD_FLIPS = 10_000
-INSTALLED_FLIPS = 100
+PAYLOAD_FLIPS_INSTALLED = 100
+CUTS_BELOW = 4096
 SEED = 20261121
 BLOCK = 512
 
@@ -78,6 +79,18 @@ def refused(device: Device, bundle: Path, error: type[EdgeRTError] | tuple[type[
     assert everything(world) == before
 
 
+def all_refused(device: Device, folder: Path, bundles: Iterable[bytes]) -> None:
+    """As `refused`, of many: what any of them left or changed would be there in the end."""
+    path, config = folder / "hostile.edgert", read_config(device.state)
+    path.touch()
+    before = everything(device.folder.parent).keys(), everything(device.folder)
+    for data in bundles:
+        path.write_bytes(data)
+        with pytest.raises(BundleError):
+            install(path, device.state, config)
+    assert (everything(device.folder.parent).keys(), everything(device.folder)) == before
+
+
 def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path, signing_key: SigningKey) -> None:
     path = make_null_bundle(tmp_path, signing_key, padding_bytes=16 * 1024)
     with open_bundle(path, (signing_key.public,)) as bundle:
@@ -94,22 +107,21 @@ def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path
         bundle.verify_files()
 
 
-def test_a_flipped_bit_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
-    whole = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096).read_bytes()
-    path, chance = tmp_path / "flipped.edgert", random.Random(SEED)
-    for _ in range(INSTALLED_FLIPS):
-        data = bytearray(whole)
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
-        refused(device, path, BundleError)
+def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+    """The envelope's header, the envelope, its padding; and some of the payload."""
+    new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
+    whole, chance = new.read_bytes(), random.Random(SEED)
+    with open_bundle(new, None) as bundle:
+        start = bundle._payload_start
+    places = [*range(start), *(chance.randrange(start, len(whole)) for _ in range(PAYLOAD_FLIPS_INSTALLED))]
+    all_refused(device, tmp_path, (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in places))
 
 
 def test_a_bundle_that_ends_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
     whole = make_null_bundle(tmp_path / "new", device.key, release=4).read_bytes()
-    path = tmp_path / "cut.edgert"
-    for length in range(0, len(whole), 149):
-        path.write_bytes(whole[:length])
-        refused(device, path, BundleError)
+    assert len(whole) > CUTS_BELOW
+    lengths = [*range(CUTS_BELOW + 1), *range(CUTS_BELOW, len(whole), 149)]
+    all_refused(device, tmp_path, (whole[:length] for length in lengths))
 
 
 def test_halves_of_two_bundles_make_no_third(device: Device, tmp_path: Path) -> None:
