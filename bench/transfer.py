@@ -31,7 +31,8 @@ from bench.common import ROOT, edgertd, emit, start
 from bench.link import HERE, Link, Quality, why_not
 from edgert.signing import new_key
 from edgert_deploy.inventory import Inventory
-from hil.sshd import SshDevice, new_ssh_key, start_sshd
+from hil.keys import new_keys
+from hil.sshd import SshDevice, start_sshd
 from tests.bundles import make_null_bundle
 
 COLUMNS = ("what", "release", "seconds", "send_seconds", "link_mb", "bytes_over_edgert", "seconds_over_edgert")
@@ -146,8 +147,7 @@ def _commands(sshd: SshDevice, bundle: Path, copies: Path) -> dict[str, list[str
 
 def _sshd(folder: Path) -> SshDevice:
     (folder / "home").mkdir(parents=True)
-    new_ssh_key(folder / "host_key")
-    new_ssh_key(folder / "client_key")
+    new_keys(folder)
     shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
     return start_sshd(folder, more=f"ListenAddress {HERE}\n")
 

@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -21,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import fingerprint
 from hil import rootfs
-from hil.sshd import new_ssh_key
+from hil.keys import HasKeys, greets, new_keys
 
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0
@@ -52,7 +50,7 @@ def why_not() -> str:
     return ""
 
 
-class Container:
+class Container(HasKeys):
     """One device; also its own power switch. `below` are overlays of other, ended containers to start from.
 
     `folder` is where all it writes lies; `client_key` lets in root and the user `pi`.
@@ -76,16 +74,8 @@ class Container:
         return f"root@{self.ip}"
 
     @property
-    def client_key(self) -> Path:
-        return self.folder / "client_key"
-
-    @property
-    def host_key(self) -> str:
-        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.host_key)
+    def keys(self) -> Path:
+        return self.folder
 
     @property
     def host_ip(self) -> str:
@@ -139,8 +129,7 @@ class Container:
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._mount()
-        new_ssh_key(self.folder / "host_key")
-        new_ssh_key(self.folder / "client_key")
+        new_keys(self.keys)
         rootfs.personalise(self.root, self.name, self.folder)
         (self.root / "etc/resolv.conf").unlink(missing_ok=True)
         link = _link_name(self._number)
@@ -167,9 +156,8 @@ class Container:
     def wait_for_ssh(self) -> None:
         until = time.monotonic() + START_S_MAX
         while time.monotonic() < until:
-            with contextlib.suppress(OSError), socket.create_connection((self.ip, 22), 1) as probe:
-                if probe.recv(4) == b"SSH-":
-                    return
+            if greets(self.ip, 22, 1):
+                return
             if self._runner is not None and not self._runner.is_alive():
                 break
             time.sleep(0.05)

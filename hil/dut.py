@@ -20,10 +20,10 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from hil import containers, machines
-from hil.containers import running_container
-from hil.machines import running_machine
+from hil.containers import Container, running_container
+from hil.machines import Machine, running_machine
 from hil.power import CommandSwitch, PowerSwitch
-from hil.sshd import running_sshd
+from hil.sshd import SshDevice, running_sshd
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,19 +87,21 @@ def opened(dut: Dut, folder: Path) -> Iterator[Bench]:
     if dut.virtual == "sshd":
         with running_sshd(folder) as sshd:
             home = replace(dut, home=str(sshd.home / "edgert"), state=str(sshd.state))
-            yield Bench(_reached(home, sshd.address, sshd.fingerprint, sshd.client_key), None)
+            yield Bench(reached(home, sshd), None)
     elif dut.virtual == "container":
         with running_container(folder) as container:
-            yield Bench(_reached(dut, container.address, container.fingerprint, container.client_key), container)
+            yield Bench(reached(dut, container), container)
     elif dut.virtual:
         with running_machine(folder, _arch(dut)) as machine:
-            yield Bench(_reached(dut, machine.address, machine.fingerprint, machine.client_key), machine)
+            yield Bench(reached(dut, machine), machine)
     else:
         yield Bench(dut, CommandSwitch(dut.power) if dut.power else None)
 
 
-def _reached(dut: Dut, address: str, fingerprint: str, identity: Path) -> Dut:
-    return replace(dut, address=address, fingerprint=fingerprint, identity=str(identity))
+def reached(dut: Dut, there: SshDevice | Container | Machine, user: str = "") -> Dut:
+    """`dut`, which is reached `there`; as `user`, where another is meant than the one it lets in first."""
+    address = f"{user}@{there.address.partition('@')[2]}" if user else there.address
+    return replace(dut, address=address, fingerprint=there.fingerprint, identity=str(there.client_key))
 
 
 def _arch(dut: Dut) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 from hil import rootfs
-from hil.sshd import new_ssh_key
+from hil.keys import new_keys
 
 RECIPE = "2"
 SIZE = "4G"  # sparse
@@ -111,8 +111,7 @@ def image_over(folder: Path, arch: str, changes: Path) -> Image:
 
 
 def _make(out: Path, layers: tuple[Path, ...], kernel: Path, fstab: str = _FSTAB) -> None:
-    for key in ("host_key", "client_key"):
-        new_ssh_key(out / key)
+    new_keys(out)
     release = next((kernel / "lib/modules").iterdir()).name
     shutil.copyfile(next((kernel / "boot").glob("vmlinuz-*")), out / "vmlinuz")
     _run("depmod", "-b", str(kernel), release)

@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import fingerprint
 from hil import images
+from hil.keys import HasKeys, greets
 from hil.sshd import free_port
 
 START_S_MAX = 400.0  # an emulated processor, beside others' work
 QUICK_S_MAX = 60.0
+GREETING_S_MAX = 20.0
 MEMORY_MB = 2048
 PROCESSORS = 2
 ARGUMENTS = "quiet loglevel=3 net.ifnames=0 systemd.show_status=0 audit=0 mitigations=off random.trust_cpu=on panic=5"
@@ -46,7 +47,7 @@ def why_not(arch: str) -> str:
     return images.why_not(arch)
 
 
-class Machine:
+class Machine(HasKeys):
     """One machine; also its own power switch. What it writes lies in `folder`.
 
     `more` are further words for qemu, `forwarded` a further port of the machine that can be reached at `forward_port`.
@@ -72,12 +73,8 @@ class Machine:
         return f"root@127.0.0.1:{self.port}"
 
     @property
-    def client_key(self) -> Path:
-        return self.image.keys / "client_key"
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint((self.image.keys / "host_key.pub").read_text())
+    def keys(self) -> Path:
+        return self.image.keys
 
     @property
     def disk(self) -> Path:
@@ -155,11 +152,8 @@ class Machine:
         while time.monotonic() < until:
             if self._process is None or self._process.poll() is not None:
                 break
-            # qemu takes the connection before the machine does: only its greeting says that somebody is there.
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 2) as probe:
-                probe.settimeout(20)
-                if probe.recv(4) == b"SSH-":
-                    return
+            if greets("127.0.0.1", self.port, GREETING_S_MAX):
+                return
             time.sleep(0.1)
         log = (self.folder / "qemu.log").read_text(errors="replace")
         raise ConfigInvalid(f"the {self.arch} machine does not answer over SSH: {log[-1000:]} {self.console[-1000:]}")

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import Device, fingerprint
+from edgert_deploy.inventory import Device
+from hil.keys import INSTALL, HasKeys, greets, new_keys
 
 START_S_MAX = 20.0
-INSTALL = "apt-get install openssh-server openssh-client"
 
 _CONFIG = """\
 ListenAddress 127.0.0.1
@@ -41,7 +41,7 @@ SetEnv HOME={home} PATH={path}
 
 
 @dataclass
-class SshDevice:
+class SshDevice(HasKeys):
     """One running sshd. `client_key` opens it; `home` is what $HOME says to whoever logs in."""
 
     folder: Path
@@ -57,16 +57,8 @@ class SshDevice:
         return self.folder / "state"
 
     @property
-    def client_key(self) -> Path:
-        return self.folder / "client_key"
-
-    @property
-    def host_key(self) -> str:
-        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.host_key)
+    def keys(self) -> Path:
+        return self.folder
 
     @property
     def address(self) -> str:
@@ -98,8 +90,7 @@ class SshDevice:
 def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> Iterator[SshDevice]:
     """Start a server whose files all lie in `folder`, and end it. Sessions get `path` as their PATH."""
     (folder / "home").mkdir(parents=True)
-    new_ssh_key(folder / "host_key")
-    new_ssh_key(folder / "client_key")
+    new_keys(folder)
     shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
     device = start_sshd(folder, path)
     try:
@@ -130,15 +121,6 @@ def start_sshd(
     return device
 
 
-def new_ssh_key(path: Path, kind: str = "ed25519") -> None:
-    """Make a key pair at `path`, in place of one that is there."""
-    for old in (path, path.with_name(path.name + ".pub")):
-        old.unlink(missing_ok=True)
-    if shutil.which("ssh-keygen") is None:
-        raise ConfigInvalid(f"no ssh-keygen is installed here; install it with: sudo {INSTALL}")
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)], check=True)
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -150,9 +132,8 @@ def _wait_for_banner(device: SshDevice) -> None:
     while time.monotonic() < deadline:
         if device.process.poll() is not None:
             raise ConfigInvalid(f"sshd ended with {device.process.returncode}: {device.log[-2000:]}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", device.port), 1) as probe:
-            if probe.recv(4) == b"SSH-":
-                return
+        if greets("127.0.0.1", device.port, 1):
+            return
         time.sleep(0.02)
     device.stop()
     raise ConfigInvalid(f"sshd did not answer within {START_S_MAX:.0f} s: {device.log[-2000:]}")

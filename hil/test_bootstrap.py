@@ -18,7 +18,7 @@ import pytest
 
 from hil import rootfs
 from hil.containers import Container, running_container
-from hil.dut import Dut
+from hil.dut import Dut, reached
 from hil.host import Host
 from tests.bundles import make_null_bundle
 from tests.devices import wait_until
@@ -71,8 +71,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         (container.root / "etc/sudoers.d/pi").write_text(f"{rootfs.USER} ALL=(ALL) NOPASSWD: ALL\n")
         # A Python that cannot put pip into environments, as Debian's without python3-venv.
         shutil.rmtree(container.root / "usr/lib/python3.11/ensurepip")
-        address = f"{rootfs.USER}@{container.ip}"
-        host.add(Dut(NAME, PROFILE, address, container.fingerprint, identity=str(container.client_key), sudo=True))
+        host.add(reached(Dut(NAME, PROFILE, sudo=True), container, rootfs.USER))
         made = World(host, container, tmp_path_factory.mktemp("trees"), everything(container.root))
         (plan,) = host.edgert("bootstrap", NAME, "--engines", "null", "--dry-run")["devices"]
         assert plan["runtime"]["action"] == "install"

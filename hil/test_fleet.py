@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from edgert.errors import Interrupted
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.transports import open_transport
 from hil.containers import Container, running_container
-from hil.dut import Dut
+from hil.dut import Dut, reached
 from hil.host import Host
 from tests.bundles import make_null_bundle
 from tests.devices import wait_until
@@ -102,7 +103,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     host.edgert("keys", "new")
     first = tmp_path_factory.mktemp("first")
     with running_container(first) as container:
-        host.add(Dut("first", PROFILE, container.address, container.fingerprint, identity=str(container.client_key)))
+        host.add(reached(Dut("first", PROFILE), container))
         host.edgert("bootstrap", "first", "--engine", "null")
     host.edgert("device", "remove", "first")
     with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
@@ -110,7 +111,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         entered = pool.map(lambda folder: stack.enter_context(running_container(folder, (first,))), folders)
         containers = {f"unit-{n}": container for n, container in enumerate(entered)}
         for name, each in containers.items():
-            host.add(Dut(name, PROFILE, each.address, each.fingerprint, identity=str(each.client_key)))
+            host.add(reached(Dut(name, PROFILE), each))
         host.edgert("bootstrap", "all", "--engine", "null")
         made = Fleet(host, containers)
         host.edgert("deploy", made.bundle(1), "--to", "all")
@@ -170,7 +171,7 @@ def test_a_pause_between_waves_ends_with_ctrl_c_and_what_is_left_is_done_later(f
     assert told["rollout"]["state"] == "paused"
     assert set(results(told).values()) == {"live", "held"}
     host.send_signal(signal.SIGINT)
-    assert host.wait(COMMAND_S_MAX) != 0
+    assert host.wait(COMMAND_S_MAX) == Interrupted.exit_code
     assert fleet.host.edgert("rollout", "status")["rollout"]["state"] == "stopped"
     assert sorted(release for _, release in fleet.states().values())[-2:] == [4, 5], "no second wave was begun"
 

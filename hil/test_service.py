@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hil import rootfs
 from hil.containers import Container, running_container
-from hil.dut import Dut
+from hil.dut import Dut, reached
 from hil.host import Host
 from hil.sshd import free_port
 from tests.brokers import PASSWORD, USER, Broker, mosquitto
@@ -65,7 +65,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with running_container(tmp_path_factory.mktemp("device")) as container:
         host = Host(tmp_path_factory.mktemp("host"))
         host.edgert("keys", "new")
-        host.add(dut(container, f"root@{container.ip}"))
+        host.add(reached(Dut(NAME, PROFILE), container))
         (folder / "password").write_text(PASSWORD + "\n")
         made = [mosquitto("mosquitto_passwd"), "-b", "-c", str(folder / "users"), USER, PASSWORD]
         subprocess.run(made, check=True, capture_output=True)
@@ -79,10 +79,6 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             made_world = World(host, container, broker)
             made_world.deploy(1)
             yield made_world
-
-
-def dut(container: Container, address: str) -> Dut:
-    return Dut(NAME, PROFILE, address, container.fingerprint, identity=str(container.client_key))
 
 
 def test_the_daemon_is_a_user_without_rights_who_can_write_its_state_only(world: World) -> None:
@@ -169,7 +165,7 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
     container = world.container
     host = Host(tmp_path)
     host.edgert("keys", "new")
-    host.add(replace(dut(container, f"{rootfs.USER}@{container.ip}"), name="mine"))
+    host.add(reached(Dut("mine", PROFILE), container, rootfs.USER))
     files_before = world.sh(f"ls -A /home/{rootfs.USER}").split()
     refused = host.edgert("bootstrap", "mine", "--engine", "null", code=7)  # no polkit here: only root may allow it
     assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]

@@ -28,7 +28,7 @@ from edgert_deploy.transports import open_transport
 from hil import containers, images, machines
 from hil.containers import running_container
 from hil.disk import ForgetfulDisk
-from hil.dut import Dut
+from hil.dut import Dut, reached
 from hil.host import ROOT, Host
 from hil.machines import Machine
 from hil.sshd import free_port
@@ -245,7 +245,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
     with running_container(folder / "made") as container:
         host = Host(folder / "host")
         host.edgert("keys", "new")
-        host.add(Dut(NAME, PROFILE, container.address, container.fingerprint, identity=str(container.client_key)))
+        host.add(reached(Dut(NAME, PROFILE), container))
         host.edgert("bootstrap", NAME, "--engine", "null")
         for release in (1, 2):
             bundle = make_null_bundle(folder, host.key, MODEL, release, PROFILE, op="copy" if release % 2 else "sum")

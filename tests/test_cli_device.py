@@ -24,7 +24,8 @@ from edgert_deploy.bootstrap import Broker, merged_config
 from edgert_deploy.cli import main
 from edgert_deploy.cli.keys import key_paths
 from edgert_deploy.inventory import Inventory
-from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd
+from hil.keys import new_ssh_key
+from hil.sshd import SshDevice, free_port, running_sshd
 from tests.bundles import flip_bit, make_null_bundle
 
 ROOT = Path(__file__).resolve().parents[1]

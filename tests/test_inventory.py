@@ -11,7 +11,7 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.inventory import Device, Inventory, SshAddress, find_inventory, fingerprint
-from hil.sshd import new_ssh_key
+from hil.keys import new_ssh_key
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"
 

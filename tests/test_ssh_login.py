@@ -16,7 +16,8 @@ from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, Log
 from edgert_deploy.inventory import Device, SshAddress
 from edgert_deploy.transports.ssh import SshTransport
 from edgert_deploy.transports.ssh_login import Jump, LinkLimits, read_ssh_config, scan_host_key
-from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd, start_sshd
+from hil.keys import new_ssh_key
+from hil.sshd import SshDevice, free_port, running_sshd, start_sshd
 
 
 @pytest.fixture(scope="module")

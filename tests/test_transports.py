@@ -19,8 +19,9 @@ from edgert_deploy.inventory import Device, SshAddress, fingerprint
 from edgert_deploy.transports import EOF_GRACE_S, TRANSPORTS, Pace, Transport, open_transport
 from edgert_deploy.transports.ssh import SshTransport
 from edgert_deploy.transports.ssh_login import LinkLimits, scan_host_key
+from hil.keys import new_ssh_key
 from hil.relay import Relay
-from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd, start_sshd
+from hil.sshd import SshDevice, free_port, running_sshd, start_sshd
 
 QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
 

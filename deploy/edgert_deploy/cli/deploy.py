@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgert.errors import ConfigInvalid, NotBootstrapped
+from edgert.errors import ConfigInvalid, Interrupted, NotBootstrapped
 from edgert.gate import LIMIT_NAMES, parse_limits
 from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
@@ -209,8 +209,9 @@ def run_campaign(
     """Run it to its end or stop, print what became of it, and exit with the code that says so."""
     with store.at_work(campaign.id), rollout.stop.on_interrupt(FIRST, SECOND):
         campaign = go_on(store, campaign, rollout, devices, say)
-    code = exit_code(campaign.errors)
-    value = campaign_json(campaign) | {"ok": code == 0 and not campaign.left}
+    # Stopped between two waves, no device has an error, and some have not got it.
+    code = exit_code(campaign.errors) or (Interrupted.exit_code if campaign.left else 0)
+    value = campaign_json(campaign) | {"ok": code == 0}
     first = next((error for error in campaign.errors if error is not None), None)
     if first is not None and len(devices) == 1:
         value["error"] = {"code": first.code, "message": first.message}
