@@ -21,7 +21,8 @@ from edgert_deploy.doctor.device import check_device
 from edgert_deploy.doctor.host import check_host, signing_keys
 from edgert_deploy.inventory import Device, Inventory
 from edgert_deploy.project import BrokerDefaults, Project
-from hil.sshd import SshDevice, free_port, new_ssh_key, running_sshd
+from hil.keys import new_ssh_key
+from hil.sshd import SshDevice, free_port, running_sshd
 from tests import devices
 from tests.brokers import Broker
 from tests.devices import a_device, wait_until

@@ -20,7 +20,8 @@ from edgert_deploy.cli import main
 from edgert_deploy.inventory import Device, Inventory
 from edgert_deploy.logs import LogRequest, following, parse_since, read_log
 from edgert_deploy.transports import open_transport
-from hil.sshd import SshDevice, new_ssh_key, running_sshd, start_sshd
+from hil.keys import new_ssh_key
+from hil.sshd import SshDevice, running_sshd, start_sshd
 from tests.devices import wait_until
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
