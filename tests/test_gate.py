@@ -219,7 +219,7 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
     assert (store.read().returned, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
-    store, release = on_trial(device, Gate({"agreement": 0.9}, 0.5))
+    store, release = on_trial(device, Gate({"agreement": 0.9, "p99_ms": 1000.0}, 0.5))
     assert "0 answers were compared, 20 are needed" in reason_of_return(device, store, release)
     store, release = on_trial(device, Gate({"p99_ms": 1000.0, "min_requests": 1.0}, 0.5))
     assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_return(

@@ -91,6 +91,10 @@ class Shadow:
         except queue.Full:
             self.dropped += 1
 
+    def draw_no_more(self) -> None:
+        """What is offered from now on is not compared."""
+        self._share = 0.0
+
     def close(self) -> None:
         """End the reference; what waits is not compared any more."""
         self._closed_until_s = float("inf")

@@ -268,6 +268,8 @@ class Worker:
         }
 
     def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
+        if self._beside_old is not None:  # what apps ask is compared, not what we ask ourselves
+            self._beside_old.draw_no_more()
         asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
         with contextlib.suppress(OSError):
             channel.send(end, {"op": "asked_golden", "count": asked})
