@@ -125,6 +125,18 @@ def test_the_first_engine_of_the_profile_serves_right_answers(device: UnderTest)
     assert device.live()["serving"]["degraded"] is False
 
 
+def test_it_is_measured_beside_what_may_come_and_as_apps_see_it(device: UnderTest) -> None:
+    device.deploy(1)
+    bundle = device.host.digits(device.profile.name, 2)
+    for words in ((bundle, "--seconds", "1"), ("--model", "digits", "--seconds", "2")):
+        (told,) = device.host.edgert("bench", "--on", device.dut.name, *words)["devices"]
+        print(f"\n{device.dut.name}: {told}")
+        assert told["results"][-1]["id"].startswith("live: ")
+        assert all(one["p99_ms"] > 0 for one in told["results"] if "error" not in one)
+    left = device.host.on(device.dut.name, "ls", f"{device.host.device(device.dut.name).state}/incoming").stdout
+    assert "bench-" not in left
+
+
 def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
     if device.dut.virtual == "sshd":
         pytest.skip("tests/test_end_to_end_ssh.py has it")

@@ -31,3 +31,9 @@ def act_as_owner(state: StateDir) -> None:
     except (KeyError, OSError) as error:
         raise DeviceError(f"{state.root} belongs to user {uid}, as whom nothing can be run: {error}") from error
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
+    try:
+        os.stat(".")
+    except (
+        OSError
+    ):  # root's own folder, closed to the owner; engines look about where they stand, and OpenVINO dies of it
+        os.chdir("/")
