@@ -82,9 +82,21 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "new")[0] == "lost"
     feed(board, event(fleet["ill"], 2, NOW_MS, event="alarm_cleared", alarm="temp_c", value=60.0, limit=85.0))
     assert state_of(board, "ill")[0] == "online"
+    board.apply(fleet["ill"].topics.status, b"lost", True, NOW, NOW_MS)
+    assert state_of(board, "old")[0] == "online"  # nobody that answers has r10
     late = Pi("late", version="r10")
     feed(board, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
     assert state_of(board, "late")[:2] == ("behind", "its reports come 20 min late")
+
+
+def test_a_model_that_was_taken_away_is_forgotten_unless_it_left_an_alarm() -> None:
+    board, pi = Board(), Pi("pi-1")
+    feed(board, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
+    feed(board, event(pi, 1, NOW_MS, event="quarantined", model="ill"))
+    feed(board, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
+    seen = board.device("plant-a", "pi-1", NOW, NOW_MS)
+    assert seen is not None
+    assert (sorted(seen.held.lines), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
 
 
 def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(tmp_path: Path) -> None:
@@ -158,6 +170,10 @@ def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version
     assert sum(number for _, _, number in model["heat"]["cells"]) == model["answered"] == 1000
     rows = {row for _, row, _ in model["heat"]["cells"]}
     assert rows == {-1, 26}  # 2^(-1/4) < 1 <= 2^0 and 2^(26/4) < 100 <= 2^(27/4)
+    day = History(query, lambda: NOW_MS).curves("24h", {})
+    many = History(query, lambda: NOW_MS, rows_max=100).curves("24h", {})
+    assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # of two groups
+    assert day["models"][0]["p99_ms"] == many["models"][0]["p99_ms"] == model["p99_ms"]
     with pytest.raises(ConfigInvalid, match="15m, 1h, 24h, 7d"):
         History(query, lambda: NOW_MS).curves("9y", {})
     query.close()

@@ -115,6 +115,16 @@ class FleetQuery:
             for row in rows
         ]
 
+    def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
+        """How many groups that `where` leaves reported in this hour or the one before: rows that a minute is read from."""
+        table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
+        asked = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
+        asked = asked.join(schema.group, schema.group.c.id == table.c.owner)
+        for name, value in where.items():
+            asked = asked.where(schema.group.c[name] == value)
+        with self._reading() as connection:
+            return int(connection.scalar(asked) or 0)
+
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from edgert_deploy.fleet.store import PROFILE_UNKNOWN
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
+GONE_AFTER_WINDOWS = 10  # a model that says nothing while others of its device do was taken away
 LATE_S = 300.0  # reports that are older than that when they come: the device works off what it kept
 # The steps of a request, in their order, and the field of `metrics` that holds each one's p99 of the window.
 STAGES = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
@@ -187,6 +188,9 @@ class Board:
         line.p50_ms, line.p99_ms = said.number("lat_p50_ms"), said.number("lat_p99_ms")
         line.requests, line.errors = requests, int(said.number("err_total"))
         line.batch_mean, line.rss_bytes = said.number("batch_mean"), int(said.number("rss_bytes"))
+        gone_ms = said.ts_ms - GONE_AFTER_WINDOWS * held.window_s * 1000
+        for name in [name for name, other in held.lines.items() if 0 < other.ts_ms < gone_ms and not other.alarms]:
+            del held.lines[name]
         self._note_version(model, line.version, said.ts_ms if held.late_s < LATE_S and synced else wall_ms)
 
     def _note_version(self, model: str, version: str, at_ms: int) -> None:
@@ -208,14 +212,14 @@ class Board:
     def seen(self, chosen: Filter, now: float, wall_ms: int) -> list[Seen]:
         """The devices that `chosen` fits, ordered by site and name, each with its state."""
         with self._lock:
-            newest = self._newest()
+            newest = self._newest(now)
             ordered = [self._devices[key] for key in sorted(self._devices)]
             return [self._seen(held, newest, now, wall_ms) for held in ordered if _fits(held, chosen)]
 
     def device(self, site: str, device: str, now: float, wall_ms: int) -> Seen | None:
         with self._lock:
             held = self._devices.get((site, device))
-            return None if held is None else self._seen(held, self._newest(), now, wall_ms)
+            return None if held is None else self._seen(held, self._newest(now), now, wall_ms)
 
     def words(self) -> dict[str, list[str]]:
         """All that may be filtered by."""
@@ -247,10 +251,12 @@ class Board:
             for (model, version), lines in sorted(found.items(), key=lambda item: (item[0][0], release(item[0][1])))
         ]  # fmt: skip
 
-    def _newest(self) -> dict[str, tuple[str, int]]:
-        """Each model's newest version that a device serves, and since when it is known."""
+    def _newest(self, now: float) -> dict[str, tuple[str, int]]:
+        """Each model's newest version that an answering device serves, and since when it is known."""
         newest: dict[str, str] = {}
         for held in self._devices.values():
+            if held.status in ("lost", "offline") or _is_silent(held, now):
+                continue  # what was taken back elsewhere is no longer what others lack
             for model, line in held.lines.items():
                 if line.version and release(line.version) > release(newest.get(model, "")):
                     newest[model] = line.version
@@ -259,12 +265,11 @@ class Board:
     def _seen(self, held: Held, newest: Mapping[str, tuple[str, int]], now: float, wall_ms: int) -> Seen:
         alarms = tuple(sorted(held.alarms.union(*(line.alarms for line in held.lines.values()))))
         heard_ms = 0 if held.heard_at is None else wall_ms - int((now - held.heard_at) * 1000)
-        silent_s = now - (held.known_since if held.heard_at is None else held.heard_at)
         if held.status == "lost":
             return Seen(held, "lost", "the connection broke off", heard_ms, alarms)
         if held.status == "offline":
             return Seen(held, "offline", "stopped in good order", heard_ms, alarms)
-        if silent_s > STALE_AFTER_WINDOWS * held.window_s:
+        if _is_silent(held, now):
             return Seen(held, "silent", "says it is online, and sends nothing", heard_ms, alarms)
         if alarms:
             return Seen(held, "alarmed", ", ".join(alarms), held.alarms_ms, alarms)
@@ -282,6 +287,11 @@ def release(version: str) -> tuple[int, str]:
     """What versions are ordered by: `r12` is newer than `r9`."""
     number = version[1:] if version[:1] == "r" else ""
     return (int(number) if number.isdecimal() else -1, version)
+
+
+def _is_silent(held: Held, now: float) -> bool:
+    heard_at = held.known_since if held.heard_at is None else held.heard_at
+    return now - heard_at > STALE_AFTER_WINDOWS * held.window_s
 
 
 def _fits(held: Held, chosen: Filter) -> bool:

@@ -26,23 +26,28 @@ INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
 EVENTS_MAX = 200
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be that much ahead
+ROWS_MAX = 60_000  # of minutes that one answer is read from: about a second
 ASKED_AT_ONCE_MAX = 2  # each takes a connection with a cache of its own
 
 
 @dataclass(frozen=True)
 class Span:
-    """How far back a page looks: whole steps of `step_min` minutes; asked of the store at most every `fresh_s`."""
+    """How far back a page looks: whole steps of `step_min` minutes; asked of the store at most every `fresh_s`.
+
+    Steps are of `coarse_min` where that many minutes would be too many rows: whole hours have rows of their own.
+    """
 
     minutes: int
     step_min: int
+    coarse_min: int
     fresh_s: float
 
 
 SPANS = {
-    "15m": Span(15, 1, 1.0),
-    "1h": Span(60, 1, 2.0),
-    "24h": Span(24 * 60, 15, 30.0),
-    "7d": Span(7 * 24 * 60, 60, 120.0),
+    "15m": Span(15, 1, 1, 1.0),
+    "1h": Span(60, 1, 1, 2.0),
+    "24h": Span(24 * 60, 15, 60, 30.0),
+    "7d": Span(7 * 24 * 60, 60, 60, 120.0),
 }
 
 
@@ -58,8 +63,14 @@ class _Kept:
 class History:
     """What the store says, for any number of pages at once. Every method raises StoreFailed."""
 
-    def __init__(self, query: FleetQuery, wall_ms: Callable[[], int], clock: Callable[[], float] = time.monotonic):
-        self._query, self._wall_ms, self._clock = query, wall_ms, clock
+    def __init__(
+        self,
+        query: FleetQuery,
+        wall_ms: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        rows_max: int = ROWS_MAX,
+    ) -> None:
+        self._query, self._wall_ms, self._clock, self._rows_max = query, wall_ms, clock, rows_max
         self._kept: dict[object, _Kept] = {}
         self._lock = threading.Lock()
         self._turn = threading.BoundedSemaphore(ASKED_AT_ONCE_MAX)
@@ -70,10 +81,11 @@ class History:
 
         def asked() -> dict[str, Any]:
             now_ms = self._wall_ms()
-            step_ms = span.step_min * MINUTE_MS
+            step_min = self._step_min(span, where, now_ms)
+            step_ms = step_min * MINUTE_MS
             until_ms = (now_ms // step_ms + 1) * step_ms
             since_ms = until_ms - span.minutes * MINUTE_MS
-            question = Question(since_ms, until_ms, ("model", "version"), where, span.step_min)
+            question = Question(since_ms, until_ms, ("model", "version"), where, step_min)
             return {"now_ms": now_ms, **curves_of(self._query.answer(question, now_ms), since_ms, until_ms, step_ms)}
 
         found: dict[str, Any] = self._fresh(("curves", window, *sorted(where.items())), span.fresh_s, asked)
@@ -91,6 +103,12 @@ class History:
 
         found = self._fresh(("events", window, *sorted(where.items())), 1.0, asked)
         return {"events": found[:EVENTS_MAX], "more": len(found) > EVENTS_MAX}
+
+    def _step_min(self, span: Span, where: Mapping[str, str], now_ms: int) -> int:
+        if span.step_min == span.coarse_min or "device" in where:  # a device has few rows
+            return span.step_min
+        rows = self._query.groups_reporting(where, now_ms) * span.minutes
+        return span.coarse_min if rows > self._rows_max else span.step_min
 
     def _fresh(self, key: object, fresh_s: float, ask: Callable[[], Any]) -> Any:
         with self._lock:
