@@ -114,6 +114,10 @@ def test_a_daemon_that_is_killed_comes_back_and_serves(world: World) -> None:
     world.wait_until_it_serves(pid)
     lines = world.host.edgert("logs", NAME, "--since", "1h")["lines"]
     assert any("status=9/KILL" in line for line in lines), "the journal, as systemd keeps the daemon"
+    # It was bootstrapped with the null engine alone, which the doctor finds; all else is well.
+    seen = [one for one in world.host.edgert("doctor", NAME, code=7)["findings"] if one["where"] == NAME]
+    assert [one["check"] for one in seen if one["level"] != "ok"] == ["engine"], seen
+    assert {one["check"] for one in seen} >= {"reachable", "clock", "service", "socket", "keys", "telemetry", "model"}
 
 
 def test_a_daemon_that_cannot_start_is_tried_until_it_can(world: World) -> None:

@@ -22,7 +22,9 @@ Answer = dict[str, Any] | EdgeRTError
 
 @click.command()
 @click.argument("bundle", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--on", "selector", required=True, help="Names, groups or `all`, separated by commas.")
+@click.option(
+    "--on", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
+)
 @click.option("--model", help="What is live of this model, asked as apps ask.")
 @click.option(
     "--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="How long to measure."

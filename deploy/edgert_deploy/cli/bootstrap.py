@@ -104,7 +104,7 @@ def bootstrap(
 ) -> None:
     """Make bare devices ready: Python environment, edgert, engines, key, configuration, service.
 
-    SELECTOR is names, groups or `all`, separated by commas. The devices need no internet: all they get comes
+    SELECTOR is as in `edgert device list`. The devices need no internet: all they get comes
     from this host. Done again it changes only what differs; a runtime that serves is left alone without --upgrade.
     An upgrade is tried beside the old one first, then on trial: the device takes the old one back by itself unless the
     new one serves every model that served, with the right answers.

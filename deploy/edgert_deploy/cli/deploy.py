@@ -45,7 +45,9 @@ def byte_rate(context: click.Context, option: click.Parameter, value: str) -> fl
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
-@click.option("--to", "selector", required=True, help="Names, groups or `all`, separated by commas.")
+@click.option(
+    "--to", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
+)
 @click.option(
     "--trial-s",
     type=click.FloatRange(min=1, max=86400),

@@ -102,7 +102,9 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
 
 @keys.command()
 @click.argument("key")
-@click.option("--on", "selector", required=True, help="Names, groups or `all`, separated by commas.")
+@click.option(
+    "--on", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
+)
 @click.option("--force", is_flag=True, help="Also where it is the only key that the device trusts.")
 @inventory_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

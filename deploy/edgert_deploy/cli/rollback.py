@@ -23,7 +23,9 @@ Answer = dict[str, Any] | EdgeRTError
 
 @click.command()
 @click.argument("model")
-@click.option("--on", "selector", required=True, help="Names, groups or `all`, separated by commas.")
+@click.option(
+    "--on", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
+)
 @click.option(
     "--force",
     is_flag=True,

@@ -28,7 +28,7 @@ EXIT_DRIFT = 12
 @inventory_option
 @json_option
 def status(selector: str, check: bool, inventory_file: Path | None, as_json: bool) -> None:
-    """Ask devices what they serve, and mark what is not as wanted. SELECTOR is names, groups or `all` (the default).
+    """Ask devices what they serve, and mark what is not as wanted. SELECTOR is as in `edgert device list`, all by default.
 
     Wanted is the release of the newest rollout of this host that names the device. Marked is what is behind, ahead, of
     other content, missing, on trial, rolled back (with the reason), degraded to another engine, not serving, a daemon
