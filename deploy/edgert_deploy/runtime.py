@@ -52,6 +52,11 @@ SPARE_BYTES = 32 * 1024**2  # left free
 PIP_OPTIONS = ("--isolated", "--disable-pip-version-check", "--no-input")
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 
+# All of an environment's files have reached the disk before anything says that it is complete.
+FINISH = """
+sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
+"""
+
 Say = Callable[[str], None]
 
 
@@ -248,8 +253,7 @@ def install(
         "lacking": {**plan.lacking, **lacking},
         "wheels": dict(house.pins),
     }
-    finish = 'sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync'
-    must(transport, device, ["sh", "-c", finish, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
+    must(transport, device, ["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
     return loading
 
 

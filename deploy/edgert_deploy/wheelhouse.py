@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,7 +135,20 @@ def prepare(
     before is used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a wheel that
     changed since it was collected.
     """
-    own = own_wheel(say)
+    with _COLLECTING:
+        return _prepare(target, engines, say, refresh, shrink)
+
+
+_COLLECTING = threading.Lock()  # devices of one kind share what is collected
+_OWN: dict[Path, Path] = {}  # by cache folder: edgert's own wheel, made once in a process
+
+
+def _prepare(
+    target: WheelTarget, engines: Sequence[str], say: Callable[[str], None], refresh: bool, shrink: bool
+) -> Wheelhouse:
+    if cache_folder() not in _OWN or not _OWN[cache_folder()].exists():
+        _OWN[cache_folder()] = own_wheel(say)
+    own = _OWN[cache_folder()]
     lacking: dict[str, str] = {}
     wanted = list(engines)
     for engine in engines if shrink else ():

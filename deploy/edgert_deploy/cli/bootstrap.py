@@ -16,6 +16,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.signing import PublicKey, read_public_key
 from edgert_deploy.bootstrap import (
     Bootstrapped,
+    BootstrapPlan,
     Broker,
     Wishes,
     broker_doubt,
@@ -24,12 +25,13 @@ from edgert_deploy.bootstrap import (
     plan_bootstrap,
 )
 from edgert_deploy.bootstrap import bootstrap as set_up
+from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.runtime import TRIAL_S
-from edgert_deploy.transports import open_transport
+from edgert_deploy.transports import Transport
 
 
 @click.command()
@@ -107,7 +109,8 @@ def bootstrap(
     SELECTOR is as in `edgert device list`. The devices need no internet: all they get comes
     from this host. Done again it changes only what differs; a runtime that serves is left alone without --upgrade.
     An upgrade is tried beside the old one first, then on trial: the device takes the old one back by itself unless the
-    new one serves every model that served, with the right answers.
+    new one serves every model that served, with the right answers. Of several, one is upgraded first; where that
+    fails, the others are left as they are.
 
     \b
     Examples:
@@ -131,64 +134,54 @@ def bootstrap(
     if dry_run:
         _show_plans(devices, wishes, devices_dir, as_json)
         return
-    rows: list[dict[str, Any]] = []
-    failed: EdgeRTError | None = None
-    for device in devices:
-        try:
-            done = take_back(device, wishes) if rollback else bootstrap_device(device, wishes, devices_dir)
-            rows.append(asdict(done))
-        except EdgeRTError as error:
-            failed = failed or error
-            rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
-            say(device.name, f"failed [{error.code}]")
-    if failed is not None and len(devices) == 1:
-        raise failed
+    work = _take_back if rollback else partial(_bring, devices_dir=devices_dir)
+    answers = on_each(devices, partial(work, wishes), one_first=upgrade or rollback)
+    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
+    if errors and len(devices) == 1:
+        raise errors[0]
+    rows = [_row(device, answer) for device, answer in zip(devices, answers, strict=True)]
     homes = {device.name: _python_of(device) for device in devices}
-    emit({"ok": failed is None, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
-    if failed is not None:
-        click.get_current_context().exit(failed.exit_code)
+    emit({"ok": not errors, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
+    if errors:
+        click.get_current_context().exit(errors[0].exit_code)
 
 
-def bootstrap_device(device: Device, wishes: Wishes, devices_dir: Path | None = None) -> Bootstrapped:
-    """Bootstrap one device over its own link."""
-    transport = open_transport(device)
-    try:
-        profile = load_profile(device.profile, devices_dir)
-        return set_up(device, profile, wishes, transport, partial(say, device.name))
-    finally:
-        transport.close()
+def _bring(wishes: Wishes, device: Device, transport: Transport, devices_dir: Path | None = None) -> Bootstrapped:
+    profile = load_profile(device.profile, devices_dir)
+    return set_up(device, profile, wishes, transport, partial(say, device.name))
 
 
-def take_back(device: Device, wishes: Wishes) -> Bootstrapped:
-    """Have one device change to the runtime before."""
-    transport = open_transport(device)
-    try:
-        return go_back(device, wishes, transport, partial(say, device.name))
-    finally:
-        transport.close()
+def _take_back(wishes: Wishes, device: Device, transport: Transport) -> Bootstrapped:
+    return go_back(device, wishes, transport, partial(say, device.name))
+
+
+def _plan(wishes: Wishes, device: Device, transport: Transport, devices_dir: Path | None = None) -> BootstrapPlan:
+    profile = load_profile(device.profile, devices_dir)
+    return plan_bootstrap(device, profile, wishes, transport, partial(say, device.name))
+
+
+def _row(device: Device, answer: Bootstrapped | EdgeRTError) -> dict[str, Any]:
+    if isinstance(answer, EdgeRTError):
+        return {"device": device.name, "error": {"code": answer.code, "message": answer.message}}
+    return asdict(answer)
 
 
 def _show_plans(devices: list[Device], wishes: Wishes, devices_dir: Path | None, as_json: bool) -> None:
-    """What a bootstrap would do. Raises the first device's error once all were asked."""
+    """What a bootstrap would do; exits as the first device that cannot be bootstrapped says."""
+    answers = on_each(devices, partial(_plan, wishes, devices_dir=devices_dir))
+    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
-    failed: EdgeRTError | None = None
-    for device in devices:
-        transport = open_transport(device)
-        try:
-            profile = load_profile(device.profile, devices_dir)
-            plan = plan_bootstrap(device, profile, wishes, transport, partial(say, device.name))
-            rows.append(plan.to_json())
-            lines += [f"{device.name}: {step}" for step in plan.steps() or ["nothing to do, all is there"]]
-        except EdgeRTError as error:
-            failed = failed or error
-            rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
-            lines.append(f"{device.name}: cannot be bootstrapped [{error.code}]: {error.message}")
-        finally:
-            transport.close()
-    emit({"ok": failed is None, "dry_run": True, "devices": rows}, "\n".join(lines), as_json)
-    if failed is not None:
-        click.get_current_context().exit(failed.exit_code)
+    for device, answer in zip(devices, answers, strict=True):
+        if isinstance(answer, EdgeRTError):
+            rows.append({"device": device.name, "error": {"code": answer.code, "message": answer.message}})
+            lines.append(f"{device.name}: cannot be bootstrapped [{answer.code}]: {answer.message}")
+        else:
+            rows.append(answer.to_json())
+            lines += [f"{device.name}: {step}" for step in answer.steps() or ["nothing to do, all is there"]]
+    emit({"ok": not errors, "dry_run": True, "devices": rows}, "\n".join(lines), as_json)
+    if errors:
+        click.get_current_context().exit(errors[0].exit_code)
 
 
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from edgert.errors import EdgeRTError
+from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.transports import open_transport
 from edgert_deploy.unbootstrap import Removal
 from edgert_deploy.unbootstrap import unbootstrap as take_away
 
@@ -42,26 +42,25 @@ def unbootstrap(
     devices = find_inventory(inventory_file).select(selector)
     if not yes and not dry_run:
         purge = _agreed(devices, purge)
+    answers = on_each(
+        devices,
+        lambda device, link: take_away(device, link, purge=purge, dry_run=dry_run, say=partial(say, device.name)),
+    )
+    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
+    if errors and len(devices) == 1:
+        raise errors[0]
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
-    failed: EdgeRTError | None = None
-    for device in devices:
-        transport = open_transport(device)
-        try:
-            gone = take_away(device, transport, purge=purge, dry_run=dry_run, say=partial(say, device.name))
-            rows.append(asdict(gone))
-            lines += _lines(gone, dry_run)
-        except EdgeRTError as error:
-            failed = failed or error
-            rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
-            lines.append(f"{device.name}: failed [{error.code}]: {error.message}")
-        finally:
-            transport.close()
-    if failed is not None and len(devices) == 1:
-        raise failed
-    emit({"ok": failed is None, "dry_run": dry_run, "devices": rows}, "\n".join(lines), as_json)
-    if failed is not None:
-        click.get_current_context().exit(failed.exit_code)
+    for device, answer in zip(devices, answers, strict=True):
+        if isinstance(answer, EdgeRTError):
+            rows.append({"device": device.name, "error": {"code": answer.code, "message": answer.message}})
+            lines.append(f"{device.name}: failed [{answer.code}]: {answer.message}")
+        else:
+            rows.append(asdict(answer))
+            lines += _lines(answer, dry_run)
+    emit({"ok": not errors, "dry_run": dry_run, "devices": rows}, "\n".join(lines), as_json)
+    if errors:
+        click.get_current_context().exit(errors[0].exit_code)
 
 
 def _agreed(devices: list[Device], purge: bool) -> bool:

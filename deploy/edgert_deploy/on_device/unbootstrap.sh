@@ -43,6 +43,10 @@ remove_service() {
 
 remove_environment() {
   test -n "$home" && test -d "$home" || return 0
+  if crontab -l 2>/dev/null | grep -qF "$home/runtime.sh"; then # the line that starts the keeper after a reboot
+    if doing; then crontab -l | grep -vF "$home/runtime.sh" | crontab -; fi
+    removed "the line of $(id -un)'s crontab"
+  fi
   receipt=$(cat "$home/receipt" 2>/dev/null)
   for name in venv venv.new previous previous.new venvs wheels runtime.sh trial trial.new outcome outcome.new unit.before lock restart-due; do
     gone "$home/$name"
