@@ -73,7 +73,7 @@ def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     new_ssh_key(tmp_path / "home" / ".ssh" / "id_ed25519")
     found = check_host(inventory)
-    assert {finding.level for finding in found} == {OK}, [f for f in found if f.level != OK]
+    assert [f for f in found if f.level != OK and f.check != "room"] == []  # the room is this machine's own
     assert list(signing_keys().values()) == ["default"]
 
 
@@ -203,10 +203,9 @@ def test_one_device_that_is_silent_holds_up_no_other(
     assert (value["ok"], failed) == (False, [("silent", "reachable")])
     assert {one["check"] for one in value["findings"] if one["where"] == "d-test"} >= {"daemon", "model"}
     assert main(["doctor", "d-test", "--quiet"]) == 0
-    assert [line.split()[:4] for line in capfd.readouterr().out.splitlines()[:2]] == [
-        ["host", "ssh", "warn", "no"],
-        ["next:", "ssh-keygen", "-t", "ed25519,"],
-    ]
+    shown = capfd.readouterr().out
+    assert "no key in an agent" in shown
+    assert "  ok    " not in shown
     assert main(["doctor", "nobody"]) == 4
     assert main(["doctor", "--host"]) == 0
     inventory.path.write_text("[devices.X]\n")

@@ -54,8 +54,11 @@ def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: p
 def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / ".gitignore").write_text("mine\n")
+    assert main(["device", "add", "old", "--local", "dev"]) == 0
     assert main(["init", "sub"]) == 0
-    assert "*.key.pem" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "*.key.pem" in told
+    assert f"so far stand in {folder.parent / 'conf' / 'inventory.toml'}" in told
     assert (folder / "sub" / ".gitignore").read_text() == "mine\n"
     (folder / "sub" / "edgert.toml").write_text("colour = 'red'\n")
     assert "unknown key 'colour'" in init(capfd, "sub", code=4)["error"]["message"]

@@ -10,6 +10,7 @@ from edgert.errors import ConfigInvalid
 from edgert.signing import new_key, write_key_pair
 from edgert_deploy.cli.fleet_options import emit, json_option
 from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.inventory import config_folder
 from edgert_deploy.project import FILE_NAME, INVENTORY, find_project
 
 PROJECT = """\
@@ -79,6 +80,9 @@ def init(folder: Path, as_json: bool) -> None:
             f"note: {folder} lies in the project {above.root}; here, its own {FILE_NAME} is the one that counts",
             err=True,
         )
+    users = config_folder() / INVENTORY
+    if INVENTORY in made and users.exists():
+        click.echo(f"note: your devices so far stand in {users}: copy it here, or give --inventory", err=True)
     if lacking := [line for line in IGNORED if line not in lines]:
         click.echo(f"note: .gitignore was there; it lacks {', '.join(lacking)}", err=True)
     click.echo(f"signing key: {private} (keep it, and back it up: devices trust only what it signs)", err=True)
