@@ -76,6 +76,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "new")[0] == "online"
     assert state_of(board, "old") == ("behind", "digits is r9, newest r10", NOW_MS)  # r10 > r9, though not as text
     assert state_of(board, "ill") == ("alarmed", "temp_c", NOW_MS - 5000)
+    assert board.numbers("digits") == {"r9": 0, "r10": 1}
     assert state_of(board, "ill", NOW + 149)[0] == "alarmed"
     assert state_of(board, "ill", NOW + 151) == ("silent", "says it is online, and sends nothing", NOW_MS)
     board.apply(fleet["new"].topics.status, b"lost", True, NOW, NOW_MS)
@@ -499,7 +500,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
         ("device/plant-a/nobody", "was ever heard of here"),
         ("rollouts", "edgert rollout resume digits-1"),
         ("events?window=7d", "alarm raised"),
-        ("?site=nowhere", "No device was heard of yet"),
+        ("?site=nowhere", "No device fits"),
     ],
 )
 def test_every_page_can_be_opened_by_its_address(opened: Any, path: str, words: str) -> None:

@@ -54,7 +54,9 @@ class Answers:
         """Raises NotHere, ConfigInvalid or StoreFailed."""
         chosen, window = self.filter(asked), asked.get("window", "1h")
         if path == "history":
-            return self.history.curves(window, {**chosen.where(), **self._device(asked)})
+            curves = self.history.curves(window, {**chosen.where(), **self._device(asked)})
+            numbers = {each["model"]: self.hub.board.numbers(each["model"]) for each in curves["models"]}
+            return {**curves, "numbers": numbers}
         if path == "events":
             return self.history.events(window, {**chosen.where(), **self._device(asked)})
         if path == "stages":

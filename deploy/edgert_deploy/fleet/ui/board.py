@@ -235,6 +235,13 @@ class Board:
             "version": sorted({version for _, version in versions}, key=release, reverse=True),
         }
 
+    def numbers(self, model: str) -> dict[str, int]:
+        """A number for each version of `model` that was heard of: what a version's colour follows, however it is filtered."""
+        with self._lock:
+            return {
+                version: number for number, version in enumerate(sorted(self._versions.get(model, ()), key=release))
+            }
+
     def stages(self, chosen: Filter) -> list[dict[str, Any]]:
         """For each model and version, each stage's p99 of the last window over the devices: the middle and the slowest.
 

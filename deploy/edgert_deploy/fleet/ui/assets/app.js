@@ -23,6 +23,7 @@ class App {
 
   get params() { return new URLSearchParams(location.search); }
   get window() { return WINDOWS[this.params.get("window")] ? this.params.get("window") : "1h"; }
+  get filtered() { return Object.keys(FILTERS).some((name) => this.params.get(name)); }
   get now_ms() { return Date.now() + this.skew_ms; }
 
   // The words of the address that every page has in common, and `more`.
@@ -100,8 +101,7 @@ class App {
     });
     const windows = h("div", {class: "segments", role: "group", "aria-label": "Time"}, Object.entries(WINDOWS).map(([name, title]) =>
       h("button", {type: "button", "data-key": `window-${name}`, "aria-pressed": String(name === this.window), onclick: () => this.set({window: name === "1h" ? "" : name})}, title)));
-    const any = Object.keys(FILTERS).some((name) => this.params.get(name));
-    const clear = any ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
+    const clear = this.filtered ? h("button", {type: "button", class: "plain", "data-key": "clear", onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""])))}, "Clear") : null;
     const here = page + location.search, drawn = JSON.stringify([words, here]);
     // A list that is open is not taken from under the hand because a device came.
     if (drawn === this.drawnFilters || here === this.drawnFor && form.contains(document.activeElement) && document.activeElement.matches("select")) return;

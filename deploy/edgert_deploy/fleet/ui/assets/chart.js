@@ -6,7 +6,19 @@ import {clock, count, day, digits, moment, ms} from "./format.js";
 const LEFT = 46, RIGHT = 34, TOP = 26, LINES = 210, VOLUME = 38, HEAT = 150, GAP = 26, AXIS = 22;
 const PERCENTILES = ["p99", "p95", "p50"];
 
-export const seriesClass = (number) => `series-${number % 6}`;
+const SERIES = 6;
+export const seriesClass = (number) => `series-${number}`;
+
+// A version keeps its colour whatever is filtered; where two that are shown would have the same, the later one takes a free one.
+export function colourVersions(model, numbers) {
+  const taken = new Set();
+  model.versions.forEach((each, i) => {
+    let series = (numbers?.[each.version] ?? i) % SERIES;
+    while (taken.has(series) && taken.size < SERIES) series = (series + 1) % SERIES;
+    taken.add(series);
+    each.series = series;
+  });
+}
 
 export class LatencyChart {
   constructor(label) {
@@ -65,8 +77,8 @@ export class LatencyChart {
       s("line", {class: "grid", x1: plot.x, x2: plot.x + plot.width, y1: y(value), y2: y(value)}),
       s("text", {class: "tick", x: plot.x - 6, y: y(value) + 4, "text-anchor": "end"}, tickWords(value))]);
     const last = {};
-    const drawn = this.model.versions.map((version, number) => {
-      const group = s("g", {class: seriesClass(number)});
+    const drawn = this.model.versions.map((version) => {
+      const group = s("g", {class: seriesClass(version.series)});
       for (const run of runs(version.p99)) {
         const upper = run.map((step) => `${this.x(step)},${y(version.p99[step])}`), lower = [...run].reverse().map((step) => `${this.x(step)},${y(version.p50[step])}`);
         group.append(s("polygon", {class: "band", points: [...upper, ...lower].join(" ")}));
@@ -77,7 +89,7 @@ export class LatencyChart {
           group.append(points.length > 1 ? s("polyline", {class: `line ${name}`, points: points.join(" ")})
             : s("circle", {class: `dot ${name}`, cx: points[0][0], cy: points[0][1], r: name === "p99" ? 3.5 : 2.5}));
           const end = points.at(-1);
-          if (!last[name] || end[0] >= last[name][0]) last[name] = [...end, number];
+          if (!last[name] || end[0] >= last[name][0]) last[name] = [...end, version.series];
         }
       }
       return group;
@@ -92,10 +104,10 @@ export class LatencyChart {
     const bars = s("g");
     totals.forEach((_, step) => {
       let y = top + VOLUME;
-      model.versions.forEach((version, number) => {
+      model.versions.forEach((version) => {
         const height = version.counts[step] / most * VOLUME;
         y -= height;
-        if (height) bars.append(s("rect", {class: `bar ${seriesClass(number)}${step === curves.steps - 1 ? " partial" : ""}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
+        if (height) bars.append(s("rect", {class: `bar ${seriesClass(version.series)}${step === curves.steps - 1 ? " partial" : ""}`, x: this.x(step) - wide / 2, y, width: wide, height: Math.max(height, 1)}));
       });
     });
     return s("g", null, s("text", {class: "tick", x: plot.x, y: top - 7}, `requests a ${stepWords(curves.step_ms)}`),
@@ -148,13 +160,13 @@ export class LatencyChart {
     const {since_ms, step_ms, steps} = this.curves;
     let free = -Infinity;
     return this.model.marks.map(({version, at_ms}) => {
-      const number = this.model.versions.findIndex((each) => each.version === version);
+      const series = this.model.versions.find((each) => each.version === version)?.series ?? 0;
       const at = plot.x + (at_ms - since_ms) / (steps * step_ms) * plot.width;
       const words = `${version} begins`, wide = words.length * 6.6;
       const left = at + 4 + wide > plot.x + plot.width + RIGHT ? at - 4 - wide : at + 4;
       const shown = left > free;
       if (shown) free = left + wide;
-      return s("g", {class: `mark ${seriesClass(number)}`}, s("line", {x1: at, x2: at, y1: 6, y2: bottom}), shown ? s("text", {x: left, y: 14}, words) : null);
+      return s("g", {class: `mark ${seriesClass(series)}`}, s("line", {x1: at, x2: at, y1: 6, y2: bottom}), shown ? s("text", {x: left, y: 14}, words) : null);
     });
   }
 
@@ -196,9 +208,9 @@ export class LatencyChart {
   read() {
     const {curves, model, cursor} = this;
     const when = cursor === null ? "whole time" : momentOf(curves, cursor);
-    const rows = model.versions.map((each, number) => {
+    const rows = model.versions.map((each) => {
       const said = cursor === null ? PERCENTILES.map((name) => each[`${name}_ms`]) : PERCENTILES.map((name) => each[name][cursor]);
-      return h("tr", null, h("th", {scope: "row"}, h("i", {class: `swatch ${seriesClass(number)}`}), each.version || "no version"),
+      return h("tr", null, h("th", {scope: "row"}, h("i", {class: `swatch ${seriesClass(each.series)}`}), each.version || "no version"),
         [...said].reverse().map((value) => h("td", {class: "n"}, digits(value))), h("td", {class: "n"}, count(cursor === null ? each.answered : each.counts[cursor])));
     });
     replace(this.readout, h("table", null, h("caption", {class: "hidden"}, `Percentiles by version, ${when}`),

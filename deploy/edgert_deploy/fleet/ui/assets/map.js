@@ -26,7 +26,7 @@ export class FleetMap {
   show(fleet, siteLink, emptyWords) {
     const sites = [...fleet.sites.values()];
     const shown = this.all ? sites : sites.slice(0, TILES_MAX);
-    const names = shown.map(({site}) => site).join("\n");
+    const names = shown.map(({site}) => site).join("\n") || emptyWords[0];
     if (names !== this.names) {
       this.names = names;
       this.resized.disconnect();

@@ -2,7 +2,7 @@
 
 import {empty, h, replace, table} from "./dom.js";
 import {count, digits, ms, share} from "./format.js";
-import {LatencyChart, momentOf, seriesClass} from "./chart.js";
+import {LatencyChart, colourVersions, momentOf, seriesClass} from "./chart.js";
 
 export class ModelCards {
   constructor(app, {stages = true} = {}) {
@@ -21,8 +21,9 @@ export class ModelCards {
       replace(this.list, names.length ? [...this.cards.values()].map(({element}) => element) : h("section", {class: "card"}, h("h2", null, "Latency"), empty(
         "No reports in this time",
         "Each device reports once a minute what its models answered. Choose a longer time above, or take a filter away.",
-        this.app.fleet.heard && !this.app.fleet.sites.size ? "No device was heard of yet, either." : null)));
+        this.app.fleet.heard && !this.app.fleet.sites.size && !this.app.filtered ? "No device was heard of yet, either." : null)));
     }
+    for (const model of curves.models) colourVersions(model, curves.numbers[model.model]);
     for (const model of curves.models) this.cards.get(model.model).show(curves, model);
     replace(this.note, curves.left_out.length ? h("p", {class: "soft"}, `${curves.left_out.length} more models: choose one above (${curves.left_out.slice(0, 8).join(", ")}${curves.left_out.length > 8 ? ", …" : ""}).`) : "");
     if (this.stages) this.showStages(this.stages);
@@ -86,7 +87,7 @@ class ModelCard {
     if (!shown.length) return replace(this.stages, heading, empty("No stages yet", "They come with each device's next report, within a minute."));
     const most = Math.max(...shown.flatMap(({stages}) => stages.map(({slowest_ms}) => slowest_ms)), 1e-9);
     const names = shown[0].stages.map(({stage}) => stage).filter((_, i) => shown.some(({stages}) => stages[i].slowest_ms > 0));
-    const number = (version) => this.model?.versions.findIndex((each) => each.version === version) ?? 0;
+    const series = (version) => this.model?.versions.find((each) => each.version === version)?.series ?? 0;
     replace(this.stages, heading,
       h("p", {class: "soft small"}, `p99 of each stage in the last window of ${devices === 1 ? "one device" : `${devices} devices`}: bar, the middle device; line, the slowest.`),
       h("table", {class: "stage-table"}, h("caption", {class: "hidden"}, "p99 of each stage by version, ms"),
@@ -95,7 +96,7 @@ class ModelCard {
           const said = stages.find(({stage}) => stage === name);
           return h("tr", {class: i === 0 ? "first" : null}, h("th", {scope: "row"}, i === 0 ? name : h("span", {class: "hidden"}, name)),
             h("td", {class: "version"}, version),
-            h("td", {class: "bars"}, h("span", {class: `stage-bar ${seriesClass(Math.max(number(version), 0))}`}, h("i", {style: {width: `${100 * said.middle_ms / most}%`}}), h("b", {style: {left: `${100 * said.slowest_ms / most}%`}}))),
+            h("td", {class: "bars"}, h("span", {class: `stage-bar ${seriesClass(series(version))}`}, h("i", {style: {width: `${100 * said.middle_ms / most}%`}}), h("b", {style: {left: `${100 * said.slowest_ms / most}%`}}))),
             h("td", {class: "n"}, digits(said.middle_ms), h("span", {class: "soft"}, " / "), h("a", {href: this.app.deviceLink(said.site, said.device), title: `the slowest: ${said.site}/${said.device}`, "aria-label": `${digits(said.slowest_ms)} ms, the slowest: ${said.site}/${said.device}`}, digits(said.slowest_ms))));
         })))));
   }

@@ -45,10 +45,12 @@ export class Overview {
     replace(this.tally, tile("answering", count(answering), `of ${count(devices)}`, app.link("/devices")),
       tile("requests a second", per_s === null ? "–" : per_s >= 100 ? count(per_s) : per_s.toFixed(1)),
       ["alarmed", "behind", "silent", "lost"].map((state) => h("div", {class: counts[state] ? `has ${state}` : "none"}, h("dt", null, badge(state)), h("dd", null, h("a", {href: app.link("/devices", {state}), "data-key": state}, count(counts[state] ?? 0))))));
-    this.map.show(app.fleet, (site) => app.link("/", {site}), [
+    this.map.show(app.fleet, (site) => app.link("/", {site}), app.filtered ? [
+      "No device fits", "Take a filter away: a device fits where it reports the model, or the version, that is chosen.",
+    ] : [
       "No device was heard of yet",
       h("span", null, "Give a device this broker: ", code("edgert bootstrap DEVICE --broker HOST"), "."),
-      "It shows up here as soon as it connects; its latency follows within a minute. With filters set above, clear them first.",
+      "It shows up here as soon as it connects; its latency follows within a minute.",
     ]);
     this.links.map.href = app.link("/devices");
     this.links.attention.href = app.link("/devices", {state: "attention"});
@@ -58,7 +60,7 @@ export class Overview {
 
   showAttention({devices, total}) {
     replace(this.attention, devices.length ? [deviceTable(this.app, devices.slice(0, FEW), {short: true}), total > FEW ? h("p", {class: "soft small"}, `and ${count(total - FEW)} more`) : null]
-      : empty("Everything reports", "Devices that fall silent, lag behind or raise an alarm are listed here."));
+      : this.app.fleet.sites.size ? empty("Everything reports", "Devices that fall silent, lag behind or raise an alarm are listed here.") : empty("No device, no trouble", "Devices that fall silent, lag behind or raise an alarm are listed here."));
   }
 
   refresh(now) { this.feeds.forEach((feed) => feed.poke(now)); }
