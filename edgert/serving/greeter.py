@@ -19,7 +19,6 @@ from typing import Any
 from edgert import wire
 from edgert.config import ServingConfig
 from edgert.errors import EdgeRTError, NotAllowed, Overloaded, ProtocolError
-from edgert.serving.service import reject
 
 HELLO_S_MAX = 5.0
 GREETINGS_MAX = 256
@@ -171,6 +170,16 @@ class _Greeting:
         hello = frames.feed(len(data))
         assert hello is not None  # the lengths above were those of a whole frame
         return hello.json()
+
+
+def reject(client: socket.socket, error: EdgeRTError) -> None:
+    """Say why and close; a client that does not read is not waited for."""
+    try:
+        client.setblocking(False)
+        client.send(wire.error_frame(error))
+    except OSError:
+        pass
+    client.close()
 
 
 def is_allowed(sock: socket.socket, serving: ServingConfig) -> bool:

@@ -18,16 +18,13 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
-from edgert import wire
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import (
     DeviceError,
     EdgeRTError,
     EngineFailed,
-    HealthCheckFailed,
     ModelNotFound,
     Overloaded,
     ShuttingDown,
@@ -39,34 +36,20 @@ from edgert.log import log
 from edgert.serving import channel
 from edgert.serving.care import Care
 from edgert.serving.crashes import Crashes
-from edgert.serving.trial import TrialWatch, flat, previous_version
+from edgert.serving.standing import LOADING_RETRY_S, ServingState, unavailable
+from edgert.serving.trial import previous_version
+from edgert.serving.trial_care import STORAGE_RETRY_S, TrialCare
 from edgert.serving.worker_process import WorkerProcess, WorkerState
-from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version, why_expired
+from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
 
-STORAGE_RETRY_S = 5.0
 STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # between two words of an engine that says what it does so long (TensorRT builds a plan)
-LOADING_RETRY_S = 0.1
 ROOM_RETRY_S = 0.05
 ROOM_S_MAX = 10.0  # how long a model nobody asks for again waits for room
 STUCK_S = 10.0  # a worker that lives on that long after it was killed
 
 Settled = Callable[[EdgeRTError | None], None]
-
-
-class ServingState(str, Enum):
-    """What `edgertd status` says of a model."""
-
-    READY = "ready"
-    DEGRADED = "degraded"  # serves, but not on the first engine of its ladder
-    LOADING = "loading"
-    WAITING = "waiting"  # for memory that other models hold
-    UNLOADED = "unloaded"  # loaded when somebody asks
-    RESTARTING = "restarting"
-    QUARANTINED = "quarantined"
-    FAILED = "failed"
-    STOPPED = "stopped"
 
 
 class ModelService:
@@ -95,9 +78,7 @@ class ModelService:
         self._admit, self._clock = admit, clock
         self.current: WorkerProcess | None = None
         self.next: WorkerProcess | None = None
-        self.on_trial = False
-        self.watch: TrialWatch | None = None
-        self._judged: dict[str, Any] | None = None  # what the last watch found
+        self.trial = TrialCare(model, self.store, clock, self._ends_trial, self._notify)
         self.fault: EdgeRTError | None = None
         self._ending: list[WorkerProcess] = []
         self._waiting: list[Settled] = []
@@ -106,7 +87,6 @@ class ModelService:
         self._room_at_s: float | None = None
         self._crashes, self._care = Crashes(), Care(config.serving)
         self._restart_at_s: float | None = None
-        self._trial_until_s: float | None = None
         self._give_up_at_s: float | None = None
         self._stopped = False
 
@@ -122,7 +102,7 @@ class ModelService:
         except EdgeRTError as error:
             self._settle(error)
             return
-        self._watch_trial(slots)
+        self.trial.follow(slots)
         version = slots.version(slots.active)
         if version is None or slots.active is None:
             self._abandon_next()
@@ -166,9 +146,7 @@ class ModelService:
             worker.doing = str(message["line"])
             log(f"model {self.model}: {worker.doing}")
         elif message["op"] in ("figures", "asked_golden"):
-            if self.watch is not None and worker is self.watch.worker:
-                self.watch.heard(message, self._clock())
-                self._heed_watch()
+            self.trial.heard(worker, message)
         elif message["op"] == "failed":
             worker.failure = DeviceError(message["message"])
             worker.failure.code, worker.failure.exit_code = message["code"], message["exit_code"]
@@ -187,8 +165,7 @@ class ModelService:
         else:
             return
         fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_how(code)}")
-        watched = self.watch is not None and worker is self.watch.worker
-        if (was_loading or watched) and self._ends_trial(worker.version, fault):
+        if (was_loading or self.trial.watches(worker)) and self._ends_trial(worker.version, fault):
             return
         stable = worker.state is WorkerState.READY and self._clock() - worker.started_s > STABLE_S
         self._crashed(worker.version, fault, stable=stable)
@@ -204,11 +181,9 @@ class ModelService:
             self.sync()
         if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
             self._give_up()
-        if self._trial_until_s is not None and now_s >= self._trial_until_s:
+        if self.trial.until_s is not None and now_s >= self.trial.until_s:
             self._expire_trial()
-        if self.watch is not None and now_s >= self.watch.due_s:
-            self.watch.tick(now_s)
-            self._heed_watch()
+        self.trial.tick(now_s)
         if self.next is not None and now_s > self.next.started_s + self.next.load_s_max:
             release, after_s = self.next.version.release, self.next.load_s_max
             self.next.kill(now_s, EngineFailed(f"release {release} did not load within {after_s:.0f} s"))
@@ -220,8 +195,7 @@ class ModelService:
 
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._room_at_s, self._trial_until_s, self._care.due_s, self._give_up_at_s]
-        times += [self.watch.due_s] if self.watch is not None else []
+        times = [self._restart_at_s, self._room_at_s, self.trial.due_s, self._care.due_s, self._give_up_at_s]
         times += (
             [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
         )
@@ -246,7 +220,7 @@ class ModelService:
             self._ending.append(self.current)
         self.current = None
         self._forget_restart()
-        self._trial_until_s = self._care.due_s = None
+        self.trial.until_s = self._care.due_s = None
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
@@ -292,7 +266,7 @@ class ModelService:
             "crashes": self._crashes.in_a_row,
             "retry_s": retry_s,
             "pinned": self.pinned,
-            "watch": self._judged if self.watch is None else self.watch.as_json(self._clock()),
+            "watch": self.trial.as_json(),
             "pid": None if worker is None else worker.process.pid,
             "memory_mb": None if worker is None else round(worker.mb, 1),
             **({} if worker is None else worker.facts),
@@ -302,7 +276,7 @@ class ModelService:
 
     def _bring_up(self, slots: SlotState, version: Version) -> None:
         """Load `version`, if it is wanted now and there is room."""
-        if not (self._demanded or self.on_trial or self.current is not None):
+        if not (self._demanded or self.trial.under_way or self.current is not None):
             self._settle(None)
             return
         self._crashes.tries(version.digest)
@@ -379,7 +353,7 @@ class ModelService:
         facts = worker.facts
         self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
         self._settle(None)
-        self._begin_watch(worker)
+        self.trial.begin(worker)
 
     def _retire(self, worker: WorkerProcess | None) -> None:
         if worker is not None:
@@ -391,48 +365,6 @@ class ModelService:
             self.next.kill(self._clock())
             self._ending.append(self.next)
             self.next = None
-
-    # --- a trial with limits ------------------------------------------------------------------
-
-    def _begin_watch(self, worker: WorkerProcess) -> None:
-        """Watch the trial's limits from now on, where it has some and `worker` is what is on trial."""
-        self.watch = None
-        try:
-            slots = self.store.read()
-            active, gate = slots.version(slots.active), slots.gate
-            if gate is None or gate.passed or active is None or active.digest != worker.version.digest:
-                return
-            if not self.store.begin_watch():
-                self._ends_trial(active, HealthCheckFailed("its limits were watched, and that was cut off"))
-                return
-        except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
-            log(f"model {self.model}: its limits are not watched: {error.message}")
-            return
-        self.watch = TrialWatch(gate, worker, self._clock())
-
-    def _heed_watch(self) -> None:
-        """Keep the version, wait for the host's word, or go back, once the limits have been judged."""
-        watch = self.watch
-        if watch is None or not watch.over:
-            return
-        self.watch, self._judged = None, watch.as_json(self._clock())
-        release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
-        told = {"release": release, "watched_s": round(watched_s, 1), **flat(watch.readings)}
-        if watch.finding is not None:
-            reason = f"{watch.finding.message}; watched for {watched_s:.0f} s"
-            broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
-            self._ends_trial(watch.worker.version, HealthCheckFailed(reason), {**told, **broke})
-            return
-        try:
-            after = self.store.pass_gate(watch.worker.version.digest)
-        except EdgeRTError as error:
-            if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
-                return
-            self.watch = watch  # a busy lock or a full disk: the next turn tries again
-            watch.try_later(self._clock() + (LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S))
-            return
-        self._watch_trial(after)
-        self._notify("kept" if watch.gate.unattended else "limits_held", self.model, told)
 
     # --- looking after the worker that serves ---------------------------------------------------
 
@@ -522,36 +454,23 @@ class ModelService:
         self._settle(fault)
 
     def _expire_trial(self) -> None:
-        self._trial_until_s = None
         try:
-            reason = why_expired(self.store.read(), self.store.clock)
-            if not self.store.expire_trial(wait=False):
-                self.sync()
-                return
-        except EdgeRTError as error:  # busy, or a full disk: a trial that is over must end, so it is tried again
+            reason = self.trial.expire()
+        except EdgeRTError as error:  # a trial that is over must end: it is tried again
             self.fault = None if isinstance(error, SlotsBusy) else error
-            self._trial_until_s = self._clock() + (1.0 if isinstance(error, SlotsBusy) else STORAGE_RETRY_S)
+            return
+        if reason is None:
+            self.sync()
             return
         version = self.current.version if self.current is not None else None
         self._roll_back_done(version, DeviceError(reason))
 
     def _roll_back_done(self, version: Version | None, fault: EdgeRTError, told: dict[str, Any] | None = None) -> None:
         release = None if version is None else version.release
-        self.watch = None
+        self.trial.forget_watch()
         self._notify("rolled_back", self.model, {"release": release, "reason": fault.message, **(told or {})})
         self._settle(fault)
         self.sync()
-
-    def _watch_trial(self, slots: SlotState) -> None:
-        self._trial_until_s = None
-        self.on_trial = slots.state in ON_TRIAL
-        active = slots.version(slots.active)
-        if not self.on_trial or (self.watch and active and self.watch.worker.version.digest != active.digest):
-            self.watch = None
-        if self.on_trial and slots.trial is not None:
-            clock = self.store.clock
-            left_s = 0.0 if slots.trial.over(clock) else slots.trial.ends_at_s - clock.now_s()
-            self._trial_until_s = self._clock() + left_s
 
     def _forget_restart(self) -> None:
         self._restart_at_s = self._room_at_s = self._room_until_s = None
@@ -564,32 +483,18 @@ class ModelService:
     def _unavailable(self) -> EdgeRTError:
         if self._stopped:
             return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
-        state = self.state
-        if state is ServingState.QUARANTINED and self._restart_at_s is not None and self.fault is not None:
+        state, left_s = self.state, None
+        if self._restart_at_s is not None:
             left_s = max(LOADING_RETRY_S, self._restart_at_s - self._clock())
-            reason = f"{self._crashes.in_a_row} times in a row: {self.fault.message}"
-            return Unavailable(f"model {self.model} is quarantined, it failed {reason}", retry_after_s=left_s)
-        if state is ServingState.FAILED and self.fault is not None:
-            return Unavailable(f"model {self.model} does not load: {self.fault.message}")
         if state in (ServingState.STOPPED, ServingState.UNLOADED) and not self._is_active():
             return ModelNotFound(f"model {self.model} is not active; deploy it")
-        return Unavailable(f"model {self.model} is {state.value}", retry_after_s=LOADING_RETRY_S)
+        return unavailable(self.model, state, self.fault, self._crashes.in_a_row, left_s)
 
     def _is_active(self) -> bool:
         try:
             return self.store.read().active is not None
         except EdgeRTError:
             return False
-
-
-def reject(client: socket.socket, error: EdgeRTError) -> None:
-    """Say why and close; a client that does not read is not waited for."""
-    try:
-        client.setblocking(False)
-        client.send(wire.error_frame(error))
-    except OSError:
-        pass
-    client.close()
 
 
 def _how(code: int) -> str:

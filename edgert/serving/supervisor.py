@@ -33,11 +33,11 @@ from edgert.serving.control import answer_of, error_answer
 from edgert.serving.control_desk import ControlClient, ControlDesk
 from edgert.serving.device_reporter import DeviceReporter
 from edgert.serving.forwarder_process import forwarder_command
-from edgert.serving.greeter import Greeter
+from edgert.serving.greeter import Greeter, reject
 from edgert.serving.incoming import IncomingCare
 from edgert.serving.memory import Claim, LearnedSizes, estimated_mb, make_room
 from edgert.serving.place import listening, raise_descriptor_limit, sole_daemon
-from edgert.serving.service import ModelService, reject
+from edgert.serving.service import ModelService
 from edgert.serving.side_process import SideProcess
 from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import SlotState
@@ -300,7 +300,9 @@ class Supervisor:
             leaving = worker.state is WorkerState.STOPPING or worker.killed_at_s is not None
             if service is asking and not leaving:
                 continue
-            fixed = service.pinned or service.on_trial or worker is not service.current or service.next is not None
+            fixed = (
+                service.pinned or service.trial.under_way or worker is not service.current or service.next is not None
+            )
             used_at_s = self._clock() if service.busy else worker.used_at_s
             claims.append(Claim(service.model, worker.mb or known_mb, used_at_s, leaving, fixed and not leaving))
         return claims
@@ -330,9 +332,7 @@ class Supervisor:
 
             service.sync(settled)
         elif op == "checked":
-            watch = self._service(str(request["model"])).watch
-            if watch is not None:
-                watch.checked(int(request["samples"]))
+            self._service(str(request["model"])).trial.checked(int(request["samples"]))
             control.reply(answer_of({}))
         else:
             raise ProtocolError(f"no control request is called {op!r}")
