@@ -123,7 +123,7 @@ def test_models_share_a_budget(budget_for_two: int) -> None:
 
 
 def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two: int) -> None:
-    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2 - 5}\n") as device:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n") as device:
         device.put(model="busy", delay_s=0.01)
         time.sleep(IDLE_S_MIN)
         device.put(model="late")
