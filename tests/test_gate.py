@@ -33,6 +33,7 @@ from tests.devices import Device, a_device, wait_until
 from tests.test_isolation import events
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+TRIAL_S_MAX = 120.0  # a busy machine needs long for a hundred golden samples
 FAILS_AT_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
 
 
@@ -178,7 +179,7 @@ def on_trial(device: Device, gate: Gate, **bundle: Any) -> tuple[SlotStore, int]
 
 def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
     """Why `release` went back, once that is so and the version before serves again."""
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends")
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     returned = store.read().returned
     assert returned is not None, "it was kept"
     assert returned.release == release
@@ -189,7 +190,7 @@ def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
 @pytest.mark.parametrize(
     ("limit", "bundle", "values", "says"),
     [
-        ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is \d\d.*the limit is at most 5 ms"),
+        ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, the limit is at most 5 ms"),
         ("error_rate=10%", FAILS_AT_7, (1.0, 7.0), r"error_rate is [45]\d.*the limit is at most 10%"),
         ("rss_mb=5", {}, (), r"rss_mb is [\d.]+ MB, the limit is at most 5 MB"),
         ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, the limit is at least 99% .* agree"),
@@ -202,7 +203,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
 ) -> None:
     limits = {name: value for name, value in parse_limits([limit]).items() if value is not None}
     with traffic(device, *(values or (1.0,))):
-        store, release = on_trial(device, Gate(limits, 1.0 if "min" in limit else 12.0), **bundle)
+        store, release = on_trial(device, Gate(limits, 1.0 if "min" in limit else 30.0), **bundle)
         reason = reason_of_return(device, store, release)
     assert re.search(says, reason), reason
     (told,) = [event for event in events(device, "rolled_back") if event["release"] == release]
@@ -214,21 +215,21 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
 def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
     device: Device,
 ) -> None:
-    store, release = on_trial(device, Gate({"p99_ms": 1000.0, "error_rate": 0.0}, 0.5, unattended=True))
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends")
+    store, release = on_trial(device, Gate({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().returned, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
-    store, release = on_trial(device, Gate({"agreement": 0.9, "p99_ms": 1000.0}, 0.5))
+    store, release = on_trial(device, Gate({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
     assert "0 answers were compared, 20 are needed" in reason_of_return(device, store, release)
-    store, release = on_trial(device, Gate({"p99_ms": 1000.0, "min_requests": 1.0}, 0.5))
+    store, release = on_trial(device, Gate({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
     assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_return(
         device, store, release
     )
 
 
 def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Device) -> None:
-    limits = ("--limit", "p99_ms=5000", "--limit", "agreement=99%", "--limit", "error_rate=0", "--watch-s", "3")
+    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_rate=0", "--watch-s", "8")
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     with traffic(device, 1.0, 2.0):
@@ -256,7 +257,7 @@ def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) ->
 
 
 def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device: Device) -> None:
-    store, release = on_trial(device, Gate({"p99_ms": 1000.0}, 30.0))
+    store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 30.0))
     os.kill(device.serving()["pid"], signal.SIGKILL)
     assert "killed by signal 9" in reason_of_return(device, store, release)
 
@@ -265,7 +266,7 @@ def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device:
 def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_device() as device:
         device.put()
-        store, release = on_trial(device, Gate({"p99_ms": 1000.0}, 30.0, unattended=True))
+        store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 30.0, unattended=True))
         wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
         # Its keeper would start it again; a power cut takes that along.
         pid = device.run("status")["daemon"]["pid"]
@@ -328,7 +329,7 @@ def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device:
     assert (outcome.result, outcome.error.code, outcome.serving) == ("failed", "deploy.rolled_back", before)
     assert re.search(r"went back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
     assert outcome.error.message.endswith(f"Release {before} is live again")
-    held = deployed(device, Gate({"p99_ms": 5000.0}, 1.0))
+    held = deployed(device, Gate({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None
     assert (held.result, held.watched["readings"]["golden"] > 0) == ("live", True)  # type: ignore[index]
 
@@ -343,16 +344,16 @@ def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
 @pytest.mark.parametrize("unattended", [False, True])
 def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
     before = device.model()["active"]["release"]
-    outcome = deployed(device, Gate({}, 1.0, unattended, 2.0), lambda listed: CutLink(listed, 100))
+    outcome = deployed(device, Gate({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
     assert isinstance(outcome.error, DeviceUnreachable)
     assert ("keeps it if all limits hold" in outcome.error.message) is unattended
     store = SlotStore(device.state.models / "echo")
-    wait_until(lambda: store.read().state is State.STEADY, "the trial ends")
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     slots = store.read()
     assert (slots.ratchet > before) is unattended
     if slots.returned is not None:
         told = device.run("trial", "echo", "--digest", slots.returned.digest, code=9)["error"]["message"]
-        assert "all limits held, but the host did not confirm it within 2 s" in told
+        assert "all limits held, but the host did not confirm it within 6 s" in told
 
 
 @pytest.mark.usefixtures("own_cache")
