@@ -7,7 +7,7 @@ on every machine, so that a store may be read elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +51,11 @@ class Dense:
         return records.tobytes()
 
 
-@dataclass(frozen=True)
-class Scalars:
-    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0."""
+class Scalars(NamedTuple):
+    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0.
+
+    A tuple, as a question about a day makes a hundred thousand of them.
+    """
 
     zero: int
     count: int

@@ -180,7 +180,9 @@ class _Gathered:
             blobs.append(blob)
 
     def add_counters(self, group: int, row: Sequence[int]) -> None:
-        mine = self._counters.setdefault(group, dict.fromkeys(COUNTERS, 0))
+        mine = self._counters.get(group)
+        if mine is None:
+            mine = self._counters[group] = dict.fromkeys(COUNTERS, 0)
         for name, value in zip(COUNTERS, row, strict=True):
             mine[name] += value
 
