@@ -7,7 +7,7 @@ on every machine, so that a store may be read elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +51,9 @@ class Dense:
         return records.tobytes()
 
 
-class Scalars(NamedTuple):
-    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0.
-
-    A tuple, as a question about a day makes a hundred thousand of them.
-    """
+@dataclass(frozen=True)
+class Scalars:
+    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0."""
 
     zero: int
     count: int
