@@ -11,7 +11,8 @@ import pytest
 
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.signing import new_key
-from edgert_deploy.bootstrap import Bootstrapped, Broker, Wishes, bootstrap, broker_doubt, check_settings
+from edgert_deploy.bootstrap import Bootstrapped, Wishes, bootstrap
+from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.remote import RemoteDaemon

@@ -20,9 +20,9 @@ import tomlkit
 
 from edgert.cli import main as edgertd
 from edgert.signing import new_key, read_public_key, write_key_pair
-from edgert_deploy.bootstrap import Broker, merged_config
 from edgert_deploy.cli import main
 from edgert_deploy.cli.keys import key_paths
+from edgert_deploy.device_files import Broker, merged_config
 from edgert_deploy.inventory import Inventory
 from hil.keys import new_ssh_key
 from hil.sshd import SshDevice, free_port, running_sshd

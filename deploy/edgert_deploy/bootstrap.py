@@ -13,57 +13,30 @@ one stopped.
 
 from __future__ import annotations
 
-import hashlib
-import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
-
-from edgert.config import DeviceConfig, parse_config
-from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
+from edgert.config import DeviceConfig
+from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.signing import PublicKey
 from edgert_deploy import runtime, service, wheelhouse
+from edgert_deploy.device_files import Broker, DeviceFile, check_config, config_there, holds, put, wanted_files
 from edgert_deploy.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
 from edgert_deploy.service import Unit
-from edgert_deploy.transports import Transport, sha256_command
+from edgert_deploy.transports import Transport
 from edgert_deploy.wheelhouse import Wheelhouse, WheelTarget
 
 QUICK_S_MAX = 60.0
-BROKER_S_MAX = 3.0
 ANSWER_S_MAX = 60.0  # until the daemon of the runtime before answers again
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Broker:
-    """Where the device reports to. Files are the host's; their content is copied to the device."""
-
-    host: str
-    port: int = 1883
-    username: str = ""
-    password_file: Path | None = None
-    ca: Path | None = None
-
-    @classmethod
-    def parse(cls, text: str, username: str, password_file: Path | None, ca: Path | None) -> Broker:
-        """HOST[:PORT]; port 8883 where a certificate authority is given, else 1883. Raises ConfigInvalid."""
-        host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-        host, port = (host, port) if colon else (text, "8883" if ca else "1883")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigInvalid(f"broker {text!r}: give HOST or HOST:PORT")
-        return cls(host.strip("[]"), int(port), username, password_file, ca)
 
 
 @dataclass(frozen=True)
@@ -110,16 +83,6 @@ class Bootstrapped:
     runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DeviceFile:
-    """A file as it is to lie on the device; `change` is what its change is called."""
-
-    path: str
-    data: bytes
-    change: str
-    mode: int = 0o644
 
 
 @dataclass(frozen=True)
@@ -209,14 +172,16 @@ def plan_bootstrap(
             say(
                 f"runtime {plan.current} stays; this host's is {plan.id}, edgert {plan.edgert}: --upgrade changes to it"
             )
-    files, config = _wanted_files(device, profile, facts, wishes, unit is not None, transport)
+    files, config = wanted_files(
+        device, profile, facts, wishes.keys, wishes.broker, wishes.settings, unit is not None, transport
+    )
     if unit is not None:
         unit = service.unit_for(device, facts, (*profile.engines, *wishes.engines_of(profile)), config)
         assert unit is not None
         files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
     if device.transport != "local":
         files.insert(0, DeviceFile(runtime.script_path(device), runtime.script_text(), "runtime.sh"))
-    differing = tuple(file for file in files if not _holds(transport, file))
+    differing = tuple(file for file in files if not holds(transport, file))
     due = there.restart_due
     if device.transport == "local":
         due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
@@ -300,7 +265,7 @@ def _bring_runtime(
         except RolledBack:
             runtime.collect(device, transport)
             raise
-        unit = _unit(plan, _config_there(device, transport))
+        unit = _unit(plan, config_there(device, transport))
         if unit is not None:
             _put_trial_unit(device, unit, transport)
         _try_out(device, change.id, plan.facts, unit, plan.wishes.trial_s, transport, say, models)
@@ -315,10 +280,10 @@ def _put_trial_unit(device: Device, unit: Unit, transport: Transport) -> None:
     file = DeviceFile(unit.path, unit.text.encode(), "unit")
     if not unit.user:
         service.give_to_user(transport, device)
-    if not _holds(transport, file):
+    if not holds(transport, file):
         if transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
             must(transport, device, ["sh", "-c", _KEEP_UNIT, "sh", f"{device.home}/unit.before", unit.path])
-        _put(transport, file)
+        put(transport, file)
     service.enable(transport, device, unit)
 
 
@@ -427,101 +392,10 @@ def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
     )
 
 
-def _wanted_files(
-    device: Device, profile: DeviceProfile, facts: MachineFacts, wishes: Wishes, has_unit: bool, transport: Transport
-) -> tuple[list[DeviceFile], DeviceConfig]:
-    """Keys, the broker's secrets and configuration as they are to be, and what is then configured. Raises ConfigInvalid."""
-    state = device.state
-    wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in wishes.keys]
-    ours: dict[str, Any] = {
-        "device": device.name,
-        "site": device.site,
-        "profile": profile.name,
-        "machine": facts.machine,
-    }
-    if has_unit and facts.uid == 0:
-        ours["socket"] = profile.socket  # systemd makes its folder under /run
-    if wishes.broker is not None:
-        ours["mqtt"], secrets = _broker_files(wishes.broker, state)
-        wanted += secrets
-    for name, value in wishes.settings.items():
-        ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    text = merged_config(_text_there(f"{state}/config.toml", transport), ours)
-    # What the daemon would refuse is refused here, before it is written.
-    config = parse_config(text, f"{state}/config.toml")
-    return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
-
-
-def _config_there(device: Device, transport: Transport) -> DeviceConfig:
-    return parse_config(_text_there(f"{device.state}/config.toml", transport), f"{device.state}/config.toml")
-
-
-def _text_there(path: str, transport: Transport) -> str:
-    present = transport.run(["cat", path], QUICK_S_MAX)
-    return present.stdout if present.ok else ""
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked."""
-    fixed = {"device": "any", "profile": "any"}
-    parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
-
-
-def broker_doubt(broker: Broker) -> str:
-    """Why devices may not reach the broker, as far as this host can tell; "" where it can be reached from here."""
-    try:
-        socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
-        return ""
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        return (
-            f"broker {broker.host}:{broker.port} cannot be reached from this host ({reason}); "
-            "devices keep their reports until they can reach it"
-        )
-
-
-def merged_config(present: str, ours: dict[str, Any]) -> str:
-    """The device's configuration with our values in it; what the user wrote besides, comments too, stays."""
-    try:
-        document = tomlkit.parse(present)
-    except TOMLKitError as error:
-        raise ConfigInvalid(f"the device's config.toml is not TOML ({error}): repair or remove it there") from error
-    for key, value in ours.items():
-        if isinstance(value, dict):
-            table: Any = document.setdefault(key, tomlkit.table())
-            for inner, given in value.items():
-                if table.get(inner) != given:
-                    table[inner] = given
-        elif document.get(key) != value:
-            document[key] = value
-    return tomlkit.dumps(document)
-
-
-def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
-    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.ca is not None}
-    if broker.username:
-        table["username"] = broker.username
-    wanted = []
-    for source, name, key, mode in (
-        (broker.password_file, "mqtt-password", "password_file", 0o600),
-        (broker.ca, "mqtt-ca.pem", "ca", 0o644),
-    ):
-        if source is None:
-            continue
-        try:
-            data = source.read_bytes()
-        except OSError as error:
-            raise ConfigInvalid(f"cannot read {source}: {error.strerror}") from error
-        table[key] = f"{state}/{name}"
-        wanted.append(DeviceFile(table[key], data, name, mode))
-    return table, wanted
-
-
 def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: Bootstrapped) -> None:
     """Bring files there. The marker comes first: cut behind a file, the next bootstrap restarts the daemon all the same."""
     device = plan.device
-    wanted = [file for file in wanted if not _holds(transport, file)]  # a trial may have brought the unit already
+    wanted = [file for file in wanted if not holds(transport, file)]  # a trial may have brought the unit already
     if not wanted:
         return
     if any(file.path.startswith(device.state) for file in wanted):
@@ -530,8 +404,8 @@ def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, 
         _mark(transport, device)
     for file in wanted:
         if file.change == "configuration":
-            _check_config(device, file, transport)
-        _put(transport, file)
+            check_config(device, file, transport)
+        put(transport, file)
         done.changed.append(file.change)
 
 
@@ -541,21 +415,6 @@ def _marker(device: Device) -> str:
 
 def _mark(transport: Transport, device: Device) -> None:
     must(transport, device, ["sh", "-c", ': >"$1" && sync', "sh", _marker(device)])
-
-
-def _check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
-    """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
-    if device.transport == "local":
-        return
-    program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
-    words = [f"{device.home}/venv/bin/python", "-c", program, file.path]
-    result = transport.run(words, QUICK_S_MAX, input=file.data)
-    if not result.ok:
-        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
-        raise ConfigInvalid(
-            f"{device.name}: the runtime there does not take that configuration ({said}); nothing was changed: "
-            "leave the setting away, or bring a newer runtime with --upgrade"
-        )
 
 
 _NOTE_FOLDERS = """
@@ -577,20 +436,3 @@ def _note_folders(plan: BootstrapPlan, transport: Transport) -> None:
     if plan.service == "systemd" and plan.facts.uid != 0:
         folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
     must(transport, device, ["sh", "-c", _NOTE_FOLDERS, "sh", *folders])
-
-
-def _holds(transport: Transport, file: DeviceFile) -> bool:
-    there = transport.run(sha256_command(file.path), QUICK_S_MAX)
-    return there.ok and there.stdout.strip() == _sha256(file.data)
-
-
-def _put(transport: Transport, file: DeviceFile) -> None:
-    """Make the device hold the file."""
-    with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
-        copy.write(file.data)
-        copy.flush()
-        transport.put(Path(copy.name), file.path, mode=file.mode)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -17,10 +17,7 @@ from edgert.signing import PublicKey, read_public_key
 from edgert_deploy.bootstrap import (
     Bootstrapped,
     BootstrapPlan,
-    Broker,
     Wishes,
-    broker_doubt,
-    check_settings,
     go_back,
     plan_bootstrap,
 )
@@ -28,6 +25,7 @@ from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.runtime import TRIAL_S

@@ -39,7 +39,7 @@ if test -d /run/systemd/system; then
   test $(id -u) = 0 || echo lingers=$(loginctl show-user --property=Linger --value "$(id -un)" 2>/dev/null)
 fi
 test $(id -u) = 0 && echo root=yes || { sudo -n true 2>/dev/null && echo root=sudo; }
-test -n "$2" && "$2" -c 'import ensurepip, venv' 2>/dev/null && echo venv=yes
+test -n "$2" && "$2" -c 'import venv' 2>/dev/null && echo venv=yes
 exit 0
 """
 _SOCKET = 'stat -L -c "%a %U %G %F" -- "$1"'
@@ -135,7 +135,7 @@ def _machine(visit: _Visit, facts: MachineFacts, devices_dir: Path | None) -> De
     other = f"edgert device probe {name} says which profile fits"
     checks = (
         ("processor", "is for", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
-        ("python", "needs Python", f"Python {facts.python or 'older than 3.10, or none'}", f"{visit.there('apt-get install python3 python3-venv')}; {other}"),
+        ("python", "needs Python", f"Python {facts.python or 'older than 3.10, or none'}", f"{visit.there('apt-get install python3')}; {other}"),
         ("glibc", "needs glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
         ("memory", "needs", f"{facts.memory_mb} MB", other),
     )  # fmt: skip

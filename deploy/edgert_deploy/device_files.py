@@ -1,0 +1,188 @@
+"""What a device is told by files: its configuration, the keys that it trusts, the broker's secrets.
+
+Files are written only where they differ, and what the runtime there would refuse is not written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from edgert.config import DeviceConfig, parse_config
+from edgert.errors import ConfigInvalid
+from edgert.signing import PublicKey
+from edgert_deploy.facts import MachineFacts
+from edgert_deploy.inventory import Device
+from edgert_deploy.profiles import DeviceProfile
+from edgert_deploy.transports import Transport, sha256_command
+
+QUICK_S_MAX = 60.0
+BROKER_S_MAX = 3.0
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where the device reports to. Files are the host's; their content is copied to the device."""
+
+    host: str
+    port: int = 1883
+    username: str = ""
+    password_file: Path | None = None
+    ca: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, username: str, password_file: Path | None, ca: Path | None) -> Broker:
+        """HOST[:PORT]; port 8883 where a certificate authority is given, else 1883. Raises ConfigInvalid."""
+        host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+        host, port = (host, port) if colon else (text, "8883" if ca else "1883")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigInvalid(f"broker {text!r}: give HOST or HOST:PORT")
+        return cls(host.strip("[]"), int(port), username, password_file, ca)
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A file as it is to lie on the device; `change` is what its change is called."""
+
+    path: str
+    data: bytes
+    change: str
+    mode: int = 0o644
+
+
+def wanted_files(
+    device: Device,
+    profile: DeviceProfile,
+    facts: MachineFacts,
+    keys: Sequence[PublicKey],
+    broker: Broker | None,
+    settings: Mapping[str, Any],
+    has_unit: bool,
+    transport: Transport,
+) -> tuple[list[DeviceFile], DeviceConfig]:
+    """Keys, the broker's secrets and configuration as they are to be, and what is then configured. Raises ConfigInvalid."""
+    state = device.state
+    wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
+    ours: dict[str, Any] = {
+        "device": device.name,
+        "site": device.site,
+        "profile": profile.name,
+        "machine": facts.machine,
+    }
+    if has_unit and facts.uid == 0:
+        ours["socket"] = profile.socket  # systemd makes its folder under /run
+    if broker is not None:
+        ours["mqtt"], secrets = _broker_files(broker, state)
+        wanted += secrets
+    for name, value in settings.items():
+        ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
+    text = merged_config(_text_there(f"{state}/config.toml", transport), ours)
+    # What the daemon would refuse is refused here, before it is written.
+    config = parse_config(text, f"{state}/config.toml")
+    return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
+
+
+def config_there(device: Device, transport: Transport) -> DeviceConfig:
+    return parse_config(_text_there(f"{device.state}/config.toml", transport), f"{device.state}/config.toml")
+
+
+def _text_there(path: str, transport: Transport) -> str:
+    present = transport.run(["cat", path], QUICK_S_MAX)
+    return present.stdout if present.ok else ""
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked."""
+    fixed = {"device": "any", "profile": "any"}
+    parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
+
+
+def broker_doubt(broker: Broker) -> str:
+    """Why devices may not reach the broker, as far as this host can tell; "" where it can be reached from here."""
+    try:
+        socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
+        return ""
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        return (
+            f"broker {broker.host}:{broker.port} cannot be reached from this host ({reason}); "
+            "devices keep their reports until they can reach it"
+        )
+
+
+def merged_config(present: str, ours: dict[str, Any]) -> str:
+    """The device's configuration with our values in it; what the user wrote besides, comments too, stays."""
+    try:
+        document = tomlkit.parse(present)
+    except TOMLKitError as error:
+        raise ConfigInvalid(f"the device's config.toml is not TOML ({error}): repair or remove it there") from error
+    for key, value in ours.items():
+        if isinstance(value, dict):
+            table: Any = document.setdefault(key, tomlkit.table())
+            for inner, given in value.items():
+                if table.get(inner) != given:
+                    table[inner] = given
+        elif document.get(key) != value:
+            document[key] = value
+    return tomlkit.dumps(document)
+
+
+def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
+    """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
+    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.ca is not None}
+    if broker.username:
+        table["username"] = broker.username
+    wanted = []
+    for source, name, key, mode in (
+        (broker.password_file, "mqtt-password", "password_file", 0o600),
+        (broker.ca, "mqtt-ca.pem", "ca", 0o644),
+    ):
+        if source is None:
+            continue
+        try:
+            data = source.read_bytes()
+        except OSError as error:
+            raise ConfigInvalid(f"cannot read {source}: {error.strerror}") from error
+        table[key] = f"{state}/{name}"
+        wanted.append(DeviceFile(table[key], data, name, mode))
+    return table, wanted
+
+
+def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
+    """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
+    if device.transport == "local":
+        return
+    program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
+    words = [f"{device.home}/venv/bin/python", "-c", program, file.path]
+    result = transport.run(words, QUICK_S_MAX, input=file.data)
+    if not result.ok:
+        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        raise ConfigInvalid(
+            f"{device.name}: the runtime there does not take that configuration ({said}); nothing was changed: "
+            "leave the setting away, or bring a newer runtime with --upgrade"
+        )
+
+
+def holds(transport: Transport, file: DeviceFile) -> bool:
+    there = transport.run(sha256_command(file.path), QUICK_S_MAX)
+    return there.ok and there.stdout.strip() == _sha256(file.data)
+
+
+def put(transport: Transport, file: DeviceFile) -> None:
+    """Make the device hold the file."""
+    with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
+        copy.write(file.data)
+        copy.flush()
+        transport.put(Path(copy.name), file.path, mode=file.mode)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
