@@ -432,10 +432,10 @@ def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
     capfd.readouterr()
     assert main(["status"]) == 6
     lines = capfd.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["DEVICE", "here", "gone", "gone", "next:"]
+    assert [line.split()[0] for line in lines] == ["DEVICE", "here", "gone", "gone", "here:", "next:"]
     assert max(map(len, lines[:3])) < 100
     assert "gone [device.unreachable]: gone (" in lines[3]
-    assert "the daemon does not run on here: edgert bootstrap here" in lines[4]
+    assert "the daemon does not run on here: edgert bootstrap here" in lines[5]
     assert main(["deploy", str(here / "echo-1.edgert"), "--to", "gone"]) == 6
     out, err = capfd.readouterr()
     assert (out + err).count("cannot be reached") == 1
