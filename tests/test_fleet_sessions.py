@@ -37,12 +37,24 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs that are ended, should the test not come to it."""
+    programs: list[subprocess.Popen[str]] = []
+    yield programs
+    for program in programs:
+        if program.poll() is None:
+            program.kill()
+            program.wait(10)
+
+
 class Recording:
     """`edgert fleet record` in a process of its own."""
 
-    def __init__(self, broker: Broker, store: Path) -> None:
+    def __init__(self, broker: Broker, store: Path, started: list[subprocess.Popen[str]]) -> None:
         words = ["fleet", "record", "--broker", broker.settings.address, "--store", str(store), "--session", "main"]
         self.process = subprocess.Popen([sys.executable, "-c", _MAIN, *words], stderr=subprocess.PIPE, text=True)
+        started.append(self.process)
         assert self.process.stderr is not None
         self.said = self.process.stderr.readline()
         assert "recording from" in self.said, self.said + self.process.stderr.read()
@@ -67,7 +79,7 @@ class Recording:
 
 
 def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_nothing_twice(
-    broker: Broker, tmp_path: Path
+    broker: Broker, tmp_path: Path, started: list[subprocess.Popen[str]]
 ) -> None:
     dice, store = random.Random(4), tmp_path / "fleet.db"
     fleet = [Pi(f"pi-{n}", version=f"r{1 + n % 2}") for n in range(5)]
@@ -82,11 +94,11 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
             for message in pi.window(now_ms - minute * MINUTE_MS, [dice.lognormvariate(1, 1) for _ in range(20)])
         ]
 
-    recording = Recording(broker, store)
+    recording = Recording(broker, store, started)
     for _ in range(3):
         recording.kill_with_reports_in_hand(broker, windows(6))
         publish(broker, again := windows(4))  # while nobody listens
-        recording = Recording(broker, store)
+        recording = Recording(broker, store, started)
         publish(broker, again[-8:])  # as devices do after a reconnect
     publish(broker, windows(2))
     sent = 2 * sum(len(pi.sketches) for pi in fleet)
@@ -136,7 +148,9 @@ def test_what_a_bridge_far_behind_may_not_tell_at_once_comes_later(broker: Broke
     subscriber.close()
 
 
-def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_once(broker: Broker) -> None:
+def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_once(
+    broker: Broker, started: list[subprocess.Popen[str]]
+) -> None:
     dice = random.Random(6)
     fleet = [Pi(f"pi-{n}") for n in range(8)]
     for pi in fleet:
@@ -152,13 +166,13 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
 
     def bridge(name: str) -> tuple[subprocess.Popen[str], int]:
         words = ["fleet", "export", "--broker", broker.settings.address, "--listen", "127.0.0.1:0", "--share", "s"]
-        started = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, *words, "--session", name], stderr=subprocess.PIPE, text=True
-        )
-        assert started.stderr is not None
-        port = re.search(r"reads port (\d+)", started.stderr.readline())
+        program = [sys.executable, "-c", _MAIN, *words, "--session", name]
+        process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stderr is not None
+        port = re.search(r"reads port (\d+)", process.stderr.readline())
         assert port
-        return started, int(port[1])
+        return process, int(port[1])
 
     def counted(*ports: int) -> tuple[float, float]:
         names = ("edgert_latency_milliseconds_count", "edgert_requests_total")
