@@ -49,6 +49,7 @@ from edgert.telemetry.spool import Spool
 STRIKE_S = 0.01  # who breaks the protocol waits so long for the answer: it cannot do so more than 100 times a second
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 THREAD_STACK_BYTES = 512 * 1024
+NOTED_S_MAX = 2.0  # for the last of the golden samples that the worker asks itself
 TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
 
 
@@ -270,7 +271,12 @@ class Worker:
     def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
         if self._beside_old is not None:  # what apps ask is compared, not what we ask ourselves
             self._beside_old.draw_no_more()
+        before = self._recorder.snapshot().totals.requests
         asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
+        # A request is noted a moment after its answer was sent: what is judged next must have them all.
+        until = time.monotonic() + NOTED_S_MAX
+        while self._recorder.snapshot().totals.requests < before + asked and time.monotonic() < until:
+            time.sleep(0.002)
         with contextlib.suppress(OSError):
             channel.send(end, {"op": "asked_golden", "count": asked})
 

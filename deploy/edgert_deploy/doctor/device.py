@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,8 @@ from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 from edgert_deploy.facts import MachineFacts, misfits, probe
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile, load_profile
-from edgert_deploy.remote import RemoteDaemon, edgertd
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.runtime import script_path
 from edgert_deploy.transports import Transport, open_transport
 
 LOOK_S_MAX = 30.0
@@ -176,7 +176,7 @@ def _state(visit: _Visit, facts: MachineFacts, clock: Callable[[], float]) -> No
         visit.warn(
             "service",
             "no systemd: edgertd's own keeper, which no reboot starts again",
-            f"edgert bootstrap {device.name} after a reboot, or cron: @reboot {shlex.join(edgertd(device))} start",
+            f"edgert bootstrap {device.name} after a reboot, or cron: @reboot sh {script_path(device)} start {device.state}",
         )
     elif lingers and lingers != "yes":
         visit.warn(
