@@ -175,6 +175,18 @@ def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() ->
     assert read["edgert_device_online"].samples[0].value == 1
 
 
+def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scraped() -> None:
+    bridge, odd = a_bridge(), b"half a character \\ud800\\u0000" + b"x" * 30_000
+    for pi in (Pi("pi-1"), Pi("pi-2", profile="odd")):
+        said = [(topic, payload.replace(b"odd", odd)) for topic, payload in pi.info()]
+        feed(bridge, said + pi.window(NOW_MS, [1.0], uptime_s=60))
+    assert not bridge.refused
+    text = Exposition(bridge).text().encode()
+    assert b'device="pi-1"' in text
+    assert max(map(len, text.splitlines())) < 1000
+    assert Exposition(bridge).protobuf()
+
+
 def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
     bridge, pi = a_bridge(), Pi("pi-1")
     feed(bridge, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -282,6 +283,15 @@ def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_writt
             ("/api/devices?" + "a=1&" * 50, 400), ("/api/live?site=%00", 400),
         ):  # fmt: skip
             assert get(port, path).status == code, path
+
+
+def test_what_a_request_has_for_a_body_is_no_request_of_its_own(answers: Answers) -> None:
+    hidden = b"GET /api/devices HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(answers, Access(frozenset())) as port:
+        for length in (f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, sock.makefile("rb") as answer:
+                sock.sendall(f"GET /api/rollouts HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode() + hidden)
+                assert answer.read().count(b"HTTP/1.1 ") == 1
 
 
 def test_beyond_loopback_only_those_with_the_token_read(answers: Answers, tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.ledger import Agreed, Entry, Ledger
-from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, counters_began_now, counters_of, parse_report
+from edgert_deploy.fleet.reports import (
+    KINDS,
+    EventMessage,
+    Report,
+    counters_began_now,
+    counters_of,
+    parse_report,
+    printable,
+)
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 BY_DEFAULT = ("site", "model", "version", "profile")
@@ -155,7 +163,7 @@ class Bridge:
             device.status = messages.parse_status(payload)
         elif topic.kind == "info":
             profile = messages.load(payload).get("profile")
-            device.profile = profile if isinstance(profile, str) and profile else PROFILE_UNKNOWN
+            device.profile = printable(profile) if isinstance(profile, str) and profile else PROFILE_UNKNOWN
         elif topic.kind in KINDS:
             self._enter_report(topic, payload)
 

@@ -27,6 +27,7 @@ from typing import Any
 import fabric
 import paramiko
 from paramiko.config import SSHConfig
+from paramiko.hostkeys import InvalidHostKey
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert_deploy.inventory import Device, SshAddress, fingerprint
@@ -219,7 +220,7 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
         files = hop.settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
         for path in (Path(file).expanduser() for file in (*files, _SYSTEM_KNOWN_HOSTS)):
             if path.is_file():
-                client.get_host_keys().load(str(path))
+                _load_known_hosts(client, path)
         if client.get_host_keys().lookup(name) is None:
             raise DeviceUnreachable(
                 f"{hop.called} is in no known_hosts: log in there once with ssh, or pin its key: "
@@ -231,6 +232,15 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
     transport.set_keepalive(limits.keepalive_s)
     if isinstance(transport.sock, socket.socket) and transport.sock.family != socket.AF_UNIX:
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead_after_s * 1000))
+
+
+def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> None:
+    """Raises ConfigInvalid: paramiko reads no further than a line that is broken."""
+    try:
+        client.get_host_keys().load(str(path))
+    except (OSError, UnicodeDecodeError, InvalidHostKey, paramiko.SSHException) as error:
+        line = f"{error.line[:60]!r}: " if isinstance(error, InvalidHostKey) else ""
+        raise ConfigInvalid(f"{path} cannot be read ({line}{error.args[-1]}): mend that line or remove it") from error
 
 
 def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:

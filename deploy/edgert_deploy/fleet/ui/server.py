@@ -120,6 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # a body is not read: what it holds must not pass for the next request
         url = urlsplit(self.path)
         refusal = self.access.refusal(self.headers)  # type: ignore[arg-type]  # a Message reads like a Mapping
         if refusal is not None:
