@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,26 @@ def test_bootstrap_again_changes_nothing(world: World) -> None:
     daemon = again["devices"][0]["status"]["daemon"]
     assert (daemon["running"], daemon["pid"]) == (True, pid)
     assert again["devices"][0]["status"]["engines"]["onnxruntime"]
+
+
+def test_two_hosts_that_set_up_one_bare_device_at_once_leave_it_whole(tmp_path: Path) -> None:
+    """Without a claim each emptied the environment that the other was filling."""
+    with running_sshd(tmp_path / "sshd") as sshd:
+        hosts = [World(tmp_path / name, sshd) for name in ("one", "two")]
+        for host in hosts:
+            host.inventory.add(sshd.device())
+            assert host.edgert("keys", "new")[0] == 0
+        words = ("bootstrap", "board", "--service", "keeper", "--engines", "null")
+        try:
+            with ThreadPoolExecutor() as pool:
+                ends = list(pool.map(lambda host: host.edgert(*words), hosts))
+            assert 0 in [code for code, _ in ends], ends
+            assert {answer["error"]["code"] for code, answer in ends if code != 0} <= {"device.deploy_under_way"}
+            late = hosts[[code for code, _ in ends].index(0)]
+            code, again = late.edgert(*words)
+            assert (code, again["devices"][0]["changed"]) == (0, [])
+        finally:
+            hosts[0].daemon().call("stop")
 
 
 def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:

@@ -29,6 +29,7 @@ from edgert_deploy.profiles import DeviceProfile
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
 from edgert_deploy.service import Unit
+from edgert_deploy.setup_claim import note_folders, setting_up
 from edgert_deploy.transports import Transport
 from edgert_deploy.wheelhouse import Wheelhouse, WheelTarget
 
@@ -136,9 +137,10 @@ def bootstrap(
     """Bring `device` to where it takes deployments, and start its daemon.
 
     Raises DeviceError (with what to install there by hand), ConfigInvalid, EngineMissing, StorageFailed, and RolledBack where
-    a new runtime failed its trial and the one before is in use.
+    a new runtime failed its trial and the one before is in use; DeployUnderWay where another host is at it.
     """
-    return apply(plan_bootstrap(device, profile, wishes, transport, say), transport, say)
+    with setting_up(device, transport) as held:
+        return apply(plan_bootstrap(device, profile, wishes, held, say), held, say)
 
 
 def plan_bootstrap(
@@ -223,6 +225,11 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
 
 def go_back(device: Device, wishes: Wishes, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
     """Change to the runtime before the one in use, on trial as any change. Raises DeviceError where there is none."""
+    with setting_up(device, transport, make=False) as held:
+        return _go_back(device, wishes, held, say)
+
+
+def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> Bootstrapped:
     facts = probe(transport, device.name)
     there = runtime.look(transport, device) if device.transport != "local" else RuntimeThere()
     if there.trial:
@@ -417,22 +424,9 @@ def _mark(transport: Transport, device: Device) -> None:
     must(transport, device, ["sh", "-c", ': >"$1" && sync', "sh", _marker(device)])
 
 
-_NOTE_FOLDERS = """
-home=$1
-for path; do
-  made=
-  while ! test -e "$path"; do made="folder $path
-$made"; path=$(dirname "$path"); done
-  notes="$notes$made"
-done
-mkdir -p "$home" && { test -z "$notes" || printf %s "$notes" >>"$home/receipt"; }
-"""
-
-
 def _note_folders(plan: BootstrapPlan, transport: Transport) -> None:
-    """Write down which folders are made now, so that `unbootstrap` takes away no other."""
     device = plan.device
     folders = [device.home, device.state]
     if plan.service == "systemd" and plan.facts.uid != 0:
         folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
-    must(transport, device, ["sh", "-c", _NOTE_FOLDERS, "sh", *folders])
+    note_folders(device, folders, transport)

@@ -46,25 +46,25 @@ def claimed(
     What is sent meanwhile may take as long as a slow link needs for it, or one that is limited to `bytes_per_s`.
     """
     lasts_s = min(LASTS_S + send_bytes / min(bytes_per_s, SLOW_LINK_BYTES_PER_S), LASTS_S_MAX)
-    with _noted(daemon.device, model) as note:
+    with noted(daemon.device, model, f"another deploy of {model}") as note:
         old = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", _who(), "--for-s", f"{lasts_s:.0f}", *instead)
+        answer = daemon.call("claim", model, "--by", who(), "--for-s", f"{lasts_s:.0f}", *instead)
         token = str(answer["token"])
-        _write(note, token)
+        write_note(note, token)
         try:
             yield HeldClaim(token, DeviceFacts.from_status(answer["status"]))
         finally:
             with contextlib.suppress(EdgeRTError):  # a link that is down: it runs out there, and is noted here
                 daemon.call("release", token)
-                _write(note, "")
+                write_note(note, "")
 
 
 @contextmanager
-def _noted(device: Device, model: str) -> Iterator[int]:
-    """The file with this host's last token for the model there, locked."""
+def noted(device: Device, what: str, other: str) -> Iterator[int]:
+    """The file with this host's last token for `what` (a model) there, locked. Raises DeployUnderWay, where it is, naming `other`."""
     folder = cache_folder() / "claims"
-    name = hashlib.sha256("\0".join((device.transport, device.address, device.state, model)).encode()).hexdigest()[:24]
+    name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -76,20 +76,18 @@ def _noted(device: Device, model: str) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DeployUnderWay(
-                f"another deploy of {model} is under way on {device.name} from this host; wait for its end"
-            ) from error
+            raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _write(descriptor: int, token: str) -> None:
+def write_note(descriptor: int, token: str) -> None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, token.encode(), 0)
 
 
-def _who() -> str:
+def who() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name

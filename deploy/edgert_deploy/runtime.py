@@ -7,6 +7,7 @@
     HOME/runtime.sh      decides on the device which one is in use (on_device/runtime.sh)
     HOME/trial           there while a new one is tried
     HOME/outcome         how the last trial ended
+    HOME/setup, working  who sets the device up at this moment, and the lock of what makes an environment (setup_claim)
     HOME/restart-due     there while what runs is not what is installed and configured
 
 The decision is the device's alone: this side starts the trial and watches. What is sent and what it takes is planned
@@ -253,7 +254,7 @@ def install(
         "lacking": {**plan.lacking, **lacking},
         "wheels": dict(house.pins),
     }
-    must(transport, device, ["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
+    _must_alone(transport, device, ["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
     return loading
 
 
@@ -377,14 +378,14 @@ done
 
 def _copy_venv(device: Device, old: str, new: str, transport: Transport) -> None:
     """A copy whose files are the old one's own (hard links): pip replaces files, and changes none."""
-    must(transport, device, ["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
+    _must_alone(transport, device, ["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
 
 
 def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Wheelhouse, transport: Transport) -> None:
     keep = {parse_wheel_filename(name)[0] for name in house.pins}
     gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
     if gone:
-        must(
+        _must_alone(
             transport,
             device,
             [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
@@ -395,7 +396,8 @@ def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Whee
 def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transport, *, system_site: bool) -> None:
     """An environment without pip, which comes as a wheel like the rest: Debian's Python has none to put into one."""
     options = ["--system-site-packages"] if system_site else []
-    made = transport.run([facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv], VENV_S_MAX)
+    words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
+    made = _alone(transport, device, words, VENV_S_MAX)
     if made.ok:
         return
     if "No module named venv" in made.stdout + made.stderr:
@@ -418,7 +420,7 @@ def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str
     options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
     command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
     script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
-    must(transport, device, ["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
+    _must_alone(transport, device, ["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
 
 
 def _try_engines(
@@ -450,8 +452,24 @@ def _object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+# Held by the command itself and what it starts: where the link falls it may go on, and nobody should work beside it.
+_ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
+
+
+def _alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
+    result = transport.run(["sh", "-c", _ALONE, "sh", f"{device.home}/working", *argv], timeout_s)
+    return replace(result, argv=tuple(argv))
+
+
+def _must_alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
+    return _succeeded(device, _alone(transport, device, argv, timeout_s))
+
+
 def must(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
-    result = transport.run(argv, timeout_s)
+    return _succeeded(device, transport.run(argv, timeout_s))
+
+
+def _succeeded(device: Device, result: Result) -> Result:
     if not result.ok:
         raise DeviceError(f"{device.name}: {result.complaint()}")
     return result

@@ -19,6 +19,7 @@ from edgert.errors import DeviceError, EdgeRTError
 from edgert_deploy import runtime, service
 from edgert_deploy.inventory import Device
 from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.setup_claim import KNOWN, setting_up
 from edgert_deploy.transports import Result, Transport
 
 REMOVE_S_MAX = 600.0
@@ -41,10 +42,15 @@ def unbootstrap(
 ) -> Removal:
     """Take away what bootstrap made on `device`; with `purge` its models, keys and configuration, too.
 
-    Raises DeviceError where something could not be removed.
+    Raises DeviceError where something could not be removed, and DeployUnderWay where another host sets it up.
     """
     if dry_run:
         return _removal(device, _run("show", device, purge, transport))
+    with setting_up(device, transport, make=False) as held:
+        return _unbootstrap(device, held, purge, say)
+
+
+def _unbootstrap(device: Device, transport: Transport, purge: bool, say: Say) -> Removal:
     say("stopping the daemon")
     first = _removal(device, _run("stop", device, purge, transport))
     _stop_daemon(device, transport)
@@ -62,7 +68,7 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
     script = (files("edgert_deploy") / "on_device" / "unbootstrap.sh").read_text()
     words = [mode, device.home, device.state, "yes" if purge else "no"]
     return transport.run(
-        ["sh", "-c", script, "sh", *words, service.UNIT, service.USER, service.USER_COMMENT], REMOVE_S_MAX
+        ["sh", "-c", script, "sh", *words, service.UNIT, service.USER, service.USER_COMMENT, KNOWN], REMOVE_S_MAX
     )
 
 

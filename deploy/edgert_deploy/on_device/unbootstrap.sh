@@ -1,8 +1,9 @@
 # Takes away what `edgert bootstrap` made, by name: whatever else lies in these folders stays. Run as `sh -c` with
-#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT
+#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN
+# KNOWN is a pattern of what EdgeRT makes in these folders.
 # Prints `removed WHAT` and `left WHAT`. Ended anywhere, it can be run again.
 set -u
-mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7
+mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8
 failed=0
 
 removed() { echo "removed $1"; }
@@ -43,18 +44,24 @@ remove_service() {
 
 remove_environment() {
   test -n "$home" && test -d "$home" || return 0
+  if test ! -e "$home/receipt" && test ! -e "$home/runtime.sh" && test ! -e "$home/venv/.complete"; then return; fi # somebody else's
   if crontab -l 2>/dev/null | grep -qF "$home/runtime.sh"; then # the line that starts the keeper after a reboot
     if doing; then crontab -l | grep -vF "$home/runtime.sh" | crontab -; fi
     removed "the line of $(id -un)'s crontab"
   fi
   receipt=$(cat "$home/receipt" 2>/dev/null)
-  for name in venv venv.new previous previous.new venvs wheels runtime.sh trial trial.new outcome outcome.new unit.before lock restart-due; do
+  for name in venv venv.new previous previous.new venvs wheels trial trial.new outcome outcome.new unit.before lock restart-due runtime.sh; do
     gone "$home/$name"
   done
   for each in "$home"/.runtime.sh.*.part; do gone "$each"; done
 }
 
 remove_state() {
+  # Where no configuration is, and something that EdgeRT never makes, the rest is somebody else's, too.
+  if test ! -e "$state/config.toml" && ls -A "$state" 2>/dev/null | grep -qvxE "$known"; then
+    echo "left $state ($(ls -A "$state" | head -n 5 | tr '\n' ' ')in it)"
+    return
+  fi
   for name in control.sock edgert.sock edgertd.pid edgertd.log edgertd.log.1 incoming spool claims cache learned restart-due \
     mqtt-password mqtt-ca.pem; do
     gone "$state/$name"
@@ -102,6 +109,7 @@ remove_folders() {
     removed "lingering of $(id -un)"
   fi
   if doing; then made_folders; fi
+  if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim that this is done under: last
   if test -n "$home"; then gone "$home/receipt" && empty "$home"; fi
   if doing; then made_folders; fi
 }
