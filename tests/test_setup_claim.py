@@ -136,7 +136,7 @@ def test_folders_that_hold_other_things_are_left_alone(
     others = tmp_path / "others"
     for name in ("venvs", "cache", "spool", "mail"):
         (others / name).mkdir(parents=True)
-    device = replace(device, **{place: str(others)})
+    device = replace(device, home=str(others)) if place == "home" else replace(device, state=str(others))
     with (
         pytest.raises(DeviceError, match=f"{others} has .* in it.*--state"),
         setting_up(device, LocalTransport(device)),
