@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,8 +146,17 @@ def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None
     store = CampaignStore(tmp_path)
     with store.at_work("x"), pytest.raises(ConfigInvalid, match="at work in another process"), store.at_work("x"):
         raise AssertionError("two at once")
+    assert not store.is_at_work("never")
+    assert not (tmp_path / "never.lock").exists()  # who looks leaves no trace
     with store.at_work("x"):
-        pass
+        assert CampaignStore(tmp_path).is_at_work("x")
+    # Who looks holds it for an instant: neither another who looks nor one who begins takes that for work.
+    with open(tmp_path / "x.lock") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        assert not store.is_at_work("x")
+        threading.Timer(0.02, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
+        with store.at_work("x"):
+            pass
 
 
 def test_old_rollouts_that_are_over_are_forgotten_and_others_never(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from edgert_deploy.waves import Strategy
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
 KEPT_MAX = 50  # rollouts that are over
 LOOK_S = 0.2
+LOCK_RETRY_S = 0.005
 
 Say = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
 
@@ -136,38 +137,54 @@ class CampaignStore:
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
         """Hold the rollout. Raises ConfigInvalid where another process does."""
-        descriptor = self._lock(id)
-        if descriptor is None:
-            raise ConfigInvalid(f"rollout {id} is at work in another process; look with: edgert rollout status {id}")
+        descriptor = self._lock_file(id, os.O_RDWR | os.O_CREAT)
+        assert descriptor is not None
         try:
+            # Whoever only looks (`is_at_work`) holds it for an instant, too.
+            gives_up_at = time.monotonic() + LOOK_S
+            while not _locked(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > gives_up_at:
+                    raise ConfigInvalid(
+                        f"rollout {id} is at work in another process; look with: edgert rollout status {id}"
+                    )
+                time.sleep(LOCK_RETRY_S)
             yield
         finally:
             os.close(descriptor)
 
     def is_at_work(self, id: str) -> bool:
-        descriptor = self._lock(id)
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor is None
-
-    def _lock(self, id: str) -> int | None:
-        """A descriptor that holds the lock, or None where somebody else does."""
+        """Whether some process holds the rollout; leaves no trace. Raises ConfigInvalid where that cannot be told."""
+        descriptor = self._lock_file(id, os.O_RDONLY)
+        if descriptor is None:
+            return False
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path(id).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return not _locked(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    def _lock_file(self, id: str, flags: int) -> int | None:
+        """The lock's file, open; None where there is none and `flags` ask for none to be made."""
+        try:
+            if flags & os.O_CREAT:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path(id).with_suffix(".lock"), flags | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
 
     def _path(self, id: str) -> Path:
         if not id or Path(id).name != id or id.startswith("."):
             raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}.json"
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def go_on(

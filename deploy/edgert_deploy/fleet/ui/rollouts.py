@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +13,73 @@ SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that did not take it
 CUT_OFF = "cut off"
 
+_Mark = tuple[int, int, int]
+
 
 class Rollouts:
-    """The newest rollouts in `folder`. The folder need not exist. Not for several threads at once."""
+    """The newest rollouts in `folder`. The folder need not exist. Not for several threads at once.
+
+    A file is read when it has changed: those of a large fleet are large, and this looks once a second.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._store = CampaignStore(folder)
+        self._read: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
         self.revision = 0
         self.shown: list[dict[str, Any]] = []
 
     def look(self) -> None:
         """Read what has changed; `revision` grows where something has."""
-        found = [self._rollout(campaign) for campaign in self._store.all()[:SHOWN_MAX]] if self._folder.is_dir() else []
+        read = {}
+        for path in self._folder.glob("*.json"):
+            with contextlib.suppress(OSError, ConfigInvalid):  # it went, or is none
+                mark, kept = _mark(path), self._read.get(path)
+                read[path] = kept if kept and kept[0] == mark else (mark, _rollout(self._store.read(path.stem)))
+        self._read = read
+        newest = sorted(read, key=lambda path: read[path][1]["started_ms"], reverse=True)[:SHOWN_MAX]
+        found = [{**read[path][1], "state": self._state(path, *read[path])} for path in newest]
         if found != self.shown:
             self.shown = found
             self.revision += 1
 
-    def _rollout(self, campaign: Campaign) -> dict[str, Any]:
-        names = campaign.devices
-        results = {name: str(campaign.outcomes.get(name, {}).get("result", "held")) for name in names}
-        failed = [
-            {"device": name, "result": results[name], "error": campaign.outcomes[name].get("error")}
-            for name in names
-            if name in campaign.outcomes and not campaign.took(name)
-        ]
-        return {
-            "id": campaign.id,
-            "model": campaign.model,
-            "version": f"r{campaign.release}",
-            "state": self._state(campaign),
-            "reason": campaign.reason,
-            "started_ms": int(campaign.started_at * 1000),
-            "devices": len(names),
-            "took": sum(campaign.took(name) for name in names),
-            "failed": failed[:DEVICES_SHOWN_MAX],
-            "failed_count": len(failed),
-            "waves": [_wave(campaign, wave) for wave in campaign.strategy.split(len(names))],
-        }
-
-    def _state(self, campaign: Campaign) -> str:
+    def _state(self, path: Path, mark: _Mark, said: dict[str, Any]) -> str:
         """As it is: one that says that it runs, and that nobody works on, was cut off."""
-        try:
-            cut_off = campaign.state == RUNNING and not self._store.is_at_work(campaign.id)
-        except ConfigInvalid:  # a folder that may only be read: what the file says is all that is known
-            return campaign.state
-        return CUT_OFF if cut_off else campaign.state
+        with contextlib.suppress(
+            OSError, ConfigInvalid
+        ):  # where it may only be read, what it says is all that is known
+            if said["state"] == RUNNING and not self._store.is_at_work(path.stem) and _mark(path) == mark:
+                return CUT_OFF
+        return str(said["state"])
+
+
+def _mark(path: Path) -> _Mark:
+    """Another one with each writing: the file is replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _rollout(campaign: Campaign) -> dict[str, Any]:
+    names = campaign.devices
+    results = {name: str(campaign.outcomes.get(name, {}).get("result", "held")) for name in names}
+    failed = [
+        {"device": name, "result": results[name], "error": campaign.outcomes[name].get("error")}
+        for name in names
+        if name in campaign.outcomes and not campaign.took(name)
+    ]
+    return {
+        "id": campaign.id,
+        "model": campaign.model,
+        "version": f"r{campaign.release}",
+        "state": campaign.state,
+        "reason": campaign.reason,
+        "started_ms": int(campaign.started_at * 1000),
+        "devices": len(names),
+        "took": sum(campaign.took(name) for name in names),
+        "failed": failed[:DEVICES_SHOWN_MAX],
+        "failed_count": len(failed),
+        "waves": [_wave(campaign, wave) for wave in campaign.strategy.split(len(names))],
+    }
 
 
 def _wave(campaign: Campaign, wave: range) -> dict[str, int]:
