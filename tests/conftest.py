@@ -12,6 +12,7 @@ import pytest
 from edgert.reporting import stop_reporting
 from edgert.signing import SigningKey, new_key
 from tests.browser import Browser, chromium_path
+from tests.databases import new_database, postgres, postgres_folder
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits"
 
@@ -46,6 +47,22 @@ def digits_holdout(digits_source: Any) -> Any:
     from edgert_deploy.calibration import load_samples
 
     return load_samples(DIGITS / "holdout.npz", digits_source, at_least=10)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    if postgres_folder() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store for the fleet's reports, over each database that is supported."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/fleet.db"
+    return new_database(request.getfixturevalue("postgres_server"))
 
 
 @pytest.fixture(scope="module")

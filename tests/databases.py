@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from tests.brokers import free_port, until
 
@@ -56,6 +59,16 @@ def postgres() -> Iterator[str]:
             server.wait(20)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_database(server: str) -> str:
+    """The URL of a fresh database on `server`, which is as `postgres` gave it."""
+    engine = sa.create_engine(server.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    name = f"t{secrets.token_hex(5)}"
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return server.replace("/postgres", f"/{name}")
 
 
 def _run(words: Sequence[object], user: tuple[int, int] | None) -> None:

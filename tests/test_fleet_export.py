@@ -9,6 +9,8 @@ import random
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +39,7 @@ from edgert_deploy.fleet import otlp
 from edgert_deploy.fleet.bridge import Bridge
 from edgert_deploy.fleet.ledger import MEMBER_GONE_AFTER_S, Ledger
 from edgert_deploy.fleet.prometheus import Exposition
+from edgert_deploy.fleet.scrape import ScrapeServer
 from tests.brokers import Broker, free_port, until
 from tests.test_fleet_store import NOW_MS, Pi, Sent
 from tests.test_fleet_subscriber import publish
@@ -187,6 +190,37 @@ def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scra
     assert Exposition(bridge).protobuf()
 
 
+@contextmanager
+def answering(said: bytes) -> Iterator[int]:
+    """A port where whoever asks gets `said`, whatever it was."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(10)
+
+
+def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+    bridge = a_bridge(by="device")
+    for number in range(300):
+        feed(bridge, Pi(f"pi-{number}").window(NOW_MS, [1.0]))
+    server = ScrapeServer(Exposition(bridge), "127.0.0.1", 0)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a goodbye
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics").status == 200
+    server.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
     bridge, pi = a_bridge(), Pi("pi-1")
     feed(bridge, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))
@@ -217,6 +251,9 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
         with pytest.raises(otlp.OtlpFailed, match="404"):
             otlp.push(f"http://127.0.0.1:{port}/elsewhere", bridge, 2e9, {})
         thread.join(10)
+    for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
+        with answering(odd) as port, pytest.raises(otlp.OtlpFailed, match="does not take metrics"):
+            otlp.push(f"http://127.0.0.1:{port}/v1/metrics", bridge, 2e9, {})
     key, body = received[0]
     asked = ExportMetricsServiceRequest.FromString(body)
     metrics = {metric.name: metric for metric in asked.resource_metrics[0].scope_metrics[0].metrics}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, EdgeRTError
@@ -26,32 +25,14 @@ from edgert_deploy.fleet.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.recorder import Recorder
 from edgert_deploy.fleet.schema import StoreFailed
 from edgert_deploy.fleet.store import Retention, Store
-from tests.databases import postgres, postgres_folder
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
 Sent = list[tuple[str, bytes]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if postgres_folder() is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    with postgres() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/fleet.db"
-    server: str = request.getfixturevalue("server")
-    engine = sa.create_engine(server.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
-    name = f"t{random.randrange(10**9)}"
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine.dispose()
-    return server.replace("/postgres", f"/{name}")
+@pytest.fixture
+def url(store_url: str) -> str:
+    return store_url
 
 
 class Pi:

@@ -212,7 +212,11 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
     tracker.is_new(1)
     tracker.is_new(1_000_002)
     assert tracker.missing == 1_000_000
-    assert len(tracker._holes or ()) <= seq.HOLES_MAX
+    assert [tracker.is_new(number) for number in (2, 500_000, 1_000_001, 500_000)] == [True, True, True, False]
+    every_other = range(1_000_004, 1_010_000, 2)
+    assert all(tracker.is_new(number) for number in every_other)
+    assert tracker.missing == 1_000_000 - 3 + len(every_other)
+    assert len(tracker._gaps or ()) == seq.GAPS_MAX
 
 
 @pytest.fixture

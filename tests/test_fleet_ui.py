@@ -101,8 +101,8 @@ def test_a_model_that_was_taken_away_is_forgotten_unless_it_left_an_alarm() -> N
     assert (sorted(seen.held.lines), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
 
 
-def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(tmp_path: Path) -> None:
-    url, pi = str(tmp_path / "fleet.db"), Pi("pi-1")
+def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
+    url, pi = store_url, Pi("pi-1")
     hour_ago = NOW_MS - 60 * MINUTE_MS
     raised = event(pi, 1, hour_ago, event="alarm_raised", alarm="p99_ms", value=9.0, limit=5.0, model="digits")
     record(url, pi.info() + pi.window(hour_ago, [1.0]) + raised, hour_ago)
@@ -152,8 +152,8 @@ def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tm
 # --- what was ------------------------------------------------------------------------------
 
 
-def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version_begins(tmp_path: Path) -> None:
-    url, sent = str(tmp_path / "fleet.db"), list[tuple[str, bytes]]()
+def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version_begins(store_url: str) -> None:
+    url, sent = store_url, list[tuple[str, bytes]]()
     slow, quick, new = Pi("slow"), Pi("quick"), Pi("quick", version="r2", boot="b2")
     for minute in range(10, 0, -1):
         ts_ms = NOW_MS - minute * MINUTE_MS
@@ -274,6 +274,7 @@ def test_nothing_but_the_page_s_own_files_is_handed_out_and_nothing_can_be_writt
             "/assets/",
         ):
             assert get(port, path).status == 404, path
+        assert get(port, "http://[").status == 400
         for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert get(port, "/api/devices", verb=verb).status == 501
         for path, code in (
@@ -338,6 +339,31 @@ def test_only_so_many_streams_are_open_at_once(answers: Answers) -> None:
             connection.close()
 
 
+def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: str, tmp_path: Path) -> None:
+    now_ms, pi = time.time_ns() // 1_000_000, Pi("pi-1")
+    record(store_url, pi.info() + pi.window(now_ms - MINUTE_MS, [1.0] * 3), now_ms)
+    words = ["--store", store_url, "--port", "0", "--json"]
+    with Broker.in_folder(tmp_path / "broker") as broker, page_of(broker, tmp_path, words) as said:
+        assert json.loads(said)["own_store"] is None
+        port = int(json.loads(said)["url"].rpartition(":")[2].strip("/"))
+        happened = event(pi, 1, now_ms, event="alarm_raised", alarm="temp_c", value=90.0, limit=85.0)
+        window = pi.window(now_ms, [2.0] * 4)
+        record(store_url, window + happened, now_ms)
+        publish(broker, window + happened)
+
+        def answer(path: str) -> Any:
+            return json.loads(get(port, f"/api/{path}").body)
+
+        until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
+        until(lambda: answer("history?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
+        for path in ("history?window=7d&site=plant-a&profile=pi", "history?window=24h&device=pi-1"):
+            assert answer(path)["models"][0]["answered"] == 7
+        until(
+            lambda: [each["alarm"] for each in answer("events?model=&profile=pi")["events"]] == ["temp_c"], "the event"
+        )
+        assert get(port, "/api/history?window=1h&site=nowhere").status == 200
+
+
 # --- in a real browser, with a real broker --------------------------------------------------
 
 
@@ -354,21 +380,27 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: Any) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("ui")
+    with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, ["--port", "0"]) as url:
+        yield _begun(broker, url, folder / "config" / "rollouts")
+        assert list((folder / "state" / "edgert").glob("ui-*.db"))
+
+
+@contextmanager
+def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
+    """`edgert fleet ui` in a process of its own; what it printed on stdout."""
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
     env.pop("EDGERT_STORE", None)
-    with Broker.in_folder(folder / "broker") as broker:
-        argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", "--port", "0"]
-        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            try:
-                yield _begun(broker, url, folder / "config" / "rollouts")
-            finally:
-                process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=20)[1]
-            assert process.returncode == 0, said
-            assert f"recording to {folder / 'state'}" in said
-            assert "Traceback" not in said
+    argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline().strip()
+        try:
+            yield printed
+        finally:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=20)[1]
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
 
 
 def _begun(broker: Broker, url: str, rollouts: Path) -> Running:

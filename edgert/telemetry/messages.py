@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgert.errors import ProtocolError
-from edgert.names import ID, checked_id
+from edgert.names import ID, ID_CHARS_MAX, checked_id
 from edgert.telemetry.sketch import SCALE, Sketch
 from edgert.telemetry.spans import SLO_BOUNDS_MS, WindowReport
 
 VERSION = 1
 ROOT = "edgert/v1"
 PAYLOAD_BYTES_MAX = 64 * 1024
+NUMBER_END = 2**63  # a number is smaller, with either sign: sums of them stay finite, and fit a database's column
 
 Status = Literal["online", "offline", "lost"]
 STATUSES: tuple[Status, ...] = ("online", "offline", "lost")
@@ -85,7 +86,7 @@ class Topic:
 def parse_topic(topic: str) -> Topic:
     """Take a topic apart. Raises ProtocolError for one that is not of this contract."""
     parts = topic.split("/")
-    if "/".join(parts[:2]) == ROOT and all(ID.match(part) for part in parts[2:]):
+    if "/".join(parts[:2]) == ROOT and all(len(part) <= ID_CHARS_MAX and ID.match(part) for part in parts[2:]):
         if len(parts) == 5 and parts[4] in DEVICE_KINDS:
             return Topic(parts[2], parts[3], parts[4])
         if len(parts) == 7 and parts[4] == "m" and parts[6] in MODEL_KINDS:
@@ -137,7 +138,11 @@ def load(payload: bytes) -> dict[str, Scalar]:
     if type(fields) is not dict or not _NESTED.isdisjoint(map(type, fields.values())):
         raise ProtocolError(f"a payload is not a flat JSON object: {payload[:60]!r}")
     if fields.get("v") != VERSION:
-        raise ProtocolError(f"a payload has v={fields.get('v')!r}; this program reads v={VERSION}: update it")
+        raise ProtocolError(f"a payload has v={fields.get('v')!r:.40}; this program reads v={VERSION}: update it")
+    for name, value in fields.items():
+        # Python's reader takes NaN, Infinity and integers of thousands of digits, which no reader of ours can use.
+        if (type(value) is float or type(value) is int) and not -NUMBER_END < value < NUMBER_END:
+            raise _wrong(name, value, "a number within 2^63")
     return fields
 
 
@@ -305,4 +310,4 @@ def text_of(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _wrong(name: str, value: object, expected: str) -> ProtocolError:
-    return ProtocolError(f"a payload has {name}={value!r}; expected {expected}")
+    return ProtocolError(f"a payload has {name[:40]}={value!r:.40}; expected {expected}")

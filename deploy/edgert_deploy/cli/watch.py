@@ -223,7 +223,8 @@ def table_of(rows: list[Row], state: FleetState, width: int, height: int | None 
     if left_out:
         table.caption = f"{left_out} more lines; choose with --model, --device, --state, --alarms, or --sort them"
     if state.refused:
-        table.caption = f"{state.refused} messages not understood; the last: {state.last_refusal}"
+        # Text, as in `_cells`.
+        table.caption = Text(f"{state.refused} messages not understood; the last: {state.last_refusal}")
     return table
 
 

@@ -67,10 +67,11 @@ class Written:
         return cls(*(sum(column) for column in zip(*numbers, strict=True)))
 
 
-def at_ms(heard: Heard, ts_ms: int) -> int:
-    trusted = heard.at_ms - KEEP_WINDOWS_H * HOUR_MIN * MINUTE_MS < ts_ms < heard.at_ms + TRUSTED_AHEAD_S * 1000
-    return ts_ms if trusted else heard.at_ms
+def trusted_ms(ts_ms: int, now_ms: int) -> int:
+    """`ts_ms`, a device's own time, where it can be believed at `now_ms`; else `now_ms`."""
+    trusted = now_ms - KEEP_WINDOWS_H * HOUR_MIN * MINUTE_MS < ts_ms < now_ms + TRUSTED_AHEAD_S * 1000
+    return ts_ms if trusted else now_ms
 
 
 def minute_of(heard: Heard, ts_ms: int) -> int:
-    return at_ms(heard, ts_ms) // MINUTE_MS
+    return trusted_ms(ts_ms, heard.at_ms) // MINUTE_MS

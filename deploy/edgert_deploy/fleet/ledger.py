@@ -181,6 +181,8 @@ class Ledger:
             tracker = self._trackers[entry.stream] = SeqTracker(late=LATE_MAX if self.topic else 0)
             if len(self._trackers) > STREAMS_MAX:
                 self._trackers.popitem(last=False)
+        else:
+            self._trackers.move_to_end(entry.stream)  # a device that makes up boots costs those that report nothing
         return tracker
 
     def _increase(self, entry: Entry) -> tuple[int, ...]:
@@ -199,6 +201,7 @@ class Ledger:
             if len(self._counters) > STREAMS_MAX:
                 self._counters.popitem(last=False)
             return entry.counters if entry.fresh else nothing
+        self._counters.move_to_end(key)
         if entry.seq > seen.last_seq:
             grown = _grown(entry.counters, seen.last)
             seen.last_seq, seen.last = entry.seq, entry.counters

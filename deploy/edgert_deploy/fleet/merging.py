@@ -13,6 +13,7 @@ from edgert_deploy.fleet.heard import HOUR_MIN, Heard, minute_of
 from edgert_deploy.fleet.packed import WINDOW, Dense
 from edgert_deploy.fleet.schema import COUNTERS, HISTOGRAM
 
+COUNTED_MAX = 2**63 - 1  # what a column holds: a device may claim more than it ever did
 IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
 
 
@@ -107,7 +108,8 @@ class _Row:
 
     def values(self) -> dict[str, Any]:
         said = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
-        return {**said, "buckets": self.buckets.packed(), **self.counters}
+        counters = {name: min(value, COUNTED_MAX) for name, value in self.counters.items()}
+        return {**said, "buckets": self.buckets.packed(), **counters}
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:

@@ -8,6 +8,7 @@ index. Cumulative, so that an endpoint that was down for a while misses nothing 
 from __future__ import annotations
 
 import gzip
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -59,9 +60,11 @@ def push(url: str, bridge: Bridge, now: float, headers: Mapping[str, str]) -> No
         raise OtlpFailed(
             f"{url} answered {error.code} {error.reason}; check the address and its credentials"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise OtlpFailed(f"{url} does not take metrics: {reason}; check that the collector runs") from error
+        raise OtlpFailed(
+            f"{url} does not take metrics: {str(reason).strip()}; check that the collector runs"
+        ) from error
 
 
 def request(bridge: Bridge, now: float) -> Any:

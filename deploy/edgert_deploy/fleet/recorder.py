@@ -60,7 +60,8 @@ class Recorder:
         heard = Heard(parsed.site, parsed.device, self._wall_clock_ms(), parsed.model or "")
         key, batch = (parsed.site, parsed.device), self._batch
         if parsed.kind not in KINDS:
-            batch.devices.setdefault(key, {}).update(_device_fields(parsed.kind, payload))
+            said = _device_fields(parsed.kind, payload)  # first: it may refuse
+            batch.devices.setdefault(key, {}).update(said)
         elif isinstance(report := parse_report(parsed, payload), HistMessage):
             batch.hists.append((heard, report))
         elif isinstance(report, MetricsMessage):

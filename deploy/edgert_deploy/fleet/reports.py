@@ -22,13 +22,14 @@ COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_
 
 @dataclass(frozen=True)
 class EventMessage:
-    """Something that happened. `model` is empty where it concerns the whole device."""
+    """Something that happened. `model` is empty where it concerns the whole device, `alarm` where it names none."""
 
     ts_ms: int
     boot: str
     seq: int
     event: str
     model: str
+    alarm: str
     fields: dict[str, Scalar]
 
 
@@ -73,20 +74,30 @@ def _event(payload: bytes) -> EventMessage:
         ts_ms=messages.int_of(fields, "ts"),
         boot=messages.text_of(fields, "boot"),
         seq=messages.int_of(fields, "seq"),
-        event=printable(messages.text_of(fields, "event")),
-        model=printable(messages.text_of(fields, "model")) if "model" in fields else "",
+        event=messages.text_of(fields, "event"),
+        model=messages.text_of(fields, "model") if "model" in fields else "",
+        alarm=messages.text_of(fields, "alarm") if "alarm" in fields else "",
         fields=fields,
     )
+    _check_id("event", said.event)
+    for name, value in (("model", said.model), ("alarm", said.alarm)):
+        if value:
+            _check_id(name, value)
     _check(said.boot, "", said.seq, said.ts_ms)
     return said
 
 
 def _check(boot: str, version: str, seq: int, ts_ms: int) -> None:
     for name, value in (("boot", boot), ("model_version", version)):
-        if len(value) > ID_CHARS_MAX or (value and not ID.match(value)):
-            raise ProtocolError(f"{name} is {value[:80]!r}, which is no id")
+        if value:
+            _check_id(name, value)
     _check_number("seq", seq)
     _check_number("ts", ts_ms)
+
+
+def _check_id(name: str, value: str) -> None:
+    if len(value) > ID_CHARS_MAX or not ID.match(value):
+        raise ProtocolError(f"{name} is {value[:80]!r}, which is no id")
 
 
 def _check_number(name: str, value: int) -> None:

@@ -203,7 +203,7 @@ def lock(connection: sa.Connection) -> None:
 
 def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     """`error` as the user is told it."""
-    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
         return StoreFailed(
             f"the store {shown(url)} holds no reports yet; `edgert fleet record --store {shown(url)}` fills it"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
-from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.prometheus import PROTOBUF, TEXT, Exposition
+from edgert_deploy.fleet.web import WebServer
 
 READ_TIMEOUT_S = 10.0
 GZIP_ABOVE_BYTES = 4096
@@ -52,17 +52,5 @@ class ScrapeServer:
             def log_message(self, format: str, *args: object) -> None:
                 return  # a line a scrape is no news
 
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigInvalid(f"--listen {host}:{port} cannot be used: {error}; choose another port") from error
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, name="scrape", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server = WebServer(Handler, host, port, f"--listen {host}:{port}", "scrape")
+        self.port, self.close = self._server.port, self._server.close

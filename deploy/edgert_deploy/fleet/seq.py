@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-HOLES_MAX = 10_000
+from bisect import bisect_right
+
+GAPS_MAX = 1_000  # of one stream, in memory; a number that comes from an older one counts as repeated
 # A jump this far is a counter begun anew after a lost spool, not as many lost messages.
 SEQ_JUMP_MAX = 2**31
 
@@ -14,18 +16,15 @@ class SeqTracker:
     numbers before it are still new should they come, as where several listeners put their parts together.
     """
 
-    __slots__ = ("_before", "_first", "_holes", "_holes_forgotten", "_last", "_late", "restarts")
+    __slots__ = ("_before", "_first", "_gaps", "_last", "_late", "missing", "restarts")
 
     def __init__(self, late: int = 0) -> None:
-        self.restarts = 0
+        self.restarts = self.missing = 0
         self._last: int | None = None
         self._late, self._first, self._before = late, 0, 0
-        self._holes: set[int] | None = None  # most streams never have one, and an empty set takes 216 bytes
-        self._holes_forgotten = 0
-
-    @property
-    def missing(self) -> int:
-        return len(self._holes or ()) + self._holes_forgotten
+        # First and end of each stretch that has not come, ascending. Most streams never have one, and an empty list
+        # takes memory.
+        self._gaps: list[tuple[int, int]] | None = None
 
     def is_new(self, seq: int) -> bool:
         """Whether `seq` was not seen before; remembers it."""
@@ -36,16 +35,14 @@ class SeqTracker:
         if last is None or abs(seq - last) > SEQ_JUMP_MAX:
             self.restarts += last is not None
             self._last = self._first = seq
+            self._gaps = None
             self._before = (1 << self._late) - 1  # bit n: the number n + 1 before the first has not come
             return True
         if seq > last:
-            self._add_holes(last + 1, seq)
+            self._add_gap(last + 1, seq)
             self._last = seq
             return True
-        if self._holes and seq in self._holes:
-            self._holes.remove(seq)
-            return True
-        return self._came_before_the_first(seq)
+        return self._fills_a_gap(seq) or self._came_before_the_first(seq)
 
     def _came_before_the_first(self, seq: int) -> bool:
         bit = 1 << (self._first - seq - 1) if 0 < self._first - seq <= self._late else 0
@@ -53,8 +50,19 @@ class SeqTracker:
         self._before &= ~bit
         return new
 
-    def _add_holes(self, first: int, end: int) -> None:
-        holes = self._holes = self._holes or set()
-        room = HOLES_MAX - len(holes)
-        self._holes_forgotten += max(0, end - first - room)
-        holes.update(range(max(first, end - room), end))
+    def _add_gap(self, first: int, end: int) -> None:
+        gaps = self._gaps = self._gaps or []
+        gaps.append((first, end))
+        self.missing += end - first
+        del gaps[:-GAPS_MAX]
+
+    def _fills_a_gap(self, seq: int) -> bool:
+        gaps = self._gaps or []
+        at = bisect_right(gaps, seq, key=lambda gap: gap[0]) - 1
+        if at < 0 or seq >= gaps[at][1]:
+            return False
+        first, end = gaps[at]
+        gaps[at : at + 1] = [gap for gap in ((first, seq), (seq + 1, end)) if gap[0] < gap[1]]
+        self.missing -= 1
+        del gaps[:-GAPS_MAX]
+        return True

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edgert.errors import ProtocolError
-from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.alarms import CLEARED, RAISED
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import MERGED, WINDOW, WINDOW_COUNT_MAX, Pool, Scalars, pack
+from edgert_deploy.fleet.packed import WINDOW, Pool, Scalars, pack
+from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report
 from edgert_deploy.fleet.seq import SeqTracker
 
 HORIZON_S = 600.0
@@ -30,6 +28,7 @@ WINDOWS_MAX = 64
 DEVICES_MAX = 10_000
 MODELS_PER_DEVICE_MAX = 64
 BOOTS_KEPT_MAX = 4
+ALARMS_MAX = 32  # of one model; a device names them as it likes
 STALE_AFTER_WINDOWS = 2.5
 WINDOW_S_DEFAULT = 60.0
 # What an alarm begins and ends with besides RAISED and CLEARED, which name it as `alarm`: the shadow's own, and those that are one
@@ -54,21 +53,14 @@ class Window(NamedTuple):
     def of(cls, hist: HistMessage, heard_at: float) -> Window:
         sketch = hist.sketch
         scalars = Scalars(sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
-        form = WINDOW if sketch.count <= WINDOW_COUNT_MAX else MERGED
         version = intern(hist.model_version)
-        return cls(heard_at, hist.ts_ms, hist.window_s, version, scalars, pack(sketch.buckets, form))
-
-    @property
-    def form(self) -> np.dtype[np.void]:
-        return WINDOW if self.scalars.count <= WINDOW_COUNT_MAX else MERGED
+        return cls(heard_at, hist.ts_ms, hist.window_s, version, scalars, pack(sketch.buckets, WINDOW))
 
 
 def pooled(windows: Sequence[Window]) -> Sketch:
     """The sketch of all their requests together."""
     pool = Pool(1)
-    for form in (WINDOW, MERGED):
-        if blobs := [window.buckets for window in windows if window.form is form]:
-            pool.add([0] * len(blobs), blobs, form)
+    pool.add([0] * len(windows), [window.buckets for window in windows], WINDOW)
     for window in windows:
         pool.add_scalars(0, window.scalars)
     return pool.sketch(0)
@@ -115,8 +107,8 @@ class ModelState:
             if now - window.heard_at <= horizon_s and newest_ms - window.ts_ms <= horizon_s * 1000
         ]
 
-    def note(self, event: str, alarm: str) -> None:
-        note_alarm(self.alarms, event, alarm)
+    def note(self, said: EventMessage) -> None:
+        note_alarm(self.alarms, said.event, said.alarm or "unnamed")
 
 
 @dataclass
@@ -203,7 +195,7 @@ class FleetState:
             changed = self._apply(parsed, payload, retained, now)
         except ProtocolError as error:
             self.refused += 1
-            self.last_refusal = f"{topic}: {error.message}"
+            self.last_refusal = f"{topic[:120]}: {error.message}"
             return None
         return parsed if changed else None
 
@@ -231,12 +223,13 @@ class FleetState:
             device.info = messages.load(payload)
         elif topic.kind == "sys":
             device.sys = messages.load(payload)
-        elif topic.kind == "hist":
-            return self._apply_hist(device, topic, HistMessage.from_json(payload), now)
-        elif topic.kind == "metrics":
-            return self._apply_metrics(device, topic, MetricsMessage.from_json(payload))
-        elif topic.kind == "event":
-            return self._apply_event(device, topic, messages.load(payload))
+        elif topic.kind in KINDS:
+            report = parse_report(topic, payload)
+            if isinstance(report, HistMessage):
+                return self._apply_hist(device, topic, report, now)
+            if isinstance(report, MetricsMessage):
+                return self._apply_metrics(device, topic, report)
+            return self._apply_event(device, topic, report)
         return True
 
     def _apply_hist(self, device: DeviceState, topic: Topic, hist: HistMessage, now: float) -> bool:
@@ -246,21 +239,13 @@ class FleetState:
         model.keep(Window.of(hist, now), self._horizon_s)
         return True
 
-    def _apply_event(self, device: DeviceState, topic: Topic, fields: dict[str, messages.Scalar]) -> bool:
-        event, boot, seq = (
-            messages.text_of(fields, "event"),
-            messages.text_of(fields, "boot"),
-            messages.int_of(fields, "seq"),
-        )
-        if not device.events.is_new("event", boot, seq):
+    def _apply_event(self, device: DeviceState, topic: Topic, said: EventMessage) -> bool:
+        if not device.events.is_new("event", said.boot, said.seq):
             return False
-        about, alarm = fields.get("model"), fields.get("alarm")
-        if not isinstance(alarm, str) or not ID.match(alarm):  # it is shown on terminals
-            alarm = "unnamed"
-        if isinstance(about, str) and ID.match(about):
-            _model(device, Topic(topic.site, topic.device, "event", about)).note(event, alarm)
+        if said.model:
+            _model(device, Topic(topic.site, topic.device, "event", said.model)).note(said)
         else:
-            device.events.note(event, alarm)
+            device.events.note(said)
         return True
 
     def _apply_metrics(self, device: DeviceState, topic: Topic, metrics: MetricsMessage) -> bool:
@@ -334,12 +319,14 @@ def note_alarm(alarms: set[str], event: str, alarm: str) -> None:
     """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
     if event == "serving":
         alarms.clear()
-    elif event == RAISED:
-        alarms.add(alarm)
     elif event == CLEARED:
         alarms.discard(alarm)
     elif event.endswith(ALARM_ENDS):
         alarms.discard(event.removesuffix(ALARM_ENDS))
+    elif len(alarms) >= ALARMS_MAX:
+        return
+    elif event == RAISED:
+        alarms.add(alarm)
     elif event.endswith(ALARM) or event in ALARMING:
         alarms.add(event.removesuffix(ALARM))
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet import schema
-from edgert_deploy.fleet.heard import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS, Batch, Heard, Written, at_ms, minute_of
+from edgert_deploy.fleet.heard import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS, Batch, Heard, Written, minute_of, trusted_ms
 from edgert_deploy.fleet.merging import Merging, chunks
 from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.payload import pack_fields
@@ -277,7 +277,7 @@ class Store:
                 "device_id": self._devices[heard.site, heard.device],
                 "boot": said.boot,
                 "seq": said.seq,
-                "at_ms": at_ms(heard, said.ts_ms),
+                "at_ms": trusted_ms(said.ts_ms, heard.at_ms),
                 "event": said.event,
                 "model": said.model or None,
                 "fields": json.dumps(said.fields),

@@ -17,6 +17,7 @@ from edgert.errors import ProtocolError
 from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic, parse_topic
+from edgert_deploy.fleet.heard import trusted_ms
 from edgert_deploy.fleet.reports import EventMessage, parse_report, printable
 from edgert_deploy.fleet.state import MODELS_PER_DEVICE_MAX, STALE_AFTER_WINDOWS, WINDOW_S_DEFAULT, note_alarm
 from edgert_deploy.fleet.store import PROFILE_UNKNOWN
@@ -160,7 +161,7 @@ class Board:
             event = parse_report(topic, payload)
             assert isinstance(event, EventMessage)
             self.events += 1
-            _note_event(held, event.event, event.model, event.fields.get("alarm"), event.ts_ms)
+            _note_event(held, event.event, event.model, event.alarm, trusted_ms(event.ts_ms, wall_ms))
         else:
             fields = messages.load(payload)
             held.said[topic.kind] = fields
@@ -191,7 +192,9 @@ class Board:
         gone_ms = said.ts_ms - GONE_AFTER_WINDOWS * held.window_s * 1000
         for name in [name for name, other in held.lines.items() if 0 < other.ts_ms < gone_ms and not other.alarms]:
             del held.lines[name]
-        self._note_version(model, line.version, said.ts_ms if held.late_s < LATE_S and synced else wall_ms)
+        self._note_version(
+            model, line.version, trusted_ms(said.ts_ms, wall_ms) if held.late_s < LATE_S and synced else wall_ms
+        )
 
     def _note_version(self, model: str, version: str, at_ms: int) -> None:
         seen = self._versions.setdefault(model, {})

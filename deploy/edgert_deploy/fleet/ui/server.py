@@ -9,26 +9,25 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import socket
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import EdgeRTError
 from edgert_deploy.fleet.schema import StoreFailed
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotHere
 from edgert_deploy.fleet.ui.hub import View
+from edgert_deploy.fleet.web import WebServer
 
 ASSETS = Path(__file__).parent / "assets"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 PAGES = ("", "devices", "events", "rollouts", "device")  # all one file: what is shown is up to the script
 STREAMS_MAX = 32
-CONNECTIONS_MAX = 256
 READ_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000
@@ -50,45 +49,13 @@ class PageServer:
     def __init__(self, answers: Answers, access: Access, host: str, port: int) -> None:
         files = {path.name: _File.of(path) for path in ASSETS.iterdir() if path.suffix in TYPES}
         streams = threading.BoundedSemaphore(STREAMS_MAX)
-        room = threading.BoundedSemaphore(CONNECTIONS_MAX)
 
         class Handler(_Handler):
             pass
 
         Handler.answers, Handler.access, Handler.files, Handler.streams = answers, access, files, streams
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                if room.acquire(blocking=False):
-                    super().process_request(request, client_address)
-                else:
-                    self.shutdown_request(request)
-
-            def process_request_thread(self, request: Any, client_address: Any) -> None:
-                try:
-                    super().process_request_thread(request, client_address)
-                finally:
-                    room.release()
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                return  # a page that was closed is no news
-
-        try:
-            self._server = Server((host.strip("[]"), port), Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigInvalid(f"--host {host} --port {port} cannot be used: {error}; choose another port") from error
-        threading.Thread(target=self._server.serve_forever, name="ui", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server = WebServer(Handler, host, port, f"--host {host} --port {port}", "ui")
+        self.port, self.close = self._server.port, self._server.close
 
 
 class _File:
@@ -122,14 +89,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # a body is not read: what it holds must not pass for the next request
-        url = urlsplit(self.path)
         refusal = self.access.refusal(self.headers)  # type: ignore[arg-type]  # a Message reads like a Mapping
         if refusal is not None:
             return self._words(HTTPStatus.FORBIDDEN, refusal)
         try:
+            url = urlsplit(self.path)
             asked = dict(parse_qsl(url.query, max_num_fields=QUERY_FIELDS_MAX))
         except ValueError:
-            return self._words(HTTPStatus.BAD_REQUEST, "too many words in the address")
+            return self._words(HTTPStatus.BAD_REQUEST, "no such address, or too many words in it")
         if self.access.is_token(asked.get("token", "")):
             return self._let_in(url.path)
         if not self.access.knows_token(self.headers):  # type: ignore[arg-type]
