@@ -146,7 +146,7 @@ class Conversation:
 
 def arg_of(timeout_s: float) -> int:
     """A time-out as an INFER frame's `arg`: microseconds, at least one."""
-    return min(int(timeout_s * 1e6) + 1, ARG_MAX)
+    return min(int(min(ARG_MAX, timeout_s * 1e6)) + 1, ARG_MAX)
 
 
 class ModelInterface:

@@ -12,12 +12,13 @@ from pathlib import Path
 from edgert import wire
 from edgert.errors import DaemonUnreachable
 
+WAIT_S_MAX = 366 * 86400.0  # of any one wait; who asks for more, or for ever, asks for this
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
 
 
 def timeval(seconds: float) -> bytes:
     """A time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, as 0 would mean for ever."""
-    microseconds = max(1000, int(seconds * 1e6))
+    microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
     return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -34,6 +35,7 @@ TRIAL_S_MAX = 24 * 3600.0
 LOCK_S_MAX = 10.0
 REASON_LENGTH_MAX = 500
 BY_COMMAND = "taken back by a command"
+CUT_OFF = "its limits were watched, and that was cut off"
 BOOT_ID_VARIABLE = "EDGERT_BOOT_ID"  # 32 hexadecimal digits, as systemd's %b has them
 
 
@@ -91,7 +93,7 @@ class Trial:
     ends_at_s: float
 
     def over(self, clock: BootClock) -> bool:
-        return self.boot_id != clock.boot_id or clock.now_s() >= self.ends_at_s
+        return self.boot_id != clock.boot_id or not clock.now_s() < self.ends_at_s  # also where that is no number
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,8 @@ class SlotStore:
 
     def activate(self, trial_s: float, gate: Gate | None = None) -> SlotState:
         """Make the staged version live, on trial for `trial_s` seconds, and for as long as `gate` takes."""
+        if not (math.isfinite(trial_s) and trial_s > 0):
+            raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
         lasts_s = min(trial_s + (gate.trial_s if gate else 0.0), TRIAL_S_MAX)
         trial = Trial(self.clock.boot_id, self.clock.now_s() + lasts_s)
         with self.locked():
@@ -304,6 +308,16 @@ class SlotStore:
             self.commit(after)
             return after
 
+    def fail_trial(self, digest: str, reason: str, *, wait: bool = False) -> bool:
+        """Go back from the version `digest`; False where it is not on trial (any more), and nothing is changed."""
+        with self.locked(wait=wait):
+            before = self.read()
+            active = before.version(before.active)
+            if before.state not in ON_TRIAL or active is None or active.digest != digest:
+                return False
+            self.commit(step(before, Event.ROLLBACK, reason=reason, now_s=time.time()))
+            return True
+
     def begin_watch(self) -> bool:
         """Note that the trial's limits are watched from now on; False where they were before: that watch was cut off."""
         with self.locked(wait=False):
@@ -323,7 +337,8 @@ class SlotStore:
             version = before.version(before.active)
             if before.gate is None or version is None or version.digest != digest:
                 raise TransitionRefused("what was watched is not on trial any more")
-            trial = Trial(self.clock.boot_id, self.clock.now_s() + before.gate.confirm_s)
+            confirm_s = min(before.gate.confirm_s, TRIAL_S_MAX)
+            trial = Trial(self.clock.boot_id, self.clock.now_s() + confirm_s)
             after = replace(before, trial=trial, gate=replace(before.gate, passed=True))
             if before.gate.unattended:
                 after = step(before, Event.MARK_GOOD)
@@ -380,6 +395,15 @@ class SlotStore:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
 
 
+def why_over(slots: SlotState, clock: BootClock) -> str:
+    """Why a trial that no daemon looks after has ended, in words; "" where a daemon could still bring it to a good end."""
+    if slots.state not in ON_TRIAL or slots.trial is None:
+        return ""
+    if slots.trial.over(clock):
+        return why_expired(slots, clock)
+    return CUT_OFF if slots.gate is not None and slots.gate.begun and not slots.gate.passed else ""
+
+
 def why_expired(slots: SlotState, clock: BootClock) -> str:
     """Why a trial that is over was not confirmed, in words."""
     if slots.trial is not None and slots.trial.boot_id != clock.boot_id:
@@ -412,9 +436,17 @@ def _from_json(value: dict[str, Any]) -> SlotState:
         b=None if b is None else Version(**b),
         trial=None if trial is None else Trial(**trial),
         ratchet=int(value["ratchet"]),
-        gate=None if gate is None else Gate.from_json(gate),
+        gate=None if gate is None else _gate(gate),
         returned=None if returned is None else Returned(**returned),
     )
+
+
+def _gate(value: dict[str, Any]) -> Gate:
+    """One that a newer runtime wrote and this one cannot judge counts as a watch that was cut off: its version goes back."""
+    try:
+        return Gate.from_json(value)
+    except (KeyError, TypeError, ValueError, ConfigInvalid):
+        return Gate({}, begun=True)
 
 
 def _known(cls: type[Version] | type[Trial] | type[Returned], value: dict[str, Any] | None) -> dict[str, Any] | None:

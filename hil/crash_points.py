@@ -33,6 +33,7 @@ from pathlib import Path
 from edgert.bundle import open_bundle
 from edgert.config import read_config
 from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
+from edgert.gate import Gate
 from edgert.installed import load_version
 from edgert.installer import held_files, install
 from edgert.parcel import HOWS, parts_of
@@ -170,7 +171,7 @@ def recover(device: Device, new: Delivery) -> None:
     """From whatever was left, the same release can be brought up without an operator, and no garbage stays."""
     store = _store(device)
     if store.read().state in ON_TRIAL:
-        store.mark_good()
+        store.mark_good(force=True)
     try:
         installed = install(new.sent, device.state, read_config(device.state))
     except BundleCorrupt:  # a parcel of what is gone meanwhile: whoever deploys sends the whole then
@@ -212,6 +213,22 @@ def _staged(device: Device) -> None:
 def _on_trial(device: Device) -> None:
     _staged(device)
     _store(device).activate(60)
+
+
+def _watched(device: Device) -> None:
+    """On trial with limits, and the watch has begun."""
+    _to_watch(device)
+    _store(device).begin_watch()
+
+
+def _to_watch(device: Device, *, unattended: bool = False) -> None:
+    _staged(device)
+    _store(device).activate(60, Gate({"p99_ms": 8.0}, unattended=unattended))
+
+
+def _unattended(device: Device) -> None:
+    _to_watch(device, unattended=True)
+    _store(device).begin_watch()
 
 
 def _littered(device: Device) -> None:
@@ -267,6 +284,13 @@ def _collect(device: Device, _: Delivery) -> None:
         store.collect()
 
 
+def _held(device: Device, _: Delivery) -> None:
+    slots = _store(device).read()
+    active = slots.version(slots.active)
+    assert active is not None
+    _store(device).pass_gate(active.digest)
+
+
 def _deliver(device: Device, new: Delivery) -> None:
     _install(device, new.sent)
 
@@ -281,6 +305,9 @@ OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Deliver
     "activate": (_staged, _whole, lambda device, _: _store(device).activate(60)),
     "mark-good": (_on_trial, _whole, lambda device, _: _store(device).mark_good()),
     "rollback": (_on_trial, _whole, lambda device, _: _store(device).rollback()),
+    "begin to watch limits": (_to_watch, _whole, lambda device, _: _store(device).begin_watch()),
+    "limits held": (_watched, _whole, _held),
+    "limits held, unattended": (_unattended, _whole, _held),
     "collect": (_littered, _whole, _collect),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +14,16 @@ import pytest
 from edgert.config import parse_config
 from edgert.errors import ConfigInvalid, EdgeRTError, Unavailable
 from edgert.serving.control import ask
-from edgert.serving.memory import IDLE_S_MIN, Claim, LearnedSizes, Room, make_room, process_mb
+from edgert.serving.memory import (
+    IDLE_S_MIN,
+    WORKER_BASE_MB,
+    Claim,
+    LearnedSizes,
+    Room,
+    estimated_mb,
+    make_room,
+    process_mb,
+)
 from tests.devices import Device, a_device, wait_until
 from tests.test_daemon import ITEM, load
 
@@ -52,6 +63,25 @@ def test_sizes_are_remembered_by_the_next_process(tmp_path: Path) -> None:
     assert again.of("d" * 64) == 55.5  # not worth a write
     next((tmp_path / "learned").iterdir()).write_text("{")
     assert LearnedSizes(tmp_path / "learned").of("d" * 64) is None
+
+
+def test_a_size_is_estimated_while_an_install_comes_and_goes(tmp_path: Path) -> None:
+    stop, stage = threading.Event(), tmp_path / "stage"
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            (stage / "engine").mkdir(parents=True)
+            for number in range(50):
+                (stage / "engine" / str(number)).touch()
+            shutil.rmtree(stage)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert {estimated_mb(tmp_path) for _ in range(500)} == {WORKER_BASE_MB}
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_process_has_a_size_and_one_that_is_gone_has_none() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -15,11 +17,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgert import Client, wire
+from edgert.aio import AsyncClient
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
@@ -84,6 +88,24 @@ def test_inputs_that_do_not_fit_are_refused_and_the_connection_lives_on(
         with pytest.raises(RequestError, match=says):
             client.infer("echo", inputs)  # type: ignore[call-overload]  # wrong on purpose
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+def test_who_would_wait_for_ever_is_answered(serving: Device, timeout_s: float) -> None:
+    with Client(serving.socket, timeout_s=timeout_s) as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+    async def ask() -> list[Any]:
+        async with AsyncClient(serving.socket, timeout_s=timeout_s) as client:
+            return list((await client.infer("echo", ITEM))["y"].tolist())
+
+    assert asyncio.run(ask()) == ITEM.tolist()
+
+
+def test_a_status_tells_what_it_can_where_the_spool_cannot_be_opened() -> None:
+    with a_device(started=False) as device:
+        device.state.spool.mkdir(parents=True)
+        assert device.run("status")["telemetry"]["waiting"] == 0
 
 
 def test_an_unknown_model_is_named_with_those_there_are(serving: Device) -> None:

@@ -17,8 +17,9 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines.present import engine_versions
 from edgert.engines.tensorrt import plan_name
-from edgert.errors import ConfigInvalid, EngineFailed
+from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec
 from edgert_deploy.builders import BUILDERS, builder_for
 from edgert_deploy.calibration import CalibrationSet
@@ -238,6 +239,39 @@ loaded = [sdk for sdk in ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_versions_are_remembered_until_another_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, kept = tmp_path / "site-packages", tmp_path / "engines.json"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(str(packages))
+    found = engine_versions(kept)
+    assert found == {name: _version(name) for name in ENGINES}
+    program = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from edgert.engines.present import engine_versions
+assert engine_versions(Path({str(kept)!r})) == {found!r}
+loaded = [sdk for sdk in ("onnxruntime", "openvino", "ai_edge_litert") if sdk in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    kept.write_text(kept.read_text().replace(f'"{found["null"]}"', '"of long ago"'))
+    assert engine_versions(kept)["null"] == "of long ago"
+    (packages / "another").mkdir()
+    assert engine_versions(kept) == found
+    kept.write_text("[[")
+    assert engine_versions(kept) == found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return engine_by_name(name).version()
+    except EngineMissing:
+        return None
 
 
 def test_an_unknown_engine_lists_the_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -260,6 +261,45 @@ def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device:
     store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 30.0))
     os.kill(device.serving()["pid"], signal.SIGKILL)
     assert "killed by signal 9" in reason_of_return(device, store, release)
+
+
+def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(device: Device) -> None:
+    release = next(_releases)
+    install(device.bundle(release=release), device.state, read_config(device.state))
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60.0, Gate({}, 0.5, unattended=True))
+    with store.locked():
+        assert device.sync("echo")["release"] == release
+        device.serving()  # by now it has tried to
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    assert (store.read().returned, store.read().ratchet) == (None, release)
+
+
+def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
+    store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 2.0))
+    slots = store.read()
+    assert slots.active is not None
+    shutil.rmtree(store.slot_folder(slots.active) / "golden")
+    assert "p99_ms could not be measured" in reason_of_return(device, store, release)
+
+
+@pytest.mark.parametrize("limits", [("--watch-s", "60"), ()], ids=["watched", "ran-out"])
+def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
+    with a_device() as device:
+        device.put()
+        install(device.bundle(release=2), device.state, read_config(device.state))
+        store = SlotStore(device.state.models / "echo")
+        if limits:
+            device.run("activate", "echo", *limits)
+            wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
+            device.run("stop")
+        else:
+            device.run("stop")
+            store.activate(0.001)
+        told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
+        assert told.endswith("that was cut off" if limits else "was not confirmed in time")
+        slots = store.read()
+        assert (slots.state, slots.version(slots.active).release) == (State.STEADY, 1)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])

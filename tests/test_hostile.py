@@ -269,7 +269,15 @@ def test_who_connects_and_leaves_at_once_leaves_nothing(device: Device) -> None:
 def test_the_control_socket_takes_no_nonsense(device: Device) -> None:
     assert device.state.control_socket.stat().st_mode & 0o777 == 0o600
     assert device.socket.stat().st_mode & 0o777 == 0o660
-    for data in (b"\n", b"{}\n", b"[1]\n", b'{"op": "sync"}\n', b"\xff\n", b'{"op": "dance"}\n'):
+    for data in (
+        b"\n",
+        b"{}\n",
+        b"[1]\n",
+        b'{"op": "sync"}\n',
+        b"\xff\n",
+        b'{"op": "dance"}\n',
+        b"[" * 100_000 + b"\n",
+    ):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
             sock.connect(os.fspath(device.state.control_socket))

@@ -13,6 +13,9 @@ import pytest
 
 from tests.devices import Device, a_device, wait_until
 
+# As `python -m edgert.serving.keeper`, but for a daemon that passes for one that ran for long as soon as it has begun.
+KEEP = "import sys; from edgert.serving.keeper import Keeper; sys.exit(Keeper(sys.argv[1], stable_s=0.0).keep())"
+
 
 @pytest.fixture
 def device() -> Iterator[Device]:
@@ -22,7 +25,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture
 def keeper(device: Device) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "edgert.serving.keeper", "--state", os.fspath(device.state.root)]
+    command = [sys.executable, "-c", KEEP, os.fspath(device.state.root)]
     with device.state.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     wait_until(lambda: device.run("status")["daemon"]["running"], "the daemon runs")
@@ -47,6 +50,15 @@ def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, keepe
     keeper.terminate()
     assert keeper.wait(30) == 0
     assert not device.run("status")["daemon"]["running"]
+
+
+def test_a_start_that_fails_later_on_is_tried_again(device: Device, keeper: subprocess.Popen[bytes]) -> None:
+    configured = device.state.config.read_text()
+    kill_daemon(device)
+    device.state.config.write_text("no TOML")  # as a disk that takes nothing, it passes
+    wait_until(lambda: "edgertd ended with 4" in device.log(), "a start has failed")
+    device.state.config.write_text(configured)
+    wait_until(lambda: device.run("status")["daemon"]["running"], "the daemon runs again")
 
 
 def test_it_ends_where_the_state_folder_is_gone(device: Device, keeper: subprocess.Popen[bytes]) -> None:

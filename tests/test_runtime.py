@@ -10,14 +10,19 @@ import contextlib
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from edgert.errors import RolledBack
 from edgert_deploy.facts import MachineFacts
-from edgert_deploy.runtime import RuntimeThere, plan_runtime, script_text
+from edgert_deploy.inventory import Device
+from edgert_deploy.runtime import RuntimeThere, plan_runtime, script_text, try_out
+from edgert_deploy.transports.local import LocalTransport
 from edgert_deploy.wheelhouse import Wheelhouse
+from tests.devices import wait_until
 from tests.test_facts import PI_4
 
 STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
@@ -183,6 +188,45 @@ def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -
     device.script("settle")
     assert device.outcome()[0] == "back"
     assert (device.home / "restart-due").exists()
+
+
+def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = place(tmp_path)
+    undecided = STAND_IN.replace("exit 9", "exit 1")  # this may still become right: the trial goes on
+    device.program(device.home / "venvs" / NEW / "bin/edgertd", undecided, FAILING=NEW)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{os.environ['PATH']}")
+    monkeypatch.setenv("STEP_LOG", str(device.log))
+    monkeypatch.setenv("STEP_CUT", "0")
+    device.log.touch()
+    listed = Device("d", "local", str(tmp_path), "this-machine", str(tmp_path / "state"), home=str(device.home))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            words = (listed, NEW, ("echo",), "keeper", LocalTransport(listed), lambda line: None, 300.0)
+            tried = pool.submit(try_out, *words)
+            wait_until(lambda: device.in_use() == NEW, "the new one is in use")
+            for pid in processes(b"sh", bytes(device.home / "runtime.sh"), b"trial"):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(RolledBack, match="the trial was interrupted"):
+                tried.result(SCRIPT_S_MAX)
+        assert device.in_use() == OLD
+        wait_until(lambda: bool(processes(b"/bin/sh", bytes(device.home / "venvs" / OLD / "bin/edgertd"))), "it runs")
+    finally:
+        for pid in processes(b""):
+            with contextlib.suppress(OSError):
+                if bytes(device.home) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
+
+def processes(*words: bytes) -> list[int]:
+    """Those whose command line begins with `words`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"\0".join(words)):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgert.errors import SlotsBusy, StorageFailed, TransitionRefused
+from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.gate import FILL_S_MAX, Gate
-from edgert.slots import ON_TRIAL, TRANSITIONS, Event, SlotState, SlotStore, State, Trial, Version, step
+from edgert.slots import (
+    CUT_OFF,
+    ON_TRIAL,
+    TRANSITIONS,
+    Event,
+    SlotState,
+    SlotStore,
+    State,
+    Trial,
+    Version,
+    step,
+    why_over,
+)
 
 
 class TestClock:
@@ -113,6 +126,44 @@ def test_limits_that_are_watched_stand_between_a_trial_and_its_end(store: SlotSt
     assert store.read().trial == Trial("boot-1", 1000.0 + 60.0)
     marked = store.mark_good()
     assert (marked.state, marked.gate, marked.returned) == (State.STEADY, None, None)
+
+
+def test_a_trial_fails_for_the_version_that_is_on_trial_alone(store: SlotStore) -> None:
+    stage(store, ONE)
+    assert not store.fail_trial(ONE.digest, "not on trial yet")
+    store.activate(60.0)
+    store.mark_good()
+    stage(store, TWO)
+    store.activate(60.0)
+    assert not store.fail_trial(ONE.digest, "it is another one's trial")
+    assert store.fail_trial(TWO.digest, "it did not do")
+    after = store.read()
+    assert (after.version(after.active), after.returned and after.returned.reason) == (
+        replace(ONE, good=True),
+        "it did not do",
+    )
+    assert not store.fail_trial(TWO.digest, "somebody was faster")
+    assert store.read() == after
+
+
+@pytest.mark.parametrize("trial_s", [math.nan, math.inf, 0.0])
+def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
+    stage(store, ONE)
+    with pytest.raises(ConfigInvalid, match="at most 86400 s"):
+        store.activate(trial_s)
+    store.activate(60.0, Gate({}, 10.0, confirm_s=1e9))
+    store.pass_gate(ONE.digest)
+    assert store.read().trial == Trial("boot-1", 1000.0 + 86400)
+    assert Trial("boot-1", math.nan).over(store.clock)
+
+
+def test_limits_of_a_newer_runtime_that_this_one_cannot_judge_are_a_watch_that_was_cut_off(store: SlotStore) -> None:
+    stage(store, ONE)
+    store.activate(60.0, Gate({"p99_ms": 8.0}))
+    path = store.folder / "state.json"
+    path.write_text(path.read_text().replace("p99_ms", "joules"))
+    assert not store.begin_watch()
+    assert why_over(store.read(), store.clock) == CUT_OFF
 
 
 def test_a_state_without_limits_and_reasons_is_read_as_an_earlier_version_wrote_it(store: SlotStore) -> None:

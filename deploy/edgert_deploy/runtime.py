@@ -329,7 +329,7 @@ def try_out(
             f"{lost.message}; {device.name} decides alone which runtime stays: edgert bootstrap {device.name} tells"
         )
     raise HealthCheckFailed(
-        f"{device.name} has not decided on its new runtime in {trial_s:.0f} s: look at edgert status {device.name}"
+        f"{device.name} has not decided on its new runtime in {trial_s:.0f} s: edgert bootstrap {device.name} ends the trial"
     )
 
 
@@ -342,6 +342,8 @@ def _detach(device: Device, words: Sequence[str], manager: str, transport: Trans
     """Run `words` there so that they outlive the link; a service manager starts them again where they are killed."""
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "keeper":
+        # As Restart=on-abnormal does below: begun again, it goes back.
+        script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
         script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
     else:
         user = "--user" if manager == "user" else ""

@@ -14,7 +14,7 @@ import click
 from edgert import __version__
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
-from edgert.engines import ENGINES, engine_by_name
+from edgert.engines.present import engine_versions
 from edgert.errors import DaemonUnreachable, EdgeRTError
 from edgert.serving.control import ask
 from edgert.signing import read_keyring
@@ -63,7 +63,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "temp_c": temp_c(),
         "disk_free_bytes": shutil.disk_usage(state.root).free,
         "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "engines": {name: _engine_version(name) for name in ENGINES},
+        "engines": engine_versions(state.learned / "engines.json"),
         "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
         "damaged_keys": ring.complaints,
         "telemetry": _telemetry(state, config),
@@ -75,20 +75,12 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
     """Where reports go ("" for nowhere), how the connection stands, and what waits on disk or was lost there."""
     waiting = SpoolStats(0, 0, {})
     if state.spool.exists():
-        spool = Spool(state.spool)
-        with contextlib.suppress(EdgeRTError):  # a damaged spool is for the daemon to begin anew
+        # Reports that cannot be counted hold up no deployment.
+        with contextlib.suppress(EdgeRTError), contextlib.closing(Spool(state.spool)) as spool:
             waiting = spool.stats()
-        spool.close()
     broker = f"{config.mqtt.host}:{config.mqtt.port}" if config.mqtt.host else ""
     link = read_link(state.spool.parent)
     return {"broker": broker, "link": link, "waiting": waiting.rows, "lost": waiting.lost_total}
-
-
-def _engine_version(name: str) -> str | None:
-    try:
-        return engine_by_name(name).version()
-    except EdgeRTError:
-        return None
 
 
 def _model(state: StateDir, name: str, serving: dict[str, Any] | None) -> dict[str, Any]:

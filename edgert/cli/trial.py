@@ -11,9 +11,9 @@ from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
-from edgert.errors import EdgeRTError, RolledBack
+from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.serving.control import ask
-from edgert.slots import ON_TRIAL, SlotStore
+from edgert.slots import ON_TRIAL, SlotStore, why_over
 
 LOOK_S = 0.2
 UNDER_WAY = ("loading", "watching", "filling")
@@ -32,7 +32,8 @@ def trial(
 ) -> None:
     """Say how the trial of MODEL stands: what was measured, how long it is still watched, what became of it.
 
-    Exits with 9 where the version went back, and says why.
+    Exits with 9 where the version went back, and says why. Where no daemon runs, a trial that ran out or whose watch
+    was cut off is ended by this command.
 
     \b
     Examples:
@@ -54,7 +55,7 @@ def trial(
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     """How the trial of the version `digest` ("": the live one) stands.
 
-    `state` is loading, watching, filling (golden samples are asked), held (all limits held, the host has the word),
+    Where it is over and no daemon runs that would end it, it is ended here. `state` is loading, watching, filling (golden samples are asked), held (all limits held, the host has the word),
     open (it has no limits), kept, back (with the `reason`), or none (it is not known here).
     """
     slots = store.read()
@@ -62,6 +63,9 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     if active is not None and digest in ("", active.digest):
         value = {"model": store.folder.name, "release": active.release, "digest": active.digest}
         watch = _watch(state, store.folder.name, active.release)
+        if watch is None and (why := why_over(slots, store.clock)) and store.fail_trial(active.digest, why, wait=True):
+            return trial_of(state, store, active.digest)
+        watch = watch or {}
         if slots.state not in ON_TRIAL:
             return {**value, **watch, "state": "kept" if active.good else "none"}
         left_s = 0.0 if slots.trial is None else max(0.0, slots.trial.ends_at_s - store.clock.now_s())
@@ -77,11 +81,13 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     return {"model": store.folder.name, "release": None, "digest": digest, "state": "none"}
 
 
-def _watch(state: StateDir, model: str, release: int) -> dict[str, Any]:
-    """What the daemon measures, or measured, of the trial of `release`; empty where it knows nothing."""
+def _watch(state: StateDir, model: str, release: int) -> dict[str, Any] | None:
+    """What the daemon measures, or measured, of the trial of `release`: empty where it knows nothing, None without one."""
     try:
         serving = ask(state.control_socket, {"op": "status"}, 5.0)["models"].get(model) or {}
-    except EdgeRTError:  # no daemon, or a busy one: nobody watches at this moment
+    except DaemonUnreachable:
+        return None
+    except EdgeRTError:  # a busy one
         return {}
     watch = serving.get("watch") or {}
     return watch if watch.get("release") == release else {}

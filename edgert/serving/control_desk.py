@@ -80,7 +80,7 @@ class ControlDesk:
             self._obey(client, json.loads(client.data))
         except EdgeRTError as error:
             client.reply(error_answer(error))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
 
     def _leave(self, client: ControlClient) -> None:

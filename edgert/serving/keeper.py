@@ -18,6 +18,8 @@ from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 STABLE_S = 60.0
+REFUSED_S_MAX = 2.0  # a daemon that ends so soon after its very first start will not come up by trying again
+NOT_STARTED = 126  # as a shell says of what it cannot run
 LOG_BYTES_MAX = 5_000_000
 
 
@@ -29,10 +31,10 @@ def main() -> int:
 
 
 class Keeper:
-    """Keeps one daemon running on the state folder `state`."""
+    """Keeps one daemon running on the state folder `state`. One that lived for `stable_s` is a fresh beginning."""
 
-    def __init__(self, state: str) -> None:
-        self._state = state
+    def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
+        self._state, self._stable_s = state, stable_s
         self._told_to_end = threading.Event()
         self._daemon: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,21 +43,30 @@ class Keeper:
     def keep(self) -> int:
         """Start the daemon, and start it again, until it is to end; the exit code."""
         command = [sys.executable, "-m", "edgert.cli", "--state", self._state, "serve"]
-        pause_s = PAUSE_S_MIN
+        pause_s, first = PAUSE_S_MIN, True
         while True:
             began = time.monotonic()
-            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            if self._told_to_end.is_set():  # told while it was being started
-                self._daemon.terminate()
-            code = self._daemon.wait()
+            code = self._run(command)
             lived_s = time.monotonic() - began
-            if code == 0 or (code > 0 and lived_s < PAUSE_S_MIN * 4 and pause_s == PAUSE_S_MIN):
+            if code == 0 or (first and code > 0 and lived_s < REFUSED_S_MAX):
                 return code  # it ended in order, or refused to start at all: it said why
-            pause_s = PAUSE_S_MIN if lived_s > STABLE_S else min(pause_s * 2, PAUSE_S_MAX)
+            first = False
+            pause_s = PAUSE_S_MIN if lived_s > self._stable_s else min(pause_s * 2, PAUSE_S_MAX)
             log(f"edgertd ended with {code}; starting it again in {pause_s:.1f} s")
             if self._told_to_end.wait(pause_s) or not os.path.isdir(self._state):
                 return 0
             shorten_log()
+
+    def _run(self, command: list[str]) -> int:
+        """Start the daemon and wait for its end; its exit code."""
+        try:
+            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except OSError as error:  # no memory, no process: as a daemon that ended at once
+            log(f"edgertd cannot be started: {error.strerror}")
+            return NOT_STARTED
+        if self._told_to_end.is_set():  # told while it was being started
+            self._daemon.terminate()
+        return self._daemon.wait()
 
     def _end(self) -> None:
         self._told_to_end.set()

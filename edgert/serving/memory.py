@@ -6,6 +6,7 @@ learned from the process that served it and kept in the device's state, by the d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -67,7 +68,11 @@ class LearnedSizes:
 
 def estimated_mb(folder: Path) -> float:
     """What a version never served here may take: its files, once, and the worker around them."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # an install puts files there, and takes them away
+                size += os.lstat(os.path.join(parent, name)).st_size
     return WORKER_BASE_MB + size / 1e6
 
 

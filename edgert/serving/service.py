@@ -30,6 +30,7 @@ from edgert.errors import (
     ShuttingDown,
     SlotsBusy,
     StorageFailed,
+    TransitionRefused,
     Unavailable,
 )
 from edgert.log import log
@@ -88,6 +89,7 @@ class ModelService:
         self._crashes, self._care = Crashes(), Care(config.serving)
         self._restart_at_s: float | None = None
         self._give_up_at_s: float | None = None
+        self._giving_up = ""  # the digest of the version that is to go then
         self._stopped = False
 
     # --- what the supervisor asks -------------------------------------------------------------
@@ -295,7 +297,7 @@ class ModelService:
 
     def _start(self, slots: SlotState, version: Version) -> None:
         assert slots.active is not None  # the caller has its version
-        previous = previous_version(self.store) if slots.state in ON_TRIAL else None
+        previous = previous_version(self.store, slots) if slots.state in ON_TRIAL else None
         order = {
             "model": self.model,
             "folder": os.fspath(self.store.slot_folder(slots.active)),
@@ -397,11 +399,14 @@ class ModelService:
             active = slots.version(slots.active)
             if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
                 return False
-            self.store.rollback(wait=False, reason=fault.message)
+            if not self.store.fail_trial(version.digest, fault.message):  # a command has ended it meanwhile
+                return False
         except (SlotsBusy, StorageFailed) as error:  # nothing was rolled back, so nothing else may be started
             self.fault = fault
-            self._give_up_later(error)
+            self._give_up_later(version.digest, error)
             return True
+        except TransitionRefused:  # there is nothing to go back to
+            return False
         self._roll_back_done(version, fault, told)
         return True
 
@@ -421,11 +426,12 @@ class ModelService:
     def _give_up(self) -> None:
         """Go back to the good version before; where there is none that may be trusted, into quarantine."""
         self._give_up_at_s = None
+        self._giving_up, giving_up = "", self._giving_up
         fault = self.fault or EngineFailed(f"model {self.model} keeps failing")
         try:
             slots = self.store.read()
             failed, spare = slots.version(slots.active), slots.version(slots.spare)
-            if failed is None:
+            if failed is None or giving_up not in ("", failed.digest):  # a command was faster
                 return
             trusted = spare is not None and spare.good and self._crashes.trusted(spare.digest)
             if not trusted and slots.state not in ON_TRIAL:
@@ -433,7 +439,7 @@ class ModelService:
                 return
             self.store.rollback(wait=False, reason=fault.message)
         except (SlotsBusy, StorageFailed) as error:
-            self._give_up_later(error)
+            self._give_up_later(giving_up, error)
             return
         except EdgeRTError:
             self._quarantine(fault)
@@ -441,8 +447,12 @@ class ModelService:
         self._crashes.give_up(failed.digest)
         self._roll_back_done(failed, fault)
 
-    def _give_up_later(self, why: EdgeRTError) -> None:
-        """The slots could not be changed now, by a busy lock or a full disk: try until they can."""
+    def _give_up_later(self, digest: str, why: EdgeRTError) -> None:
+        """The slots could not be changed now, by a busy lock or a full disk: try until they can.
+
+        It is the version `digest` that is to go, "" for the one that is live then.
+        """
+        self._giving_up = digest
         pause_s = LOADING_RETRY_S if isinstance(why, SlotsBusy) else STORAGE_RETRY_S
         self._give_up_at_s = self._clock() + pause_s
         self._settle(self.fault or why)

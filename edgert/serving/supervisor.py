@@ -241,7 +241,7 @@ class Supervisor:
                 return
         except BlockingIOError:
             return
-        except (ValueError, KeyError, TypeError) as error:  # its memory is not what it was
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # its memory is not what it was
             worker.kill(self._clock(), DeviceError(f"the worker said what no worker says: {type(error).__name__}"))
             return
         except OSError:
@@ -332,7 +332,9 @@ class Supervisor:
 
             service.sync(settled)
         elif op == "checked":
-            self._service(str(request["model"])).trial.checked(int(request["samples"]))
+            samples = int(request["samples"])
+            if (known := self._services.get(str(request["model"]))) is not None:
+                known.trial.checked(samples)
             control.reply(answer_of({}))
         else:
             raise ProtocolError(f"no control request is called {op!r}")

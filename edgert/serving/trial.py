@@ -18,7 +18,7 @@ from typing import Any
 from edgert.gate import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Gate, Readings, broken
 from edgert.serving import channel
 from edgert.serving.worker_process import WorkerProcess
-from edgert.slots import SlotStore
+from edgert.slots import SlotState, SlotStore
 from edgert.telemetry import host
 
 LOOK_SHARE = 1 / 60  # of the watch, between two looks
@@ -151,9 +151,8 @@ def flat(readings: Readings) -> dict[str, Any]:
     return {"requests": readings.requests, "golden": readings.golden, "rss_mb": readings.rss_mb, **rounded}
 
 
-def previous_version(store: SlotStore) -> tuple[Path, str] | None:
+def previous_version(store: SlotStore, slots: SlotState) -> tuple[Path, str] | None:
     """Folder and digest of the good version that the one on trial is compared with; None where that is not wanted."""
-    slots = store.read()
     spare = slots.version(slots.spare)
     if slots.gate is None or "agreement" not in slots.gate.limits or spare is None or not spare.good:
         return None

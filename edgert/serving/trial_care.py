@@ -10,7 +10,7 @@ from edgert.log import log
 from edgert.serving.standing import LOADING_RETRY_S
 from edgert.serving.trial import TrialWatch, flat
 from edgert.serving.worker_process import WorkerProcess
-from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version, why_expired
+from edgert.slots import CUT_OFF, ON_TRIAL, SlotState, SlotStore, Version, why_expired
 
 BUSY_RETRY_S = 1.0
 STORAGE_RETRY_S = 5.0
@@ -35,11 +35,14 @@ class TrialCare:
         self.until_s: float | None = None
         self._watch: TrialWatch | None = None
         self._judged: dict[str, Any] | None = None  # what the last watch found
+        self._to_watch: WorkerProcess | None = None  # once the slots can be changed
+        self._begin_at_s = 0.0
 
     @property
     def due_s(self) -> float | None:
         """When there is something to do next."""
         times = [self.until_s, None if self._watch is None else self._watch.due_s]
+        times.append(None if self._to_watch is None else self._begin_at_s)
         return min((t for t in times if t is not None), default=None)
 
     def follow(self, slots: SlotState) -> None:
@@ -50,6 +53,8 @@ class TrialCare:
         watch = self._watch
         if not self.under_way or (watch and active and watch.worker.version.digest != active.digest):
             self._watch = None
+        if not self.under_way:
+            self._to_watch = None
         if self.under_way and slots.trial is not None:
             clock = self._store.clock
             left_s = 0.0 if slots.trial.over(clock) else slots.trial.ends_at_s - clock.now_s()
@@ -57,23 +62,26 @@ class TrialCare:
 
     def begin(self, worker: WorkerProcess) -> None:
         """Watch the trial's limits from now on, where it has some and `worker` is what is on trial."""
-        self._watch = None
+        self._watch = self._to_watch = None
         try:
             slots = self._store.read()
             active, gate = slots.version(slots.active), slots.gate
             if gate is None or gate.passed or active is None or active.digest != worker.version.digest:
                 return
             if not self._store.begin_watch():
-                self._go_back(active, HealthCheckFailed("its limits were watched, and that was cut off"), None)
+                self._go_back(active, HealthCheckFailed(CUT_OFF), None)
                 return
+        except (SlotsBusy, StorageFailed) as error:  # a busy lock or a full disk: the version serves all the same
+            self._to_watch, self._begin_at_s = worker, self._clock() + _retry_s(error)
+            return
         except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
             log(f"model {self._model}: its limits are not watched: {error.message}")
             return
         self._watch = TrialWatch(gate, worker, self._clock())
 
     def watches(self, worker: WorkerProcess) -> bool:
-        """Whether the trial's limits are watched on `worker`."""
-        return self._watch is not None and worker is self._watch.worker
+        """Whether the trial's limits are watched on `worker`, or are about to be."""
+        return worker is self._to_watch or (self._watch is not None and worker is self._watch.worker)
 
     def heard(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         """A worker told figures."""
@@ -88,6 +96,8 @@ class TrialCare:
 
     def tick(self, now_s: float) -> None:
         """Do what is due by now; the end of the trial is `expire`'s."""
+        if self._to_watch is not None and now_s >= self._begin_at_s:
+            self.begin(self._to_watch)
         if self._watch is not None and now_s >= self._watch.due_s:
             self._watch.tick(now_s)
             self._heed()
@@ -107,7 +117,7 @@ class TrialCare:
 
     def forget_watch(self) -> None:
         """The version went back."""
-        self._watch = None
+        self._watch = self._to_watch = None
 
     def as_json(self) -> dict[str, Any] | None:
         """How the watch stands, or what the last one found; None where there was none."""
@@ -132,7 +142,11 @@ class TrialCare:
             if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
                 return
             self._watch = watch  # a busy lock or a full disk: the next turn tries again
-            watch.try_later(self._clock() + (LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S))
+            watch.try_later(self._clock() + _retry_s(error))
             return
         self.follow(after)
         self._tell("kept" if watch.gate.unattended else "limits_held", self._model, told)
+
+
+def _retry_s(error: EdgeRTError) -> float:
+    return LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S

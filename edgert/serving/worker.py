@@ -272,7 +272,11 @@ class Worker:
         if self._beside_old is not None:  # what apps ask is compared, not what we ask ourselves
             self._beside_old.draw_no_more()
         before = self._recorder.snapshot().totals.requests
-        asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
+        try:
+            asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
+        except EdgeRTError as error:  # the disk gives no samples: what was not measured does not hold
+            log(f"{self._model.version.manifest.model}: golden samples cannot be asked: {error.message}")
+            asked = 0
         # A request is noted a moment after its answer was sent: what is judged next must have them all.
         until = time.monotonic() + NOTED_S_MAX
         while self._recorder.snapshot().totals.requests < before + asked and time.monotonic() < until:
