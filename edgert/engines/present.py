@@ -12,7 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-from edgert import __version__
 from edgert.durable import replace_file
 from edgert.engines import ENGINES, engine_by_name
 from edgert.errors import EdgeRTError
@@ -45,7 +44,7 @@ def _version(name: str) -> str | None:
 
 def _python() -> list[list[str | int]]:
     """What tells this Python, and what is installed for it, from others."""
-    told: list[list[str | int]] = [[sys.executable, sys.version, __version__]]
+    told: list[list[str | int]] = [[sys.executable, sys.version]]
     for folder in sys.path:
         if not folder.endswith("-packages"):  # where the command was called, say
             continue
