@@ -79,7 +79,7 @@ class Claims:
                 (self.folder / f"{model}.json").unlink(missing_ok=True)
 
     def _over(self, claim: Claim) -> bool:
-        return claim.boot_id != self.clock.boot_id or self.clock.now_s() >= claim.ends_at_s
+        return claim.boot_id != self.clock.boot_id or not self.clock.now_s() < claim.ends_at_s  # also of a NaN
 
     def _refusal(self, claim: Claim) -> str:
         left_s = max(0.0, claim.ends_at_s - self.clock.now_s())

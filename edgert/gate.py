@@ -68,7 +68,7 @@ class Gate:
     def words(self) -> list[str]:
         """As options of `edgertd activate`."""
         limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value!r}")]
-        return [*limits, "--watch-s", f"{self.watch_s:g}", *(["--unattended"] if self.unattended else [])]
+        return [*limits, "--watch-s", f"{self.watch_s:.15g}", *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: Gate) -> bool:
         """Whether both ask for the same, however far they are."""

@@ -308,9 +308,9 @@ class SlotStore:
             self.commit(after)
             return after
 
-    def fail_trial(self, digest: str, reason: str, *, wait: bool = False) -> bool:
+    def fail_trial(self, digest: str, reason: str) -> bool:
         """Go back from the version `digest`; False where it is not on trial (any more), and nothing is changed."""
-        with self.locked(wait=wait):
+        with self.locked(wait=False):
             before = self.read()
             active = before.version(before.active)
             if before.state not in ON_TRIAL or active is None or active.digest != digest:
@@ -345,13 +345,20 @@ class SlotStore:
             self.commit(after)
             return after
 
-    def expire_trial(self, *, wait: bool = True) -> bool:
-        """Roll back a trial that was not confirmed in time or that a reboot cut short; whether there was one."""
+    def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
+        """Roll back a trial that was not confirmed in time or that a reboot cut short; whether there was one.
+
+        Where it is `unwatched`, as no daemon runs, also one whose limits were being watched: that was cut off.
+        """
         with self.locked(wait=wait):
             before = self.read()
-            if before.state not in ON_TRIAL or (before.trial is not None and not before.trial.over(self.clock)):
+            if before.state not in ON_TRIAL:
                 return False
             reason = why_expired(before, self.clock)
+            if before.trial is not None and not before.trial.over(self.clock):
+                if not unwatched or before.gate is None or not before.gate.begun or before.gate.passed:
+                    return False
+                reason = CUT_OFF
             self.commit(step(before, Event.ROLLBACK, reason=reason, now_s=time.time()))
             return True
 
@@ -393,15 +400,6 @@ class SlotStore:
             replace_file(path, json.dumps(value, indent=1).encode())
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
-
-
-def why_over(slots: SlotState, clock: BootClock) -> str:
-    """Why a trial that no daemon looks after has ended, in words; "" where a daemon could still bring it to a good end."""
-    if slots.state not in ON_TRIAL or slots.trial is None:
-        return ""
-    if slots.trial.over(clock):
-        return why_expired(slots, clock)
-    return CUT_OFF if slots.gate is not None and slots.gate.begun and not slots.gate.passed else ""
 
 
 def why_expired(slots: SlotState, clock: BootClock) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,11 @@ def test_one_that_ran_out_and_that_nobody_took_goes_on(claims: Claims, clock: Cl
     claims.show(first.token)
     with pytest.raises(DeployUnderWay):
         claims.take("mlp", "bob@desk", 60)
+
+
+def test_one_for_no_number_of_seconds_keeps_nobody_away(claims: Claims) -> None:
+    claims.take("mlp", "ann@desk", math.nan)
+    claims.take("mlp", "bob@desk", 60)
 
 
 def test_a_reboot_ends_it(claims: Claims, clock: Clock) -> None:

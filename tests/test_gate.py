@@ -62,6 +62,10 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
             parse_limits([word])
     with pytest.raises(ConfigInvalid, match="no time"):
         seconds("soon")
+    gate = Gate({"p99_ms": 1 / 3}, 12345.678)
+    assert gate.words() == ["--limit", f"p99_ms={1 / 3!r}", "--watch-s", "12345.678"], (
+        "a device keeps just what was asked"
+    )
 
 
 def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:

@@ -13,7 +13,7 @@ from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.serving.control import ask
-from edgert.slots import ON_TRIAL, SlotStore, why_over
+from edgert.slots import ON_TRIAL, SlotStore
 
 LOOK_S = 0.2
 UNDER_WAY = ("loading", "watching", "filling")
@@ -63,7 +63,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     if active is not None and digest in ("", active.digest):
         value = {"model": store.folder.name, "release": active.release, "digest": active.digest}
         watch = _watch(state, store.folder.name, active.release)
-        if watch is None and (why := why_over(slots, store.clock)) and store.fail_trial(active.digest, why, wait=True):
+        if watch is None and slots.state in ON_TRIAL and store.expire_trial(unwatched=True):
             return trial_of(state, store, active.digest)
         watch = watch or {}
         if slots.state not in ON_TRIAL:
