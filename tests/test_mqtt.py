@@ -224,6 +224,27 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
     assert len(device.said) == 7, device.said
 
 
+def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
+    device: Device, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    listener, worker = listen(), Spool(tmp_path / "telemetry.db")
+    device.start()
+    append_to(worker, 30)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "on trial"})
+    until(lambda: len(listener.seqs()) == 30, "the first reports arrived")
+    until(lambda: len(listener.payloads(TOPICS.deploy)) == 1, "and the last word on the slots")
+    for file in tmp_path.glob("telemetry.db*"):
+        if file.suffix != ".lock":
+            with file.open("r+b") as spoilt:
+                spoilt.write(b"\xa5" * file.stat().st_size)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "live"})
+    append_to(worker, 20)
+    until(lambda: len(listener.seqs()) == 50, "and so did those after them")
+    until(lambda: len(listener.payloads(TOPICS.deploy)) == 2, "and the last word on the slots")
+    until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    worker.close()
+
+
 def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
     device = Device(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)

@@ -128,6 +128,7 @@ class Forwarder:
         """Forget what the last connection had under way; the spool still has it."""
         self._last_id = 0
         self._retained_version = 0
+        self._file = self._spool.file
         self._in_flight: dict[int, int] = {}
         self._arrived: list[int] = []
         self._refused_at: float | None = None
@@ -169,7 +170,11 @@ class Forwarder:
         if now >= self._sys_due_at:
             self._sys_due_at = now + self._sys_interval_s
             self._connection.publish(self._topics.sys, self._payload(self._sys_now()), 0)
-        for last_word in self._spool.retained(self._retained_version):
+        last_words = self._spool.retained(self._retained_version)
+        if self._spool.file != self._file:
+            self._file, self._last_id, self._retained_version = self._spool.file, 0, 0
+            last_words = self._spool.retained()
+        for last_word in last_words:
             self._connection.publish(last_word.topic, last_word.payload, 1, retain=True)
             self._retained_version = last_word.version
             if last_word.topic == self._topics.deploy and self._home_assistant:

@@ -174,6 +174,11 @@ class Spool:
 
         return self._transact(read, writes=False)
 
+    @property
+    def file(self) -> int:
+        """Another number once the file was begun anew; its ids and versions are others, then."""
+        return self._inode
+
     def close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._disconnect()
@@ -294,6 +299,8 @@ def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
     if version == 0:
         database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
+        # Ids go the way of `seq`: what arrives of an older file's messages is no message of this one.
+        database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
 
 
 def _next_seq(database: sqlite3.Connection, stream: str) -> int:
