@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import BrokerRefused, Connection, MqttSettings
+from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, Connection, MqttSettings
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
 from edgert_deploy.fleet import seq
@@ -255,6 +255,16 @@ def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s
     subscriber.listen(0.3)
     subscriber.close()
     assert sum(row.answered for row in state.rows(0.0) if row.device == "pi-07") == 10
+
+
+def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broker) -> None:
+    state, pi = FleetState(), Sender("pi-07")
+    subscriber = FleetSubscriber(broker.settings, state)
+    subscriber.open()
+    publish(broker, [(pi.topics.hist("digits"), b"7" * (2 * PACKET_BYTES_MAX)), *pi.window([1.0])])
+    subscriber.listen(0.3)
+    subscriber.close()
+    assert (row_of(state, "pi-07").answered, state.refused) == (1, 0)
 
 
 def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step() -> None:

@@ -38,6 +38,9 @@ PACKETS_AT_ONCE = 100
 # How many messages a broker may hand to a session before the first is acknowledged. With 3.1.1 the broker alone
 # decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
+# What a broker may send at once: a ledger's message of ENTRIES_MAX long names is about 250 KB, a report at most 64 KiB.
+# With 3.1.1 the broker's own limit counts (mosquitto: message_size_limit), else 256 MB.
+PACKET_BYTES_MAX = 1024 * 1024
 
 PROTOCOLS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 
@@ -272,7 +275,7 @@ class Connection:
         client.connect_timeout = timeout_s
         address = self._settings.address
         try:
-            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S, **self._session_words(protocol))
+            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S, **self._connect_words(protocol))
         except ssl.SSLError as error:
             raise BrokerTlsFailed(_tls_advice(address, error)) from error
         except ConnectionResetError as error:
@@ -319,10 +322,13 @@ class Connection:
         client.on_subscribe = self._subscribed
         return client
 
-    def _session_words(self, protocol: str) -> dict[str, Any]:
-        if self._session is None or protocol != "5":
+    def _connect_words(self, protocol: str) -> dict[str, Any]:
+        if protocol != "5":
             return {}
         words = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho's own is not annotated
+        words.MaximumPacketSize = PACKET_BYTES_MAX
+        if self._session is None:
+            return {"properties": words}
         words.SessionExpiryInterval = self._session.kept_s
         words.ReceiveMaximum = HANDED_MAX
         return {"clean_start": False, "properties": words}
