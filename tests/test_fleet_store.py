@@ -19,7 +19,7 @@ from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet import schema
 from edgert_deploy.fleet.heard import MINUTE_MS
-from edgert_deploy.fleet.packed import Dense, Pool, Scalars, pack
+from edgert_deploy.fleet.packed import Dense, Pool, pack, unpack
 from edgert_deploy.fleet.payload import pack_fields, unpack_fields
 from edgert_deploy.fleet.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.recorder import Recorder
@@ -317,9 +317,10 @@ def test_packed_histograms_are_what_they_were() -> None:
     dense = Dense()
     dense.add(pack(buckets))
     assert dense.packed() == pack(buckets)
+    assert unpack(pack(buckets)) == buckets
     pool = Pool(2)
     pool.add([1, 1], [pack(buckets), pack({7: 1})])
-    pool.add_scalars(1, Scalars(2, 2**40 + 6, 5.0, 0.001, 9.0))
+    pool.add_scalars([1, 1], [[2, 0], [2**40 + 6, 0], [5.0, 0.0], [0.001, 0.0], [9.0, 0.0]])
     assert pool.sketch(1).buckets == {640: 1, -320: 2**40, 7: 4}
     assert pool.sketch(0) == Sketch()
     fields: dict[str, messages.Scalar] = {"v": 1, "boot": "b1", "temp_c": 51.5, "anything": "else"}

@@ -7,7 +7,7 @@ on every machine, so that a store may be read elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,12 @@ def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
     pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
     records["index"], records["count"] = pairs[:, 0], pairs[:, 1]
     return records.tobytes()
+
+
+def unpack(blob: bytes, form: np.dtype[np.void] = MERGED) -> dict[int, int]:
+    """What `pack` was given."""
+    records = np.frombuffer(blob, form)
+    return dict(zip(records["index"].tolist(), records["count"].tolist(), strict=True))
 
 
 class Dense:
@@ -62,12 +68,17 @@ class Scalars:
     most: float
 
 
+SCALARS = tuple(field.name for field in fields(Scalars))
+
+
 class Pool:
     """Histograms of several groups, merged exactly. Groups are numbers from 0."""
 
     def __init__(self, groups: int) -> None:
         self._counts: NDArray[np.int64] = np.zeros((groups, _WIDTH), np.int64)
-        self._scalars = [Scalars(0, 0, 0.0, 0.0, 0.0)] * groups
+        self._whole: NDArray[np.int64] = np.zeros((groups, 2), np.int64)  # zero, count
+        self._sum = np.zeros(groups)
+        self._least, self._most = np.full(groups, np.inf), np.full(groups, -np.inf)
 
     def add(self, groups: Sequence[int], blobs: Sequence[bytes], form: np.dtype[np.void] = MERGED) -> None:
         """Add the buckets of `blobs[i]` to group `groups[i]`, all at once."""
@@ -76,23 +87,23 @@ class Pool:
         cells = np.repeat(np.asarray(groups, np.int64) * _WIDTH, lengths) + records["index"] - INDEX_MIN
         np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
 
-    def add_scalars(self, group: int, said: Scalars) -> None:
-        if not said.count:
-            return
-        mine = self._scalars[group]
-        self._scalars[group] = Scalars(
-            mine.zero + said.zero,
-            mine.count + said.count,
-            mine.sum + said.sum,
-            min(mine.least, said.least) if mine.count else said.least,
-            max(mine.most, said.most),
-        )
+    def add_scalars(self, groups: Sequence[int], columns: Sequence[Sequence[float]]) -> None:
+        """Add what histograms hold besides their buckets. `columns`: zero, count, sum, least and most of each."""
+        at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
+        whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))
+        np.add.at(self._whole, at, whole)
+        np.add.at(self._sum, at, np.asarray(total, np.float64))
+        filled = whole[:, 1] > 0  # an empty one has no extremes
+        np.minimum.at(self._least, at[filled], np.asarray(least, np.float64)[filled])
+        np.maximum.at(self._most, at[filled], np.asarray(most, np.float64)[filled])
 
     def sketch(self, group: int) -> Sketch:
         """What the group holds, as a sketch that answers for percentiles."""
-        said, sketch = self._scalars[group], Sketch()
+        sketch = Sketch()
         (filled,) = np.nonzero(self._counts[group])
         sketch.buckets = {int(cell) + INDEX_MIN: int(self._counts[group, cell]) for cell in filled}
-        sketch.zero, sketch.count = said.zero, said.count
-        sketch.sum, sketch.min, sketch.max = said.sum, said.least, said.most
+        sketch.zero, sketch.count = self._whole[group].tolist()
+        sketch.sum = float(self._sum[group])
+        if sketch.count:
+            sketch.min, sketch.max = float(self._least[group]), float(self._most[group])
         return sketch

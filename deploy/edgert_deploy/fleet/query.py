@@ -9,11 +9,13 @@ Stretches begin and end at whole minutes; what lies further back than FINE_HOURS
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -21,7 +23,7 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet import schema
 from edgert_deploy.fleet.heard import HOUR_MIN, MINUTE_MS
-from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, Scalars
+from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
 from edgert_deploy.fleet.schema import COUNTERS
 from edgert_deploy.fleet.store import FINE_HOURS, PROFILE_UNKNOWN
 
@@ -161,37 +163,29 @@ class _Gathered:
     def __init__(self, question: Question, first: int, end: int) -> None:
         self._question, self._first, self._end = question, first, end
         self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
-        self._scalars: list[tuple[int, Scalars]] = []
-        self._windows: dict[int, int] = {}
-        self._counters: dict[int, dict[str, int]] = {}
-        self._blobs: dict[str, tuple[list[int], list[bytes]]] = {"window": ([], []), "merged": ([], [])}
+        self._windows: Counter[int] = Counter()
+        self._counters: tuple[Counter[int], ...] = tuple(Counter() for _ in COUNTERS)
+        # Groups, how their buckets are packed, and the columns of a block of rows.
+        self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
 
     def group(self, minute: int, key: tuple[str, ...]) -> int:
         step = (minute - self._first) // self._question.step_min if self._question.step_min else 0
         return self._numbers.setdefault((step, key), len(self._numbers))
 
-    def add_histogram(self, group: int, form: str, row: Sequence[Any]) -> None:
-        windows, zero, count, total, least, most, blob = row
-        self._windows[group] = self._windows.get(group, 0) + windows
-        if count:
-            self._scalars.append((group, Scalars(zero, count, total, least, most)))
-            groups, blobs = self._blobs[form]
-            groups.append(group)
-            blobs.append(blob)
+    def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
+        """`columns` are those of HISTOGRAM, a row a group."""
+        _add_up(self._windows, groups, columns[0])
+        self._histograms.append((groups, form, columns[1:]))
 
-    def add_counters(self, group: int, row: Sequence[int]) -> None:
-        mine = self._counters.get(group)
-        if mine is None:
-            mine = self._counters[group] = dict.fromkeys(COUNTERS, 0)
-        for name, value in zip(COUNTERS, row, strict=True):
-            mine[name] += value
+    def add_counters(self, groups: list[int], columns: Sequence[Sequence[int]]) -> None:
+        for counted, column in zip(self._counters, columns, strict=True):
+            _add_up(counted, groups, column)
 
     def answers(self) -> list[Answer]:
         pool = Pool(len(self._numbers))
-        for form, (groups, blobs) in self._blobs.items():
-            pool.add(groups, blobs, WINDOW if form == "window" else MERGED)
-        for group, scalars in self._scalars:
-            pool.add_scalars(group, scalars)
+        for groups, form, (*scalars, blobs) in self._histograms:
+            pool.add(groups, blobs, form)
+            pool.add_scalars(groups, scalars)
         step_min = self._question.step_min or self._end - self._first
         return [
             Answer(
@@ -199,16 +193,22 @@ class _Gathered:
                 start_ms=(self._first + step * step_min) * MINUTE_MS,
                 duration_s=min(step_min, self._end - self._first - step * step_min) * 60.0,
                 latency=pool.sketch(number),
-                windows=self._windows.get(number, 0),
-                counters=self._counters.get(number, dict.fromkeys(COUNTERS, 0)),
+                windows=self._windows[number],
+                counters={name: counted[number] for name, counted in zip(COUNTERS, self._counters, strict=True)},
             )
             for (step, key), number in sorted(self._numbers.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
 
 
+def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int]) -> None:
+    for group, value in zip(groups, values, strict=True):
+        if value:
+            counted[group] += value
+
+
 def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
     """The minutes asked for: the first, and the one after the last."""
-    first, end = question.since_ms // MINUTE_MS, -(-question.until_ms // MINUTE_MS)
+    first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
     if first < fine_from:
         first = first // HOUR_MIN * HOUR_MIN
@@ -249,16 +249,18 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
     asked = sa.select(part.slot, key, *histogram, *counters).where(part.slot >= part.first, part.slot < part.end)
     if question.where and len(keys) <= _KEYS_MAX:
         asked = asked.where(key.in_(keys))
-    form, width = ("merged" if part.minutes > 1 or not per_stream else "window"), len(histogram)
-    for row in _in_blocks(connection, asked):
-        names = keys.get(row[1])
-        if names is None:
+    form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
+    result = connection.execution_options(stream_results=True).execute(asked)
+    while block := result.fetchmany(_FETCHED_AT_ONCE):
+        mine = [row for row in block if row[1] in keys]
+        if not mine:
             continue
-        group = gathered.group(row[0] * part.minutes, names)
-        if width:
-            gathered.add_histogram(group, form, row[2 : 2 + width])
+        slots, owners, *columns = zip(*mine, strict=True)
+        groups = [gathered.group(slot * part.minutes, keys[owner]) for slot, owner in zip(slots, owners, strict=True)]
+        if histogram:
+            gathered.add_histograms(groups, form, columns[:width])
         if counters:
-            gathered.add_counters(group, row[2 + width :])
+            gathered.add_counters(groups, columns[width:])
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
@@ -276,9 +278,3 @@ def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> di
     for name, value in question.where.items():
         named = named.where(of_name[name] == value)
     return {row[0]: tuple(row[1:]) for row in connection.execute(named).all()}
-
-
-def _in_blocks(connection: sa.Connection, asked: sa.Select[Any]) -> Iterable[Any]:
-    result = connection.execution_options(stream_results=True).execute(asked)
-    while block := result.fetchmany(_FETCHED_AT_ONCE):
-        yield from block

@@ -19,7 +19,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.alarms import CLEARED, RAISED
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import WINDOW, Pool, Scalars, pack
+from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
 from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report
 from edgert_deploy.fleet.seq import SeqTracker
 
@@ -49,6 +49,18 @@ class Window(NamedTuple):
     scalars: Scalars
     buckets: bytes
 
+    def sketch(self) -> Sketch:
+        sketch, said = Sketch(), self.scalars
+        sketch.buckets = unpack(self.buckets, WINDOW)
+        sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max = (
+            said.zero,
+            said.count,
+            said.sum,
+            said.least,
+            said.most,
+        )
+        return sketch
+
     @classmethod
     def of(cls, hist: HistMessage, heard_at: float) -> Window:
         sketch = hist.sketch
@@ -59,10 +71,9 @@ class Window(NamedTuple):
 
 def pooled(windows: Sequence[Window]) -> Sketch:
     """The sketch of all their requests together."""
-    pool = Pool(1)
-    pool.add([0] * len(windows), [window.buckets for window in windows], WINDOW)
-    for window in windows:
-        pool.add_scalars(0, window.scalars)
+    pool, groups = Pool(1), [0] * len(windows)
+    pool.add(groups, [window.buckets for window in windows], WINDOW)
+    pool.add_scalars(groups, [[getattr(window.scalars, name) for window in windows] for name in SCALARS])
     return pool.sketch(0)
 
 
@@ -355,7 +366,7 @@ def _rate(windows: list[Window]) -> float | None:
 def _trend(windows: list[Window]) -> tuple[float, ...]:
     """p95 of the last windows that held a request, oldest first."""
     last = [window for window in sorted(windows, key=lambda each: each.ts_ms) if window.scalars.count][-TREND_POINTS:]
-    return tuple(pooled([window]).quantile(0.95) for window in last)
+    return tuple(window.sketch().quantile(0.95) for window in last)
 
 
 def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
