@@ -198,8 +198,10 @@ class ModelInterface:
                     return shaped[None], True
         wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
         got = DATATYPES.get(array.dtype.name, str(array.dtype))
+        files = not any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)
+        hint = "; image files only where it was built with --preprocess" if files and _is_image(array) else ""
         raise RequestError(
-            f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length)"
+            f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length){hint}"
         )
 
 
@@ -214,6 +216,15 @@ def _array(value: ArrayLike) -> NDArray[Any]:
             row[: len(file)] = file
         return files
     return np.asarray(value)
+
+
+def _is_image(array: NDArray[Any]) -> bool:
+    """Whether these are the bytes of a JPEG or PNG file, or of several."""
+    return (
+        array.dtype == np.uint8
+        and 1 <= array.ndim <= 2
+        and array.tobytes()[:8].startswith((b"\xff\xd8\xff", b"\x89PNG"))
+    )
 
 
 def welcome_of(received: wire.Frame | None) -> dict[str, Any]:

@@ -54,4 +54,6 @@ def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
         raise DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group") from error
     except OSError as error:
         sock.close()
-        raise DaemonUnreachable(f"cannot connect to the daemon at {path}: {error}") from error
+        raise DaemonUnreachable(
+            f"cannot connect to the daemon at {path}: {error.strerror or error}; start it with edgertd start"
+        ) from error

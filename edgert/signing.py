@@ -65,11 +65,17 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError as error:
-            raise ConfigInvalid(f"{path} exists already; a key is never overwritten: move it away first") from error
+            raise ConfigInvalid(
+                f"{path} is there already, and a key is never overwritten: use it, give another --name, or move it away"
+            ) from error
         except OSError as error:
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+        except OSError as error:  # half a key would stand in the way of the next attempt
+            path.unlink(missing_ok=True)
+            raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_signing_key(path: Path) -> SigningKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,17 @@ def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
     finally:
         device.run("stop")
         shutil.rmtree(device.folder, ignore_errors=True)
+
+
+@contextmanager
+def nothing_may_be_written() -> Iterator[None]:
+    """Files may be made, and no byte put into them, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:

@@ -688,3 +688,45 @@ def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sea
             assert first["code"] == "request.protocol"
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
     os.close(descriptor)
+
+
+def test_another_header_before_it_is_said_in_so_many_words(tmp_path: Path) -> None:
+    source = tmp_path / "late.c"
+    source.write_text('#include <stdio.h>\n#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n')
+    command = [
+        compiler(),
+        "-std=c99",
+        f"-I{edgert.include_dir()}",
+        "-c",
+        os.fspath(source),
+        "-o",
+        os.fspath(tmp_path / "late.o"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "move edgert.h to the top" in done.stderr
+    assert subprocess.run([*command, "-D_POSIX_C_SOURCE=200809L"], timeout=60).returncode == 0
+
+
+def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The first place where a socket is, not the one that this user's daemon would have."""
+    program = built(ROOT / "examples" / "c" / "classify.c")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGERT_")} | {"HOME": os.fspath(tmp_path)}
+    if default_socket_of(environment).exists():
+        pytest.skip("a daemon of this machine's own listens here")
+    users = tmp_path / ".local/state/edgert"
+    users.mkdir(parents=True)
+    (users / "edgert.sock").symlink_to(serving.socket)
+    assert default_socket_of(environment) == users / "edgert.sock"
+    found = subprocess.run([program, "echo"], capture_output=True, text=True, timeout=60, env=environment)
+    assert (found.stdout, found.returncode) == ("y FP32 [1, 4]: 0 0 0 0\n", 0)
+    (users / "edgert.sock").unlink()
+    gone = subprocess.run([program, "echo"], capture_output=True, text=True, timeout=60, env=environment)
+    assert os.fspath(default_socket_of(environment)) in gone.stderr
+    own = {**environment, "EDGERT_STATE": os.fspath(serving.state.root)}
+    assert subprocess.run([program, "echo"], capture_output=True, timeout=60, env=own).returncode == 0
+
+
+def default_socket_of(environment: dict[str, str]) -> Path:
+    """Where Python would look, in this environment."""
+    words = [sys.executable, "-c", "from edgert.config import default_socket; print(default_socket())"]
+    return Path(subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.strip())

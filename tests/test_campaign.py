@@ -71,7 +71,7 @@ def test_it_goes_in_waves_and_every_outcome_is_on_disk(tmp_path: Path) -> None:
     ended = fleet.go_on()
     assert (ended.state, ended.left) == (DONE, [])
     assert [line for line in fleet.said if "wave" in line] == [
-        "wave 1 of 3: 1 devices",
+        "wave 1 of 3: 1 device",
         "wave 2 of 3: 2 devices",
         "wave 3 of 3: 3 devices",
     ]

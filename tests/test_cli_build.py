@@ -330,7 +330,7 @@ def test_keys_are_made_once_and_listed(shell: Shell) -> None:
     assert (shell.folder / "keys" / "default.key.pem").stat().st_mode & 0o777 == 0o600
     again = shell("keys", "new", "--dir", "keys", "--json")
     assert (code_of(again), again.returncode) == ("input.config_invalid", 4)
-    listed = json.loads(shell("keys", "list", "--dir", "keys", "--json").stdout)
+    listed = json.loads(shell("keys", "list", "--dir", "keys", "--json").stdout)["keys"]
     assert [(row["key_id"], row["can_sign"]) for row in listed] == [(made["key_id"], True)]
 
 

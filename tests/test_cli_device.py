@@ -343,6 +343,12 @@ def test_a_key_is_revoked_on_a_device_and_what_it_signed_is_refused_from_then_on
     assert [path.name for path in keys.iterdir()] == ["new.pem"]
 
 
+def test_a_setting_that_is_no_toml_says_how_it_is_quoted(edgert: Edgert, here: Path) -> None:
+    code, answer = edgert("bootstrap", "here", "--set", "serving.cache_mb=0", "--set", "http.listen=127.0.0.1:80")
+    assert code == 4
+    assert """--set 'http.listen="127.0.0.1:80"'""" in answer["error"]["message"]
+
+
 def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "--to", "here")[0] == 0
     np.save(tmp_path / "in.npy", np.ones((2, 4), np.float32))
@@ -358,6 +364,10 @@ def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path
     assert code == 4
     assert "pickle" not in answer["error"]["message"]
     assert "numpy.save" in answer["error"]["message"]
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0JFIF")
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "photo.jpg", "--on", "here")
+    assert (code, answer["error"]["code"]) == (8, "request.invalid")
+    assert "image files only where it was built with --preprocess" in answer["error"]["message"]
     code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "--on", "here")
     assert (code, answer["error"]["code"]) == (8, "request.model_not_found")
 

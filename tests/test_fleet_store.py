@@ -238,11 +238,11 @@ def test_a_write_that_fails_writes_nothing_and_is_tried_again(tmp_path: Path) ->
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreFailed, match="locked"):
         recorder.flush()
-    assert recorder.waiting == 2
+    assert (recorder.waiting, recorder.failures, recorder.tells) == (2, 1, True)
     blocker.execute("ROLLBACK")
     blocker.close()
     recorder.flush()
-    assert (recorder.recorded, recorder.waiting) == (2, 0)
+    assert (recorder.recorded, recorder.waiting, recorder.failures) == (2, 0, 0)
     store.close()
 
 

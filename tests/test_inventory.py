@@ -130,6 +130,12 @@ def test_a_selector_that_means_nothing_is_refused(inventory: Inventory, selector
         inventory.select(selector)
 
 
+@pytest.mark.parametrize("words", ["kitchen,garage", "!kitchen", "kitchen,!garage", "all"])
+def test_where_one_device_is_asked_for_more_words_are_refused(inventory: Inventory, words: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        inventory.device(words)
+
+
 def test_a_selector_that_means_nothing_says_what_there_is(inventory: Inventory) -> None:
     with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
         inventory.select("tag:rack=4")

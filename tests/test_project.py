@@ -20,6 +20,7 @@ from edgert_deploy.cli.init import PROJECT
 from edgert_deploy.cli.keys import keys_dir
 from edgert_deploy.inventory import find_inventory
 from edgert_deploy.project import BrokerDefaults, Project, find_bundle, find_project, read_project
+from tests.devices import nothing_may_be_written
 
 
 @pytest.fixture
@@ -49,6 +50,15 @@ def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: p
     assert {path: path.read_bytes() for path in (*folder.iterdir(), key)} == before
     assert main(["device", "add", "here", "--local", "dev"]) == 0
     assert [d.name for d in find_inventory(folder / "inventory.toml").devices()] == ["here"]
+
+
+def test_init_on_a_full_disk_leaves_no_empty_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with nothing_may_be_written():  # a process of its own, as pytest keeps what is printed in files
+        words = [sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main(['init']))"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert (done.returncode, list(folder.iterdir())) == (4, [])
+    assert "edgert.toml: " in done.stderr
+    assert init(capfd)["stayed"] == []
 
 
 def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +170,14 @@ def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None
         for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "devices_dir"}:
             assert name in table, (words, name)
         assert not {k for k, v in table.items() if not isinstance(v, dict)} - names - {"protocol"}, words
+
+
+@pytest.mark.parametrize("words", [["watch"], ["bootstrap"], ["deploy", "x.edgert"]])
+def test_what_is_missing_may_also_stand_in_a_project(
+    words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "edgert.toml" in capfd.readouterr().err
 
 
 def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:

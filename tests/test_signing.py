@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from edgert.envelope import PAYLOAD_TYPE, parse_envelope, sign
 from edgert.errors import BundleCorrupt, ConfigInvalid, SignatureInvalid
 from edgert.signing import SigningKey, new_key, read_keyring, read_public_key, read_signing_key, write_key_pair
+from tests.devices import nothing_may_be_written
 
 PAYLOAD = b'{"model":"digits"}'
 
@@ -28,6 +29,14 @@ def test_keys_come_back_from_disk_and_the_private_half_is_its_owners(tmp_path: P
     with pytest.raises(ConfigInvalid, match="never overwritten"):
         write_key_pair(new_key(), private, public)
     assert read_signing_key(private).public.key_id == signing_key.public.key_id
+
+
+def test_a_full_disk_leaves_no_half_key(tmp_path: Path) -> None:
+    private = tmp_path / "a.key.pem"
+    with nothing_may_be_written(), pytest.raises(ConfigInvalid, match=r"cannot write .*a\.key\.pem"):
+        write_key_pair(new_key(), private, tmp_path / "a.pem")
+    assert not private.exists()
+    write_key_pair(new_key(), private, tmp_path / "a.pem")
 
 
 def test_the_same_payload_and_key_give_the_same_envelope(signing_key: SigningKey) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -245,3 +246,29 @@ def test_the_ssh_config_may_include_others_and_name_files_that_are_not_there(boa
     home.write("Include config\n")
     with pytest.raises(ConfigInvalid, match="includes more than"):
         read_ssh_config()
+
+
+def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, home: Home, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=rf"is a public key: give {board.client_key}$"):
+        says(replace(board.device(), identity=f"{board.client_key}.pub"))
+    (tmp_path / "notes").write_text("ssh-ed25519 AAAA")
+    with pytest.raises(ConfigInvalid, match="notes is no private key"):
+        says(replace(board.device(), identity=str(tmp_path / "notes")))
+
+
+def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> None:
+    """In a process of its own: paramiko logs to whoever listens, and here pytest does."""
+    script = (
+        "from edgert_deploy.inventory import SshAddress\n"
+        "from edgert_deploy.transports.ssh_login import scan_host_key\n"
+        "from edgert.errors import HostKeyMismatch\n"
+        f"try: scan_host_key(SshAddress.parse({board.address!r}), 'SHA256:abc')\n"
+        "except HostKeyMismatch as error: print(error.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (board.fingerprint in done.stdout, done.stderr) == (True, "")
+    nobody = SshAddress("127.0.0.1", port=free_port())
+    with pytest.raises(
+        DeviceUnreachable, match=rf"127\.0\.0\.1:{nobody.port} cannot be reached over SSH: Connection refused;"
+    ):
+        scan_host_key(nobody)

@@ -134,6 +134,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     assert house.requirements().count(" --hash=sha256:") == len(house.wheels)
     assert missing([Requirement("edgert")], house.wheels, target) == []
     assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
+    assert any("httptools" in wheel.name for wheel in house.wheels)  # a device can be told to serve over HTTP later on
     assert not [wheel.name for wheel in house.wheels if "x86_64" in wheel.name]
     again: list[str] = []
     assert prepare(target, ("null",), again.append) == house

@@ -32,6 +32,7 @@ SLICES = "slice"
 BOXES = "boxes"
 NAMES = (LABELS, SLICES, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+LABELS_NAMED_MAX = 5
 IMAGE_BYTES_MAX = 64 * 1024**2
 
 
@@ -154,7 +155,11 @@ def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
         raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move them all into some")
     number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
     if unknown := sorted(set(names) - set(number)):
-        raise CalibrationInvalid(f"folder {folder / unknown[0]} has the name of none of the {len(number)} labels")
+        raise CalibrationInvalid(
+            f"folder {folder / unknown[0]} has the name of none of the {len(number)} labels "
+            f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders as "
+            f"--labels does, or write {folder / LABELS_TABLE}"
+        )
     return np.array([number[name] for name in names], np.int64)
 
 

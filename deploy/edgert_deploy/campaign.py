@@ -206,7 +206,7 @@ def go_on(
         if not todo:
             continue
         if len(waves) > 1:
-            say("", f"wave {number} of {len(waves)}: {len(todo)} devices")
+            say("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
         keeper.begin(len(todo))
         deploy(
             rollout,

@@ -118,8 +118,11 @@ class Inventory:
         return _devices(self._read(), self.path)
 
     def device(self, name: str) -> Device:
-        """Raises ConfigInvalid for a name that is not there."""
-        return select(self.devices(), name, self.path, groups=False)[0]
+        """Raises ConfigInvalid for a name that is not there, and for more than a name."""
+        chosen = select(self.devices(), name, self.path, groups=False)
+        if [d.name for d in chosen] != [name.strip()]:
+            raise ConfigInvalid(f"{name!r} is more than one name: give one device")
+        return chosen[0]
 
     def select(self, selector: str) -> list[Device]:
         """The devices of `selector`, as `select` below reads it. Raises ConfigInvalid."""
@@ -132,7 +135,8 @@ class Inventory:
             present = _devices(document, self.path)
             if device.name in {d.name for d in present}:
                 raise ConfigInvalid(
-                    f"{self.path} has a device {device.name} already: edgert device remove {device.name}"
+                    f"{self.path} has a device {device.name} already: edgert device set {device.name} changes it, "
+                    f"edgert device remove {device.name} takes it out"
                 )
             _check_groups([*present, device], self.path)
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))

@@ -45,6 +45,7 @@ def read_preprocess(path: Path, source: SourceModel) -> Preprocess:
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
+    _check_there(path, PREPROCESS_PRESETS)
     values = _toml(path, KEYS)
     spec = next((spec for spec in source.inputs if spec.name == values.get("input")), None)
     if spec is None:
@@ -75,6 +76,7 @@ def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> Cl
     names = () if labels is None else _labels(labels)
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, names), source)
+    _check_there(path, POSTPROCESS_PRESETS)
     values = _toml(path, ("classify", "detect"))
     if len(values) != 1 or not all(isinstance(table, dict) for table in values.values()):
         raise ConfigInvalid(f"{path} needs one table, [classify] or [detect]")
@@ -228,6 +230,11 @@ def _toml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
 def _refuse_unknown(path: Path, values: dict[str, Any], keys: tuple[str, ...]) -> None:
     if unknown := sorted(set(values) - set(keys)):
         raise ConfigInvalid(f"{path} has unknown keys {', '.join(unknown)}; known: {', '.join(keys)}")
+
+
+def _check_there(path: Path, presets: tuple[str, ...]) -> None:
+    if not path.exists():
+        raise ConfigInvalid(f"{path} is no file and no preset: give a TOML file, or {' or '.join(presets)}")
 
 
 def _read(path: Path) -> str:

@@ -42,6 +42,9 @@ PIWHEELS_HINT = (
 # What needs no install: these engines are edgert's own.
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
 OWN_PACKAGES = ("edgert", "edgert_deploy")
+# What a device can be told to do later on, when pip cannot reach an index there: `[http]`. 32-bit ARM has no wheels of it.
+EXTRAS_ALONG = ("http",)
+MACHINES_WITHOUT_EXTRAS = ("armv7l", "armv6l")
 WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a wheel packed again: the same content, the same bytes
 
 
@@ -361,6 +364,8 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarge
     """What edgert needs on `target` with `engines`. Raises EngineMissing for one that has no wheels there."""
     # pip comes along: many systems' Python is installed without it, and cannot put it into an environment either.
     found = [Requirement("pip"), *_needs(wheel, "", target)]
+    for extra in EXTRAS_ALONG if target.machine not in MACHINES_WITHOUT_EXTRAS else ():
+        found += _needs(wheel, extra, target)
     known = _metadata(wheel).get_all("Provides-Extra") or []
     for engine in engines:
         if engine in ENGINES_WITHOUT_WHEELS:

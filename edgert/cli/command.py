@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from edgert.errors import EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.reporting import stop_reporting
 
 EXIT_INTERNAL = 1
@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         try:
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise EdgeRTError(
+            raise ConfigInvalid(
                 f"command {cmd_name!r} cannot be loaded: {error}; install all it needs with: "
                 f"pip install 'edgert[{self._extra}]'"
             ) from error

@@ -15,7 +15,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @click.argument("model")
 @click.option(
-    "--input", "source", required=True, type=FILE, help="A .npy array, or an .npz with one array per input name."
+    "--input",
+    "source",
+    required=True,
+    type=FILE,
+    help="A .npy array, an .npz with one array per input name, or a JPEG or PNG file.",
 )
 @click.option("--out", type=FILE, help="Write the outputs whole, as .npz; --json then leaves the values out.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

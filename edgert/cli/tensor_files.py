@@ -13,17 +13,24 @@ from edgert.errors import InputError, StorageFailed
 
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # JPEG, PNG
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
-    """The array of an .npy file, or the arrays of an .npz by name. Never unpickles. Raises InputError."""
-    advice = "give a .npy array (numpy.save), or an .npz with one array an input (numpy.savez)"
+    """The array of an .npy file, or the arrays of an .npz by name. Never unpickles. Raises InputError.
+
+    The bytes of a JPEG or PNG file are an array as they are: UINT8 [bytes], which a model with `decode` takes.
+    """
+    advice = "give a .npy array (numpy.save), an .npz with one array an input (numpy.savez), or a JPEG or PNG file"
     try:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
             raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
+        with source.open("rb") as file:
+            if file.read(len(IMAGE_STARTS[1])).startswith(IMAGE_STARTS):
+                return np.fromfile(source, np.uint8)
         loaded = np.load(source, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded

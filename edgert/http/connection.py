@@ -366,4 +366,7 @@ def check_installed() -> None:
     try:
         import httptools  # noqa: F401
     except ImportError as error:
-        raise ConfigInvalid("[http] needs the package httptools; install it: pip install 'edgert[http]'") from error
+        raise ConfigInvalid(
+            "[http] needs the package httptools: from the host, edgert bootstrap DEVICE --upgrade; "
+            "or here, pip install 'edgert[http]'"
+        ) from error

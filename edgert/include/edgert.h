@@ -45,6 +45,9 @@
 #define EDGERT_H
 
 #if defined(EDGERT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#if defined(__GLIBC__) && !defined(__USE_POSIX199309)
+#error "a system header came before edgert.h: move edgert.h to the top, or compile with -D_POSIX_C_SOURCE=200809L"
+#endif
 #define _POSIX_C_SOURCE 200809L
 #endif
 
@@ -151,8 +154,8 @@ typedef struct edgert_response {
     uint32_t stage_us[6]; /* decode, preprocess, cache, queue, engine, postprocess */
 } edgert_response;
 
-/* Connect to the daemon for one model. `path` NULL: $EDGERT_SOCKET, else edgert.sock in $EDGERT_STATE, else in
- * /var/lib/edgert for root and ~/.local/state/edgert for others. Waits, at most `timeout_ms` (0: 30 s), for a
+/* Connect to the daemon for one model. `path` NULL: $EDGERT_SOCKET, else the first edgert.sock that is there in
+ * $EDGERT_STATE, /run/edgert, /var/lib/edgert, ~/.local/state/edgert. Waits, at most `timeout_ms` (0: 30 s), for a
  * model that is being loaded. `timeout_ms` is also what edgert_infer uses by default. NULL on failure; `error`
  * may be NULL in every call. */
 edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
@@ -1318,13 +1321,25 @@ int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error)
 
 /* Where the daemon listens unless told otherwise. 0 for a path longer than a socket's may be. */
 static int edgert__find_socket(char *out, size_t size, const char *path) {
-    const char *state = getenv("EDGERT_STATE"), *home = getenv("HOME");
-    int length;
-    if (!path) path = getenv("EDGERT_SOCKET");
-    if (path && *path) length = snprintf(out, size, "%s", path);
-    else if (state && *state) length = snprintf(out, size, "%s/edgert.sock", state);
-    else if (!geteuid()) length = snprintf(out, size, "/var/lib/edgert/edgert.sock");
-    else length = snprintf(out, size, "%s/.local/state/edgert/edgert.sock", home ? home : "");
+    /* The same places in the same order as `default_socket` of edgert/config.py. */
+    const char *folders[4], *ends[4];
+    int i, count = 0, length;
+    if (!path || !*path) path = getenv("EDGERT_SOCKET");
+    if (path && *path) {
+        length = snprintf(out, size, "%s", path);
+        return length > 0 && (size_t)length < size;
+    }
+    folders[count] = getenv("EDGERT_STATE"), ends[count++] = "/edgert.sock";
+    folders[count] = "/run/edgert", ends[count++] = "/edgert.sock"; /* the system's service */
+    folders[count] = "/var/lib/edgert", ends[count++] = "/edgert.sock";
+    folders[count] = getenv("HOME"), ends[count++] = "/.local/state/edgert/edgert.sock";
+    for (i = 0; i < count; i++) {
+        if (!folders[i] || !*folders[i]) continue;
+        length = snprintf(out, size, "%s%s", folders[i], ends[i]);
+        if (length > 0 && (size_t)length < size && access(out, F_OK) == 0) return 1;
+    }
+    i = folders[0] && *folders[0] ? 0 : 1; /* none is there: the first is what the error names */
+    length = snprintf(out, size, "%s%s", folders[i], ends[i]);
     return length > 0 && (size_t)length < size;
 }
 

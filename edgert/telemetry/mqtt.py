@@ -284,7 +284,7 @@ class Connection:
             raise BrokerUnreachable(f"{address} hung up at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {address}: {error}; check host, port and firewall, and that it runs"
+                f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check host, port and firewall, and that it runs"
             ) from error
         code, gives_up_at = paho.MQTT_ERR_SUCCESS, time.monotonic() + timeout_s
         while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:

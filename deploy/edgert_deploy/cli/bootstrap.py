@@ -23,17 +23,18 @@ from edgert_deploy.bootstrap import (
 )
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.each import on_each
-from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
+from edgert_deploy.cli.fleet_options import SelectorWord, emit, inventory_option, json_option, say
 from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.runtime import TRIAL_S
 from edgert_deploy.transports import Transport
+from edgert_deploy.wheelhouse import ENGINES_WITHOUT_WHEELS
 
 
 @click.command()
-@click.argument("selector")
+@click.argument("selector", type=SelectorWord())
 @click.option(
     "--key",
     "key_names",
@@ -184,10 +185,17 @@ def _show_plans(devices: list[Device], wishes: Wishes, devices_dir: Path | None,
 
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
     """`SECTION.KEY=VALUE` or `KEY=VALUE`, the value as TOML has it. Raises ConfigInvalid."""
+    for line in lines:
+        try:
+            tomlkit.parse(line)
+        except TOMLKitError as error:
+            key, equals, value = line.partition("=")
+            hint = f"""; for text: --set '{key}="{value}"'""" if equals and '"' not in value else ""
+            raise ConfigInvalid(f"--set {line}: give SECTION.KEY=VALUE, the value as TOML has it{hint}") from error
     try:
         return tomlkit.parse("\n".join(lines)).unwrap()
     except TOMLKitError as error:
-        raise ConfigInvalid(f"--set takes SECTION.KEY=VALUE as TOML has it (text in quotes): {error}") from error
+        raise ConfigInvalid(f"--set: {error}") from error
 
 
 def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
@@ -214,7 +222,11 @@ def _line(row: dict[str, Any], python: str) -> str:
     if "error" in row:
         return f"{row['device']}: failed [{row['error']['code']}]: {row['error']['message']}"
     changed = ", ".join(row["changed"]) or "nothing, all was there"
-    engines = ", ".join(f"{name} {version}" for name, version in row["status"]["engines"].items() if version)
+    engines = ", ".join(
+        f"{name} {version}"
+        for name, version in row["status"]["engines"].items()
+        if version and name not in ENGINES_WITHOUT_WHEELS
+    )
     engines += "".join(f"; without {name}" for name in row["lacking"])
     return (
         f"{row['device']}: ready, kept running by {row['service']}; engines {engines}; changed: {changed}\n"

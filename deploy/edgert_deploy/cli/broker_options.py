@@ -18,9 +18,21 @@ SESSION_KEPT_S = 86_400
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class _BrokerWord(click.types.StringParamType):
+    """HOST[:PORT]; where it is missing, the other place to write it is named."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "Or write it once, as `address` below [broker] in a project's edgert.toml (edgert init)."
+
+
 _OPTIONS = (
     click.option(
-        "--broker", required=True, metavar="HOST[:PORT]", help="The MQTT broker (default port 1883, with TLS 8883)."
+        "--broker",
+        required=True,
+        type=_BrokerWord(),
+        metavar="HOST[:PORT]",
+        help="The MQTT broker (default port 1883, with TLS 8883).",
     ),
     click.option("--tls", is_flag=True, help="Use TLS; the broker's certificate and name are always checked."),
     click.option(

@@ -248,13 +248,16 @@ def build(
         cache=None if no_cache else default_cache(),
         jobs=jobs,
     )
-    if not as_json:
-        _print_cells(heading for heading, _ in COLUMNS)
+    headed = False
     with BuildProgress({p.name: len(p.engines) if engines == "all" else 1 for p in profiles}) as progress:
 
         def report(row: BuildRow) -> None:
+            nonlocal headed
             progress.done(row.target)
             if not as_json:
+                if not headed:  # a build that cannot begin prints no table
+                    progress.print(lambda: _print_cells(heading for heading, _ in COLUMNS))
+                headed = True
                 progress.print(lambda: _print_row(row))
 
         result = build_bundle(request, signing_key, out, progress, report)

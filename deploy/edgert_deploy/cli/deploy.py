@@ -16,7 +16,16 @@ from edgert_deploy.bootstrap import Wishes
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.campaign import Campaign, CampaignStore, go_on
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.fleet_options import BundlePath, columns, emit, error_lines, inventory_option, json_option, say
+from edgert_deploy.cli.fleet_options import (
+    BundlePath,
+    SelectorWord,
+    columns,
+    emit,
+    error_lines,
+    inventory_option,
+    json_option,
+    say,
+)
 from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.gate_table import gate_for
 from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
@@ -46,7 +55,12 @@ def byte_rate(context: click.Context, option: click.Parameter, value: str) -> fl
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @click.option(
-    "--to", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
+    "--to",
+    "selector",
+    required=True,
+    type=SelectorWord(),
+    metavar="SELECTOR",
+    help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas.",
 )
 @click.option(
     "--trial-s",

@@ -112,7 +112,8 @@ def _artifact(artifact_id: str, before: Manifest, after: Manifest) -> Iterator[s
     if sizes[0] != sizes[1]:
         yield f"          {size_text(sizes[0])} -> {size_text(sizes[1])} ({sizes[1] - sizes[0]:+,} bytes)"
     if a != b:
-        yield f"          {' '.join(accuracy.split())} ({b.artifact - a.artifact:+.4f}) on {b.samples} samples, FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
+        by = f" ({b.artifact - a.artifact:+.4f})" if a.metric == b.metric else ""  # two metrics have no difference
+        yield f"          {' '.join(accuracy.split())}{by} on {b.samples} samples, FP32 {a.fp32:.4f} -> {b.fp32:.4f}"
     if one.precision != other.precision:
         yield f"          {one.precision} -> {other.precision}"
     tools = {name: (one.tools.get(name), other.tools.get(name)) for name in {**one.tools, **other.tools}}

@@ -33,6 +33,15 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(command)
 
 
+class SelectorWord(click.types.StringParamType):
+    """SELECTOR; where it is missing, the other place to write it is named."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return (
+            'Names, groups or `all`; or write it once, as `selector = "all"` in a project\'s edgert.toml (edgert init).'
+        )
+
+
 class BundlePath(click.Path):
     """A bundle that is there. A mere name may also be one in the project's folder of bundles."""
 
@@ -56,9 +65,9 @@ class NewBundlePath(BundlePath):
 
 
 def say(device: str, line: str) -> None:
-    """A progress line about a device, on stderr; from any thread."""
+    """A progress line about a device, or with "" about all of them, on stderr; from any thread."""
     with _LINE:
-        click.echo(f"[{device}] {line}", err=True)
+        click.echo(f"[{device}] {line}" if device else line, err=True)
 
 
 def emit(value: dict[str, Any], text: str, as_json: bool) -> None:

@@ -128,7 +128,8 @@ def _flush(recorder: Recorder) -> None:
     try:
         recorder.flush()
     except StoreFailed as error:
-        _say(f"{error.message}; {recorder.waiting} reports wait, {recorder.dropped} dropped; trying again")
+        if recorder.tells:
+            _say(f"{error.message}; {recorder.waiting} reports wait, {recorder.dropped} dropped; trying again")
 
 
 def _prune(store: Store, retention: Retention) -> None:

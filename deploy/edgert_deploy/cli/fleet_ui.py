@@ -194,9 +194,9 @@ class _Keeper:
                 self._pruned_at = time.monotonic()
                 self._store.prune(Retention(size_gb_max=self.size_gb), _wall_ms())
         except StoreFailed as error:
-            _say(
-                f"{error.message}; {self.recorder.waiting} reports wait, {self.recorder.dropped} dropped; trying again"
-            )
+            if self.recorder.tells:
+                waits = f"{self.recorder.waiting} reports wait, {self.recorder.dropped} dropped"
+                _say(f"{error.message}; {waits}; trying again")
 
     def close(self) -> None:
         self.flush()

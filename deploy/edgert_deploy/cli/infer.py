@@ -30,7 +30,7 @@ QUICK_S_MAX = 60.0
     "source",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .npy array, or an .npz with one array per input name.",
+    help="A .npy array, an .npz with one array per input name, or a JPEG or PNG file.",
 )
 @click.option(
     "--socket",
@@ -61,6 +61,7 @@ def infer(
     \b
     Examples:
       edgert infer digits --input images.npy --on kitchen
+      edgert infer classifier --input photo.jpg --on kitchen
       edgert infer detector --input frame.npz --socket /run/edgert/edgert.sock --json
     """
     if socket is not None and device_name is not None:

@@ -40,7 +40,7 @@ PROJECT = """\
 FLEET = """\
 # The fleet: one table a device. `edgert device add NAME USER@HOST` writes here; comments and order stay.
 """
-IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/")
+IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.db*")
 
 
 @click.command()
@@ -96,4 +96,7 @@ def _written(path: Path, text: str) -> bool:
             file.write(text)
     except FileExistsError:
         return False
+    except OSError as error:  # an empty file would look like one that was there
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return True

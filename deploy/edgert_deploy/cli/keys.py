@@ -92,7 +92,7 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
         private = public.with_name(public.name.removesuffix(PUBLIC_SUFFIX) + PRIVATE_SUFFIX)
         rows.append({"key_id": read_public_key(public).key_id, "public": str(public), "can_sign": private.exists()})
     if as_json:
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps({"keys": rows}))
         return
     for row in rows:
         click.echo(f"{row['key_id']}  {row['public']}  {'can sign' if row['can_sign'] else 'public half only'}")

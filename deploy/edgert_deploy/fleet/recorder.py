@@ -24,6 +24,7 @@ class Recorder:
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int]) -> None:
         self.recorded = self.duplicates = self.refused = self.dropped = 0
         self.settled = 0  # so many of the messages applied, from the first, are in the store or will never be
+        self.failures = 0  # flushes in a row that the store refused
         self.last_refusal = ""
         self._applied = 0
         self._store = store
@@ -33,6 +34,11 @@ class Recorder:
     @property
     def waiting(self) -> int:
         return len(self._batch)
+
+    @property
+    def tells(self) -> bool:
+        """Whether this failure is worth a line: the first in a row, the second, the fourth, the eighth, ..."""
+        return self.failures & (self.failures - 1) == 0
 
     def apply(self, topic: str, payload: bytes, retained: bool, _now: float) -> None:
         """Take one message in."""
@@ -49,8 +55,9 @@ class Recorder:
     def flush(self) -> None:
         """Write what waits. Raises StoreFailed; nothing is lost then, and the next flush tries again."""
         if len(self._batch) or self._batch.heard_ms:
+            self.failures += 1
             written = self._store.write(self._batch)
-            self._batch = Batch()
+            self.failures, self._batch = 0, Batch()
             self.recorded += written.hists + written.metrics + written.events
             self.duplicates += written.duplicates
         self.settled = self._applied

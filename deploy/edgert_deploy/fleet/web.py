@@ -27,7 +27,9 @@ class WebServer(ThreadingHTTPServer):
         try:
             super().__init__((host.strip("[]"), port), handler)
         except (OSError, OverflowError) as error:
-            raise ConfigInvalid(f"{asked} cannot be used: {error}; choose another port") from error
+            raise ConfigInvalid(
+                f"{asked} cannot be used: {getattr(error, 'strerror', None) or error}; choose another port"
+            ) from error
         threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import select
 import shlex
 import time
@@ -39,9 +38,6 @@ from edgert_deploy.transports import (
     sha256_command,
 )
 from edgert_deploy.transports.ssh_login import LinkLimits, Login, log_in
-
-# What it logs as an error is raised as well: without a handler Python would print it, traceback and all.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; also the unit in which an upload goes on
 # Blocks go to their own place in the file, so that what an old, dying channel still writes does no harm; the mode is

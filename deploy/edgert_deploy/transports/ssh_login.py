@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import glob
+import logging
 import shlex
 import socket
 import subprocess
@@ -28,9 +29,13 @@ import fabric
 import paramiko
 from paramiko.config import SSHConfig
 from paramiko.hostkeys import InvalidHostKey
+from paramiko.ssh_exception import NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert_deploy.inventory import Device, SshAddress, fingerprint
+
+# What paramiko logs as an error is raised as well: without a handler Python would print it, traceback and all.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 HOPS_MAX = 8
 INCLUDES_MAX = 64
@@ -40,6 +45,7 @@ HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
 JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
+_KEY_HEAD_BYTES = 256  # "-----BEGIN OPENSSH PRIVATE KEY-----" and its like stand there
 NO_KEY = "No authentication methods available"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
@@ -337,14 +343,14 @@ def _scan_once(
         except (OSError, EOFError, paramiko.SSHException) as error:
             if last:  # no key of another kind to show
                 return None
-            raise DeviceUnreachable(f"{address.host} cannot be reached over SSH: {_reason(error)}") from error
+            raise DeviceUnreachable(f"{_at(address)} cannot be reached over SSH: {_reason(error)}") from error
     raise AssertionError("a connection without a pinned key was opened")
 
 
 def _keys(settings: Any, identity: str) -> dict[str, Any]:
     """What paramiko is to log in with. Files that ~/.ssh/config names and that are not there are passed over."""
-    if identity and not Path(identity).expanduser().is_file():
-        raise ConfigInvalid(f"identity {identity} is missing: give the private key's path")
+    if identity:
+        _check_identity(Path(identity).expanduser())
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
     files = [str(path) for path in (Path(name).expanduser() for name in named) if path.is_file()]
     if settings.get("identitiesonly", "no").lower() != "yes":
@@ -352,6 +358,22 @@ def _keys(settings: Any, identity: str) -> dict[str, Any]:
     # Servers close the door after a few keys: only these are shown, out of the agent where it has one.
     held = _held_by_agent(files)
     return {"key_filename": files, "allow_agent": False, "look_for_keys": False, **({"pkey": held} if held else {})}
+
+
+def _check_identity(path: Path) -> None:
+    """Raises ConfigInvalid for what is no private key; whether it opens anything is for the server to say."""
+    if not path.is_file():
+        raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
+    try:
+        with path.open("rb") as file:
+            head = file.read(_KEY_HEAD_BYTES)
+    except OSError as error:
+        raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
+    if b"PRIVATE KEY" in head:
+        return
+    private = path.with_suffix("")
+    hint = f": give {private}" if path.suffix == ".pub" and private.is_file() else ": give the private key's path"
+    raise ConfigInvalid(f"identity {path} is {'a public' if path.suffix == '.pub' else 'no private'} key{hint}")
 
 
 def _held_by_agent(files: list[str]) -> paramiko.PKey | None:
@@ -397,6 +419,13 @@ def _plain(word: str) -> str:
     return word.strip().removeprefix("ssh://").rstrip("/")
 
 
+def _at(address: SshAddress) -> str:
+    return f"{address.host}:{address.port}" if address.port else address.host
+
+
 def _reason(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
+    if isinstance(error, NoValidConnectionsError):  # one error an address of the host
+        error = next(iter(error.errors.values()))
+    said = error.strerror if isinstance(error, OSError) else ""
+    text = said or str(error) or type(error).__name__
     return f"{text}; is it on, and is the address right?"
