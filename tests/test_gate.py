@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -283,7 +282,7 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
     store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 2.0))
     slots = store.read()
     assert slots.active is not None
-    shutil.rmtree(store.slot_folder(slots.active) / "golden")
+    (store.slot_folder(slots.active) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
     assert "p99_ms could not be measured" in reason_of_return(device, store, release)
 
 

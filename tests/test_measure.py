@@ -155,6 +155,12 @@ def test_a_folder_that_says_nothing_sound_is_refused(tmp_path: Path) -> None:
     (tmp_path / SPEC).write_text(json.dumps(value))
     with pytest.raises(ConfigInvalid, match="outside of the folder"):
         read_work(tmp_path)
+    value |= {"samples": ["x.npy"], "artifacts": [{**outside, "path": "inside"}]}
+    (tmp_path / SPEC).write_text(json.dumps(value))
+    for sample in (b"", b"PK\x03\x04", b"\x93NUMPY"):
+        (tmp_path / "x.npy").write_bytes(sample)
+        with pytest.raises(ConfigInvalid, match="does not say what to measure"):
+            read_work(tmp_path)
 
 
 def test_one_that_cannot_be_loaded_is_told_and_the_others_are_timed(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ def read_work(folder: Path) -> list[Piece]:
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
         raise ConfigInvalid(f"cannot read {error.filename or folder}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, EdgeRTError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:
         if isinstance(error, ConfigInvalid):
             raise
         raise ConfigInvalid(f"{folder / SPEC} does not say what to measure: {type(error).__name__}: {error}") from error

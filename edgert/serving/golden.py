@@ -48,5 +48,5 @@ def check(version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arr
 def _read(version: InstalledVersion, path: str) -> NDArray[Any]:
     try:
         return np.asarray(np.load(version.folder / path, allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise BundleCorrupt(f"{version.folder / path} cannot be read: {error}") from error
