@@ -16,6 +16,7 @@ from edgert_deploy.cli.watch import table_of
 from edgert_deploy.fleet import ledger as ledger_module
 from edgert_deploy.fleet import merging, schema
 from edgert_deploy.fleet import state as state_module
+from edgert_deploy.fleet.begun import FORGOTTEN_AFTER_S, STREAMS_MAX
 from edgert_deploy.fleet.bridge import Bridge
 from edgert_deploy.fleet.ledger import Ledger
 from edgert_deploy.fleet.prometheus import Exposition
@@ -139,6 +140,28 @@ def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str
     record(store_url, Pi("pi-2").window(NOW_MS - 1, [1.0], uptime_s=1))
     (answer,) = ask(store_url, 1)
     assert answer.counters["requests"] == merging.COUNTED_MAX
+
+
+def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: str) -> None:
+    made_up = [
+        Pi("other", f"r{number}", boot=f"b{number}").window(NOW_MS - 5000 + number, [1.0])
+        for number in range(STREAMS_MAX + 20)
+    ]
+    sent = [message for window in made_up for message in window]
+    honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
+    assert record(store_url, sent + honest).refused == 2 * 20
+    assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
+    board, clock = Board(), [0.0]
+    bridge = Bridge(Ledger("b1", None), clock=lambda: clock[0], wall_clock=lambda: 0.0)
+    for message in sent + honest:
+        bridge.apply(*message, False, 0.0)
+        board.apply(*message, False, 0.0, NOW_MS)
+    assert len(bridge.groups) == STREAMS_MAX + 1
+    assert len(board.numbers("digits")) == STREAMS_MAX + 1
+    clock[0] = FORGOTTEN_AFTER_S + 1  # a device that is taken into use again and again comes through
+    for message in made_up[-1]:
+        bridge.apply(*message, False, clock[0])
+    assert len(bridge.groups) == STREAMS_MAX + 2
 
 
 def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(

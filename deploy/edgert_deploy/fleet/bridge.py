@@ -20,6 +20,7 @@ from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
 from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.begun import Begun
 from edgert_deploy.fleet.ledger import Agreed, Entry, Ledger
 from edgert_deploy.fleet.reports import (
     KINDS,
@@ -29,6 +30,7 @@ from edgert_deploy.fleet.reports import (
     counters_of,
     parse_report,
     printable,
+    stream_of,
 )
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
@@ -106,6 +108,7 @@ class Bridge:
         self._clock, self._wall_clock = clock, wall_clock
         self._pending: dict[Entry, tuple[Report, int]] = {}
         self._applied = 0
+        self._begun = Begun()
         self._swept_at = clock()
 
     @property
@@ -169,6 +172,7 @@ class Bridge:
 
     def _enter_report(self, topic: Topic, payload: bytes) -> None:
         report, model, version = parse_report(topic, payload), topic.model or "", ""
+        self._begun.check(topic.site, topic.device, stream_of(topic, report), self._clock())
         counters: tuple[int, ...] = ()
         fresh = blind = False
         site, device, boot = intern(topic.site), intern(topic.device), intern(report.boot)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, parse_topic
+from edgert_deploy.fleet.begun import Begun
 from edgert_deploy.fleet.heard import Batch, Heard
-from edgert_deploy.fleet.reports import KINDS, parse_report, printable
+from edgert_deploy.fleet.reports import KINDS, parse_report, printable, stream_of
 from edgert_deploy.fleet.store import Store
 
 WAITING_MAX = 50_000
@@ -30,6 +31,7 @@ class Recorder:
         self._store = store
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
+        self._begun = Begun()
 
     @property
     def waiting(self) -> int:
@@ -40,14 +42,14 @@ class Recorder:
         """Whether this failure is worth a line: the first in a row, the second, the fourth, the eighth, ..."""
         return self.failures & (self.failures - 1) == 0
 
-    def apply(self, topic: str, payload: bytes, retained: bool, _now: float) -> None:
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         """Take one message in."""
         self._applied += 1
         if len(self._batch) >= WAITING_MAX:
             self.dropped += 1
             return
         try:
-            self._apply(topic, payload, retained)
+            self._apply(topic, payload, retained, now)
         except ProtocolError as error:
             self.refused += 1
             self.last_refusal = f"{topic[:120]}: {error.message}"
@@ -62,19 +64,22 @@ class Recorder:
             self.duplicates += written.duplicates
         self.settled = self._applied
 
-    def _apply(self, topic: str, payload: bytes, retained: bool) -> None:
+    def _apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         parsed = parse_topic(topic)
         heard = Heard(parsed.site, parsed.device, self._wall_clock_ms(), parsed.model or "")
         key, batch = (parsed.site, parsed.device), self._batch
         if parsed.kind not in KINDS:
             said = _device_fields(parsed.kind, payload)  # first: it may refuse
             batch.devices.setdefault(key, {}).update(said)
-        elif isinstance(report := parse_report(parsed, payload), HistMessage):
-            batch.hists.append((heard, report))
-        elif isinstance(report, MetricsMessage):
-            batch.metrics.append((heard, report))
         else:
-            batch.events.append((heard, report))
+            report = parse_report(parsed, payload)
+            self._begun.check(*key, stream_of(parsed, report), now)
+            if isinstance(report, HistMessage):
+                batch.hists.append((heard, report))
+            elif isinstance(report, MetricsMessage):
+                batch.metrics.append((heard, report))
+            else:
+                batch.events.append((heard, report))
         if not retained:
             batch.heard_ms[key] = heard.at_ms
 

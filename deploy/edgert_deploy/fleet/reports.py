@@ -36,6 +36,13 @@ class EventMessage:
 Report = HistMessage | MetricsMessage | EventMessage
 
 
+def stream_of(topic: Topic, report: Report) -> tuple[str, ...]:
+    """What this device's reports are told apart by."""
+    if isinstance(report, EventMessage):
+        return (report.model, report.event)
+    return (report.boot, topic.model or "", report.model_version)
+
+
 def parse_report(topic: Topic, payload: bytes) -> Report:
     """Raises ProtocolError."""
     if topic.kind == "event":

@@ -17,8 +17,9 @@ from edgert.errors import ProtocolError
 from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic, parse_topic
+from edgert_deploy.fleet.begun import Begun
 from edgert_deploy.fleet.heard import trusted_ms
-from edgert_deploy.fleet.reports import EventMessage, parse_report, printable
+from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, printable, stream_of
 from edgert_deploy.fleet.state import MODELS_PER_DEVICE_MAX, STALE_AFTER_WINDOWS, WINDOW_S_DEFAULT, note_alarm
 from edgert_deploy.fleet.store import PROFILE_UNKNOWN
 
@@ -104,6 +105,7 @@ class Board:
         self._devices: dict[tuple[str, str], Held] = {}
         # When each version of a model was first heard of: since then devices with an older one are behind.
         self._versions: dict[str, dict[str, int]] = {}
+        self._begun = Begun()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -152,16 +154,15 @@ class Board:
         held = self._held(topic.site, topic.device, now)
         if topic.kind == "status":
             held.status = messages.parse_status(payload)
-        elif topic.kind == "metrics":
+        elif topic.kind in KINDS:
             report = parse_report(topic, payload)
-            assert isinstance(report, MetricsMessage)
-            assert topic.model is not None
-            self._apply_metrics(held, topic.model, report, wall_ms)
-        elif topic.kind == "event":
-            event = parse_report(topic, payload)
-            assert isinstance(event, EventMessage)
-            self.events += 1
-            _note_event(held, event.event, event.model, event.alarm, trusted_ms(event.ts_ms, wall_ms))
+            self._begun.check(topic.site, topic.device, stream_of(topic, report), now)
+            if isinstance(report, EventMessage):
+                self.events += 1
+                _note_event(held, report.event, report.model, report.alarm, trusted_ms(report.ts_ms, wall_ms))
+            elif isinstance(report, MetricsMessage):
+                assert topic.model is not None
+                self._apply_metrics(held, topic.model, report, wall_ms)
         else:
             fields = messages.load(payload)
             held.said[topic.kind] = fields
