@@ -44,6 +44,18 @@ def test_told_to_end_it_takes_the_daemon_along(device: Device, keeper: subproces
     assert not device.run("status")["daemon"]["running"]
 
 
+def test_a_daemon_whose_keeper_was_killed_is_said_to_be_kept_no_more(
+    device: Device, keeper: subprocess.Popen[bytes]
+) -> None:
+    started = device.run("start")
+    assert started["kept"]
+    keeper.kill()
+    keeper.wait()
+    assert device.run("start") == {**started, "kept": False}
+    device.run("stop")
+    assert device.run("start")["kept"]
+
+
 def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, keeper: subprocess.Popen[bytes]) -> None:
     kill_daemon(device)
     wait_until(lambda: "starting it again" in device.log(), "it has noticed")

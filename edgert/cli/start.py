@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from edgert.cli.output import emit
+from edgert.cli.output import emit, progress
 from edgert.config import StateDir, read_config
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
 from edgert.serving.control import ask
-from edgert.serving.keeper import LOG_BYTES_MAX
+from edgert.serving.keeper import LOG_BYTES_MAX, has_lost_its_keeper
 
 START_S_MAX = 30.0
 
@@ -37,8 +37,11 @@ def start(state: StateDir, as_json: bool) -> None:
     running = _status(state)
     if running is None:
         running = _start(state)
+    kept = not has_lost_its_keeper(running["pid"])
+    if not kept:
+        progress("what would start it again when it ends was killed: edgertd stop && edgertd start brings that back")
     emit(
-        {"pid": running["pid"], "socket": os.fspath(state.socket(config))},
+        {"pid": running["pid"], "socket": os.fspath(state.socket(config)), "kept": kept},
         f"edgertd runs (pid {running['pid']}) and listens on {state.socket(config)}",
         as_json,
     )

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from edgert.log import log
 
@@ -21,6 +22,7 @@ STABLE_S = 60.0
 REFUSED_S_MAX = 2.0  # a daemon that ends so soon after its very first start will not come up by trying again
 NOT_STARTED = 126  # as a shell says of what it cannot run
 LOG_BYTES_MAX = 5_000_000
+VARIABLE = "EDGERT_KEEPER"  # the keeper's process id, in its daemon's environment
 
 
 def main() -> int:
@@ -60,7 +62,8 @@ class Keeper:
     def _run(self, command: list[str]) -> int:
         """Start the daemon and wait for its end; its exit code."""
         try:
-            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            environment = {**os.environ, VARIABLE: str(os.getpid())}
+            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         except OSError as error:  # no memory, no process: as a daemon that ended at once
             log(f"edgertd cannot be started: {error.strerror}")
             return NOT_STARTED
@@ -72,6 +75,23 @@ class Keeper:
         self._told_to_end.set()
         if self._daemon is not None:
             self._daemon.terminate()
+
+
+def has_lost_its_keeper(daemon: int) -> bool:
+    """Whether the process `daemon` was started by a keeper that is gone; False where something else looks after it."""
+    try:
+        named = [word for word in _words(daemon, "environ") if word.startswith(f"{VARIABLE}=".encode())]
+        return bool(named) and not any(b"edgert.serving.keeper" in word for word in _words(_parent(daemon), "cmdline"))
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _words(pid: int, name: str) -> list[bytes]:
+    return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
 
 
 def shorten_log() -> None:
