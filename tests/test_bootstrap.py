@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert.signing import new_key
@@ -16,7 +18,7 @@ from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.service import unit_for
+from edgert_deploy.service import serves, unit_for
 from edgert_deploy.transports import open_transport
 from tests.test_facts import PI_4
 
@@ -58,6 +60,17 @@ def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp
     config = (state / "config.toml").read_text()
     assert f'password_file = "{state}/mqtt-password"' in config
     assert "xyzzy7" not in config
+
+
+def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("xyzzy7\n")
+    key = new_key().public
+    do(device, key, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+    do(device, key, broker=Broker("127.0.0.1", 1))
+    config = Path(device.state) / "config.toml"
+    assert 'username = "edge"' in config.read_text()  # the same broker: what was given before holds
+    do(device, key, broker=Broker("127.0.0.1", 2))
+    assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
 
 
 def test_a_password_file_that_is_not_there_is_said_so(device: Device, tmp_path: Path) -> None:
@@ -129,4 +142,6 @@ def test_units_are_written_where_systemd_runs() -> None:
     assert root is not None
     assert root.path == "/etc/systemd/system/edgertd.service"
     assert 'ReadWritePaths="/home/pi/my state"' in root.text
+    assert serves(board) in root.text
+    assert serves(replace(board, state="/home/pi/my")) not in root.text
     assert unit_for(board, type(PI_4)(**{**vars(PI_4), "systemd": False})) is None

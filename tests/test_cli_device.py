@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,12 @@ import pytest
 import tomlkit
 
 from edgert.cli import main as edgertd
+from edgert.errors import ConfigInvalid
 from edgert.signing import new_key, read_public_key, write_key_pair
 from edgert_deploy.cli import main
-from edgert_deploy.cli.keys import key_paths
 from edgert_deploy.device_files import Broker, merged_config
 from edgert_deploy.inventory import Inventory
+from edgert_deploy.key_files import key_paths
 from hil.keys import new_ssh_key
 from hil.sshd import SshDevice, free_port, running_sshd
 from tests.bundles import flip_bit, make_null_bundle
@@ -432,6 +434,25 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: 
     assert live(edgert) == (3, "steady")
 
 
+def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice
+) -> None:
+    program = sshd.home / "edgert/venv/bin/edgertd"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho '{}'\n")
+    program.chmod(0o755)
+    inventory.add(sshd.device())
+    code, value = edgert("status")
+    assert (code, value["devices"][0]["error"]["code"]) == (7, "device.error")
+    shutil.rmtree(sshd.home / "edgert")
+
+
+def test_no_engine_is_no_wish(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
+    inventory.add(sshd.device())
+    code, value = edgert("bootstrap", "board", "--engines", ",")
+    assert (code, "names none" in value["error"]["message"]) == (2, True)
+
+
 def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
     inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -481,6 +502,11 @@ def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
     assert merged_config(merged, {"device": "new", "site": "s"}) == merged
 
 
+def test_a_configuration_whose_table_is_none_is_said_so() -> None:
+    with pytest.raises(ConfigInvalid, match="mqtt = 3"):
+        merged_config("mqtt = 3\n", {"mqtt": {"host": "b"}})
+
+
 @pytest.mark.parametrize(
     ("text", "ca", "host", "port"),
     [
@@ -489,6 +515,7 @@ def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
         ("broker", Path("ca.pem"), "broker", 8883),
         ("[fe80::1]:8883", None, "fe80::1", 8883),
         ("[fe80::1]", None, "fe80::1", 1883),
+        ("fe80::1", None, "fe80::1", 1883),
     ],
 )
 def test_brokers(text: str, ca: Path | None, host: str, port: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +16,11 @@ import pytest
 from edgert.signing import new_key, write_key_pair
 from edgert.telemetry.link import CONNECTED, read_link
 from edgert_deploy.cli import main
-from edgert_deploy.cli.keys import key_paths
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 from edgert_deploy.doctor.device import check_device
 from edgert_deploy.doctor.host import check_host, signing_keys
 from edgert_deploy.inventory import Device, Inventory
+from edgert_deploy.key_files import key_paths
 from edgert_deploy.project import BrokerDefaults, Project
 from hil.keys import new_ssh_key
 from hil.sshd import SshDevice, free_port, running_sshd
@@ -187,6 +188,32 @@ def test_the_way_there(inventory: Inventory, sshd: SshDevice, tmp_path: Path) ->
     found = check_device(sshd.device(), {})
     assert levels(found, "reachable") == [OK]
     assert levels(found, "installed") == [FAIL]
+
+
+def test_a_transport_that_nobody_knows_is_a_finding(inventory: Inventory, daemon: devices.Device) -> None:
+    (found,) = check_device(as_known(daemon, transport="telnet"), {})
+    assert (found.level, found.exit_code) == (FAIL, 4)
+    assert "known: ssh, local" in found.says
+
+
+def test_an_agent_that_hangs_up_is_a_warning(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+
+        def hang_up() -> None:
+            for _ in range(2):
+                agent.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        found = check_host(inventory)
+        thread.join(30)
+    assert "no agent answers" in says(found, "ssh")
+    assert FAIL not in levels(found, "ssh")
 
 
 def test_one_device_that_is_silent_holds_up_no_other(

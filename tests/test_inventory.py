@@ -144,13 +144,25 @@ def test_a_selector_that_means_nothing_says_what_there_is(inventory: Inventory) 
 def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> None:
     kitchen = inventory.device("kitchen")
     changed = replace(kitchen, site="plant-2", tags=("rack=4",), groups=(), jump="ops@bastion:2222", jump_host_key=KEY)
-    inventory.change([changed])
+    assert inventory.change(["kitchen"], lambda _: changed) == [changed]
     assert inventory.device("kitchen") == changed
     text = inventory.path.read_text()
     for line in WRITTEN.splitlines():
         assert line in text or line.startswith(("groups", "tags")), line
-    inventory.change([kitchen])
+    inventory.change(["kitchen"], lambda _: kitchen)
     assert inventory.devices() == [kitchen, inventory.device("here")]
+
+
+def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_path: Path) -> None:
+    """As where somebody takes a while to agree to a host key."""
+    other = Inventory(tmp_path / "link.toml")
+    other.path.symlink_to(inventory.path)
+    inventory.device("kitchen")
+    other.change(["kitchen"], lambda device: replace(device, tags=(*device.tags, "floor=2")))
+    inventory.change(["kitchen"], lambda device: replace(device, site="plant-2"))
+    kitchen = inventory.device("kitchen")
+    assert (kitchen.site, kitchen.tags[-1]) == ("plant-2", "floor=2")
+    assert [path.name for path in tmp_path.glob(".*.lock")] == [f".{inventory.path.name}.lock"]
 
 
 @pytest.mark.parametrize(
@@ -162,13 +174,14 @@ def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> No
         ({"jump": "bastion"}, "go together"),
         ({"jump": "a b", "jump_host_key": KEY}, "no address"),
         ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "no host key"),
-        ({"name": "nobody"}, "no device"),
     ],
 )
 def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: dict[str, object], what: str) -> None:
     before = inventory.path.read_bytes()
     with pytest.raises(ConfigInvalid, match=what):
-        inventory.change([Device(**{**vars(inventory.device("kitchen")), **changes})])
+        inventory.change(["kitchen"], lambda kitchen: Device(**{**vars(kitchen), **changes}))
+    with pytest.raises(ConfigInvalid, match="no device"):
+        inventory.change(["nobody"], lambda nobody: nobody)
     assert inventory.path.read_bytes() == before
 
 
@@ -240,7 +253,22 @@ def test_addresses(text: str, address: SshAddress) -> None:
     assert SshAddress.parse(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "@host", "host:", "host:x", "host:0", "host:65536", "a b", "-oProxyCommand=x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "@host",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "a b",
+        "-oProxyCommand=x",
+        "pi@-oProxyCommand=x",
+        "pi@$(reboot)",
+        "pi;x@h",
+    ],
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ConfigInvalid):
         SshAddress.parse(text)

@@ -17,8 +17,8 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import edgert, main
 from edgert_deploy.cli.fleet_options import NewBundlePath
 from edgert_deploy.cli.init import PROJECT
-from edgert_deploy.cli.keys import keys_dir
 from edgert_deploy.inventory import find_inventory
+from edgert_deploy.key_files import keys_dir
 from edgert_deploy.project import BrokerDefaults, Project, find_bundle, find_project, read_project
 from tests.devices import nothing_may_be_written
 
@@ -125,6 +125,10 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
     assert [d["device"] for d in json.loads(capfd.readouterr().out)["devices"]] == ["first"]
     assert main(["watch", "--once", "--json"]) != 2, "--broker need not be given"
     assert main(["rollback", "m"]) == 2, "rolling back asks for a selector"
+    (folder / "edgert.toml").write_text('[broker]\naddress = "10.0.0.1"\ntls = true\n')
+    project = find_project()
+    assert project is not None
+    assert project.option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, "never in the clear"
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,12 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(board: SshDevice, bastion: 
     assert bastion.log.count("user ") == seen
 
 
+@pytest.mark.parametrize("key", ["ssh-dss AAAA", "ssh-ed25519 AAAA"])
+def test_a_pinned_key_that_is_none_is_said_so(board: SshDevice, home: Home, key: str) -> None:
+    with pytest.raises(ConfigInvalid, match="--repin"):
+        SshTransport(board.device(host_key=key)).run(["true"], 20)
+
+
 def test_a_pattern_that_names_the_jump_host_for_itself_too_is_no_loop(
     board: SshDevice, bastion: SshDevice, home: Home
 ) -> None:

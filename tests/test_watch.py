@@ -19,7 +19,7 @@ from rich.console import Console
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
-from edgert_deploy.cli.broker_options import host_and_port
+from edgert_deploy.broker_address import host_and_port
 from edgert_deploy.cli.watch import View, sparkline, table_of, watch
 from edgert_deploy.fleet.state import FleetState
 from tests.brokers import USER, Broker, free_port, until

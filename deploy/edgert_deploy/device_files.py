@@ -19,6 +19,7 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid
 from edgert.signing import PublicKey
+from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.facts import MachineFacts
 from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile
@@ -26,6 +27,7 @@ from edgert_deploy.transports import Transport, sha256_command
 
 QUICK_S_MAX = 60.0
 BROKER_S_MAX = 3.0
+PASSWORD_NAME = "mqtt-password"
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,15 @@ class Broker:
     username: str = ""
     password_file: Path | None = None
     ca: Path | None = None
+    tls: bool = False
 
     @classmethod
-    def parse(cls, text: str, username: str, password_file: Path | None, ca: Path | None) -> Broker:
-        """HOST[:PORT]; port 8883 where a certificate authority is given, else 1883. Raises ConfigInvalid."""
-        host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-        host, port = (host, port) if colon else (text, "8883" if ca else "1883")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigInvalid(f"broker {text!r}: give HOST or HOST:PORT")
-        return cls(host.strip("[]"), int(port), username, password_file, ca)
+    def parse(
+        cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
+    ) -> Broker:
+        """HOST[:PORT]. TLS, and then port 8883, also where a certificate authority is given. Raises ConfigInvalid."""
+        tls = tls or ca is not None
+        return cls(*host_and_port(text, PORT_TLS if tls else PORT_PLAIN), username, password_file, ca, tls)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ def wanted_files(
         wanted += secrets
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    text = merged_config(_text_there(f"{state}/config.toml", transport), ours)
+    present = _text_there(f"{state}/config.toml", transport)
+    if broker is not None:
+        present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
+    text = merged_config(present, ours)
     # What the daemon would refuse is refused here, before it is written.
     config = parse_config(text, f"{state}/config.toml")
     return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
@@ -127,6 +132,8 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
     for key, value in ours.items():
         if isinstance(value, dict):
             table: Any = document.setdefault(key, tomlkit.table())
+            if not isinstance(table, dict):
+                raise ConfigInvalid(f"the device's config.toml has {key} = {table!r}, no table: repair it there")
             for inner, given in value.items():
                 if table.get(inner) != given:
                     table[inner] = given
@@ -135,14 +142,29 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
+def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
+    """The configuration less the login that a bootstrap before wrote for a broker at another address."""
+    try:
+        document = tomlkit.parse(present)
+    except TOMLKitError:  # said where it is merged
+        return present
+    table = document.get("mqtt")
+    if not isinstance(table, dict) or table.get("password_file") != password_file:
+        return present
+    if (table.get("host"), table.get("port")) != (broker.host, broker.port):
+        for key in ("username", "password_file"):
+            table.pop(key, None)
+    return tomlkit.dumps(document)
+
+
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
     """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
-    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.ca is not None}
+    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
     wanted = []
     for source, name, key, mode in (
-        (broker.password_file, "mqtt-password", "password_file", 0o600),
+        (broker.password_file, PASSWORD_NAME, "password_file", 0o600),
         (broker.ca, "mqtt-ca.pem", "ca", 0o644),
     ):
         if source is None:

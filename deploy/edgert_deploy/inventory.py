@@ -98,7 +98,9 @@ class SshAddress:
             r"\[([^\]]+)\](?::(\d{1,5}))?|([^:\[\]]+)(?::(\d{1,5}))?|((?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*(?:%\w+)?)",
             rest,
         )
-        if not match or (at and not user) or any(c.isspace() for c in text) or text.startswith("-"):
+        # Hosts and users become words of commands, such as a ProxyCommand's, which a shell reads.
+        odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
+        if not match or (at and not user) or odd:
             raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
         host = match[1] or match[3] or match[5]
         port = match[2] or match[4]
@@ -149,20 +151,25 @@ class Inventory:
             del document["devices"][name]
             return gone
 
-    def change(self, devices: Sequence[Device]) -> None:
-        """Make the devices of these names be these; what stays as it was keeps its place and its comments.
+    def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
+        """Make each of these devices what `edit` makes of it as it stands now; those that changed, as they are then.
 
-        Raises ConfigInvalid for a name that is not there, and for what no device may be.
+        What another command changed since the caller read it stays, and so do places and comments. Raises ConfigInvalid for
+        a name that is not there, and for what no device may be.
         """
-        for device in devices:
-            _check_device(device, f"device {device.name}")
         with self._changing() as document:
             present = _devices(document, self.path)
-            for device in devices:
-                (before,) = select(present, device.name, self.path, groups=False)
-                _change_table(document["devices"][device.name], before, device)
-            new = {device.name: device for device in devices}
+            changed = []
+            for name in names:
+                (before,) = select(present, name, self.path, groups=False)
+                after = edit(before)
+                if after != before:
+                    _check_device(after, f"device {name}")
+                    _change_table(document["devices"][name], before, after)
+                    changed.append(after)
+            new = {device.name: device for device in changed}
             _check_groups([new.get(device.name, device) for device in present], self.path)
+        return changed
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
@@ -179,8 +186,9 @@ class Inventory:
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
         """Read under a lock, let the caller change the document, replace the file."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            target = self.path.resolve()  # who comes by a link waits for the same lock
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigInvalid(f"cannot write inventory {self.path}: {error.strerror}") from error
         try:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable
 from edgert_deploy.inventory import Device
+from edgert_deploy.service import serves
 from edgert_deploy.transports import Transport
 
 READ_S_MAX = 60.0
@@ -23,7 +24,8 @@ LINES_SEARCHED = 20_000  # for those of one model
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NO_LOG = 66
 
-# $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: go on with what comes.
+# $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: go on with what comes,
+# $5 what the unit says that serves that folder.
 # A follower ends with its input, which closes with the connection: nothing stays behind there.
 _SCRIPT = r"""
 case "$3" in -*) from=$(( $(date +%s) $3 )) ;; @*) from=${3#@} ;; *) from= ;; esac
@@ -38,8 +40,8 @@ journal() {
 }
 state=$1 lines=$2 going_on=$4
 if test -d /run/systemd/system; then
-  test $(id -u) = 0 || { systemctl --user cat edgertd.service 2>/dev/null | grep -qF -- "$state" && journal --user-unit=edgertd.service "$lines"; }
-  systemctl cat edgertd.service 2>/dev/null | grep -qF -- "$state" && journal --unit=edgertd.service "$lines"
+  test $(id -u) = 0 || { systemctl --user cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --user-unit=edgertd.service "$lines"; }
+  systemctl cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --unit=edgertd.service "$lines"
 fi
 log=$state/edgertd.log
 test -r "$log" || { echo "there is no journal of edgertd, and no $log" >&2; exit 66; }
@@ -63,7 +65,8 @@ class LogRequest:
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
         """The command that prints them there. Those about one model are looked for in more, and picked here."""
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
-        return ["sh", "-c", _SCRIPT, "sh", device.state, str(lines), self.since, "follow" if follow else ""]
+        words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
+        return ["sh", "-c", _SCRIPT, "sh", *words]
 
     def wanted(self) -> Callable[[str], bool]:
         if not self.model:

@@ -73,7 +73,8 @@ class Project:
             for command in _LISTEN:
                 give(command, {"broker": broker.address, **listening})
             reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
-            give(("bootstrap",), {"broker": broker.address, "mqtt_ca": broker.ca, **reporting})
+            secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
+            give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
         for command in _SELECT:
             give(command, {"selector": self.selector})
         if self.devices is not None:

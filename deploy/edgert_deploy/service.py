@@ -72,6 +72,11 @@ def unit_for(
     return Unit(f"/etc/systemd/system/{UNIT}", text, "systemctl", user=False)
 
 
+def serves(device: Device) -> str:
+    """What the unit of this very state folder says; that of /var/lib/edgert-2 does not."""
+    return f"--state {_quoted(device.state)} serve"
+
+
 def give_to_user(transport: Transport, device: Device) -> bool:
     """Make the unit's user there, and the state folder theirs; whether anything had to change.
 
@@ -130,7 +135,7 @@ def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
 
 
 def _systemd_has_unit(transport: Transport, device: Device) -> bool:
-    script = f"test -d /run/systemd/system && {_manager()} cat {UNIT} | grep -qF -- {shlex.quote(device.state)}"
+    script = f"test -d /run/systemd/system && {_manager()} cat {UNIT} | grep -qF -- {shlex.quote(serves(device))}"
     return transport.run(["sh", "-c", script], QUICK_S_MAX).ok
 
 

@@ -68,7 +68,19 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
     script = (files("edgert_deploy") / "on_device" / "unbootstrap.sh").read_text()
     words = [mode, device.home, device.state, "yes" if purge else "no"]
     return transport.run(
-        ["sh", "-c", script, "sh", *words, service.UNIT, service.USER, service.USER_COMMENT, KNOWN], REMOVE_S_MAX
+        [
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *words,
+            service.UNIT,
+            service.USER,
+            service.USER_COMMENT,
+            KNOWN,
+            service.serves(device),
+        ],
+        REMOVE_S_MAX,
     )
 
 

@@ -24,9 +24,9 @@ from edgert_deploy.bootstrap import (
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import SelectorWord, emit, inventory_option, json_option, say
-from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device, find_inventory
+from edgert_deploy.key_files import key_paths, keys_dir
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.runtime import TRIAL_S
 from edgert_deploy.transports import Transport
@@ -65,6 +65,9 @@ from edgert_deploy.wheelhouse import ENGINES_WITHOUT_WHEELS
 @click.option(
     "--mqtt-password-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the password, copied."
 )
+@click.option(
+    "--mqtt-tls", is_flag=True, help="TLS to the broker, its certificate checked by the system's authorities."
+)
 @click.option("--mqtt-ca", type=click.Path(dir_okay=False, path_type=Path), help="Certificate authority: turns TLS on.")
 @click.option(
     "--service",
@@ -95,6 +98,7 @@ def bootstrap(
     broker: str | None,
     mqtt_username: str,
     mqtt_password_file: Path | None,
+    mqtt_tls: bool,
     mqtt_ca: Path | None,
     service: str,
     settings: tuple[str, ...],
@@ -120,8 +124,10 @@ def bootstrap(
       edgert bootstrap kitchen --set serving.window_s=10 --set serving.cache_mb=0
       edgert bootstrap all --broker 10.0.0.1:8883 --mqtt-ca ca.pem --mqtt-username edge --mqtt-password-file pw
     """
+    if not any(name.strip() for name in engines.split(",")):
+        raise click.UsageError(f"--engines {engines!r} names none: give all, first, or names with commas")
     devices = find_inventory(inventory_file).select(selector)
-    reports_to = Broker.parse(broker, mqtt_username, mqtt_password_file, mqtt_ca) if broker else None
+    reports_to = Broker.parse(broker, mqtt_username, mqtt_password_file, mqtt_ca, tls=mqtt_tls) if broker else None
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))

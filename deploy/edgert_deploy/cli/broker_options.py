@@ -8,12 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from edgert.errors import ConfigInvalid
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
+from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 
-PORT_PLAIN = 1883
-PORT_TLS = 8883
 SESSION_KEPT_S = 86_400
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,18 +78,3 @@ def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)
-
-
-def host_and_port(broker: str, default_port: int) -> tuple[str, int]:
-    """Take HOST, HOST:PORT, [IPV6] or [IPV6]:PORT apart. Raises ConfigInvalid."""
-    text = broker.removeprefix("mqtt://").removeprefix("mqtts://")
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
-    elif text.count(":") > 1:  # a bare IPv6 address
-        host, port = text, ""
-    else:
-        host, _, port = text.partition(":")
-    if not host or (port and not port.isdecimal()):
-        raise ConfigInvalid(f"--broker {broker!r} is not HOST or HOST:PORT; for IPv6 write [ADDRESS]:PORT")
-    return host, int(port or default_port)

@@ -19,12 +19,11 @@ from edgert_deploy.build_cache import default_cache
 from edgert_deploy.calibration import load_samples
 from edgert_deploy.choice import Choice
 from edgert_deploy.cli.fleet_options import NewBundlePath, columns, inventory_option
-from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.convert import Conversion, read_inputs
 from edgert_deploy.fold import folded
 from edgert_deploy.inventory import find_inventory
+from edgert_deploy.key_files import key_paths, keys_dir
 from edgert_deploy.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.pack import (
     CALIBRATION_SAMPLES_MIN,
@@ -36,6 +35,7 @@ from edgert_deploy.pack import (
 )
 from edgert_deploy.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.profiles import DeviceProfile, load_profile
+from edgert_deploy.sizes import size_text
 from edgert_deploy.source import load_source
 
 COLUMNS = (

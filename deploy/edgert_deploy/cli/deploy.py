@@ -26,13 +26,13 @@ from edgert_deploy.cli.fleet_options import (
     json_option,
     say,
 )
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.gate_table import gate_for
 from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
 from edgert_deploy.profiles import load_profile
 from edgert_deploy.project import find_project
 from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
 from edgert_deploy.rollout import deploy as roll_out
+from edgert_deploy.sizes import size_text
 from edgert_deploy.transports import Transport, open_transport
 from edgert_deploy.waves import PARALLEL, PARALLEL_MAX, Strategy
 

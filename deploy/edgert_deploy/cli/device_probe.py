@@ -120,8 +120,8 @@ def _ask(device: Device, profiles: list[DeviceProfile]) -> Probed | EdgeRTError:
 
 
 def _save(inventory: Inventory, found: list[Probed]) -> list[str]:
-    changed = [replace(p.device, profile=p.profile) for p in found if p.profile not in ("", p.device.profile)]
-    inventory.change(changed)
+    profiles = {p.device.name: p.profile for p in found if p.profile not in ("", p.device.profile)}
+    changed = inventory.change(list(profiles), lambda device: replace(device, profile=profiles[device.name]))
     return [device.name for device in changed]
 
 

@@ -86,16 +86,19 @@ def set_(
         changes.update(jump=jump, jump_host_key=key)
     elif no_jump:
         changes.update(jump="", jump_host_key="")
-    after = [_listed(replace(device, **changes), groups, ungroup, tags, untag) for device in devices]
     if repin or wanted is not None:
-        after = [_repinned(device, wanted) for device in after]
-    changed = [new for new, old in zip(after, devices, strict=True) if new != old]
-    inventory.change(changed)
+        changes["host_key"] = _host_key_now(replace(devices[0], **changes), wanted)
+    # What was asked above may have taken a while: the devices are changed as they stand then.
+    changed = inventory.change(
+        [device.name for device in devices],
+        lambda device: _listed(replace(device, **changes), groups, ungroup, tags, untag),
+    )
     names = ", ".join(device.name for device in changed)
     text = f"changed in {inventory.path}: {names}" if changed else "nothing to change: all was so already"
     emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
+    before = {device.name: device for device in devices}
     moved = [
-        new.name for new, old in zip(after, devices, strict=True) if (new.site, new.profile) != (old.site, old.profile)
+        new.name for new in changed if (new.site, new.profile) != (before[new.name].site, before[new.name].profile)
     ]
     if moved:
         click.echo(f"next: edgert bootstrap {','.join(moved)} tells the devices", err=True)
@@ -118,7 +121,7 @@ def _key(tag: str) -> str:
     return tag.partition("=")[0]
 
 
-def _repinned(device: Device, wanted: str | None) -> Device:
+def _host_key_now(device: Device, wanted: str | None) -> str:
     if device.transport != "ssh":
         raise click.UsageError(f"{device.name} is this machine: it has no host key")
-    return replace(device, host_key=agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device))
+    return agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device)

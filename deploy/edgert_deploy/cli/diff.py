@@ -14,8 +14,8 @@ import click
 from edgert.bundle import open_bundle
 from edgert.manifest import ArtifactEntry, Manifest
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.compare import Change, Comparison, compare
+from edgert_deploy.sizes import size_text
 
 SHOWN_LETTERS_MAX = 60
 NAMES_SHOWN_MAX = 8

@@ -10,7 +10,8 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
-from edgert_deploy.cli.broker_options import broker_options, host_and_port, named_session, session_option
+from edgert_deploy.broker_address import host_and_port
+from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.fleet import otlp
 from edgert_deploy.fleet.bridge import BY_DEFAULT, DIMENSIONS, Bridge

@@ -9,8 +9,8 @@ import click
 from edgert.errors import ConfigInvalid
 from edgert.signing import new_key, write_key_pair
 from edgert_deploy.cli.fleet_options import emit, json_option
-from edgert_deploy.cli.keys import key_paths, keys_dir
 from edgert_deploy.inventory import config_folder
+from edgert_deploy.key_files import key_paths, keys_dir
 from edgert_deploy.project import FILE_NAME, INVENTORY, find_project
 
 PROJECT = """\

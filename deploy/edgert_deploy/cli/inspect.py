@@ -13,8 +13,8 @@ from edgert.manifest import ArtifactEntry, Manifest
 from edgert.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather
+from edgert_deploy.sizes import size_text
 
 Layers = dict[str, dict[str, int]]
 LABELS_SHOWN_MAX = 12

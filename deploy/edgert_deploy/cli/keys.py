@@ -12,19 +12,10 @@ import click
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.signing import new_key, read_public_key, write_key_pair
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option
-from edgert_deploy.inventory import Device, config_folder, find_inventory
-from edgert_deploy.project import find_project
+from edgert_deploy.inventory import Device, find_inventory
+from edgert_deploy.key_files import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.transports import open_transport
-
-PRIVATE_SUFFIX = ".key.pem"
-PUBLIC_SUFFIX = ".pem"
-
-
-def keys_dir() -> Path:
-    """Where the project says, else `keys` in $EDGERT_CONFIG_DIR, else in ~/.config/edgert."""
-    project = find_project()
-    return project.keys if project is not None and project.keys is not None else config_folder() / "keys"
 
 
 @click.group()
@@ -86,10 +77,8 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
         _on_devices(selector, inventory_file, as_json, "list")
         return
     rows = []
-    for public in sorted((folder or keys_dir()).glob(f"*{PUBLIC_SUFFIX}")):
-        if public.name.endswith(PRIVATE_SUFFIX):
-            continue
-        private = public.with_name(public.name.removesuffix(PUBLIC_SUFFIX) + PRIVATE_SUFFIX)
+    for public in public_keys(folder or keys_dir()):
+        private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         rows.append({"key_id": read_public_key(public).key_id, "public": str(public), "can_sign": private.exists()})
     if as_json:
         click.echo(json.dumps({"keys": rows}))
@@ -150,8 +139,3 @@ def _asked(device: Device, words: Sequence[str]) -> dict[str, Any]:
         transport.close()
     trusted = [key["key_id"] if isinstance(key, dict) else str(key) for key in answer["keys"]]
     return {"keys": trusted, "damaged": answer.get("damaged", [])}
-
-
-def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where the private and the public half of key `name` lie in `folder`."""
-    return folder / f"{name}{PRIVATE_SUFFIX}", folder / f"{name}{PUBLIC_SUFFIX}"

@@ -12,9 +12,9 @@ import click
 from edgert.bundle import open_bundle
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report, gather
 from edgert_deploy.report.page import page
+from edgert_deploy.sizes import size_text
 
 SHOWN_MAX = 5
 

@@ -14,6 +14,7 @@ from edgert_deploy.campaign import CampaignStore
 from edgert_deploy.cli.deploy import campaigns_folder
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
 from edgert_deploy.drift import Wanted, device_drifts, model_drifts, wanted_of
+from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.stop import AT_ONCE_MAX
@@ -60,7 +61,9 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
 def _ask(device: Device) -> dict[str, Any] | EdgeRTError:
     transport = open_transport(device)
     try:
-        return RemoteDaemon(transport, device).status()
+        found = RemoteDaemon(transport, device).status()
+        DeviceFacts.from_status(found)  # an edgertd of another version may say what cannot be read here
+        return found
     except EdgeRTError as error:
         return error
     finally:

@@ -10,7 +10,7 @@ import click
 from edgert.bundle import open_bundle
 from edgert.signing import read_public_key
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.cli.keys import key_paths, keys_dir
+from edgert_deploy.key_files import key_paths, keys_dir
 
 
 @click.command()

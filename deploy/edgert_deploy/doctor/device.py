@@ -18,6 +18,7 @@ from edgert_deploy.inventory import Device
 from edgert_deploy.profiles import DeviceProfile, load_profile
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.runtime import script_path
+from edgert_deploy.service import serves
 from edgert_deploy.transports import Transport, open_transport
 
 LOOK_S_MAX = 30.0
@@ -26,7 +27,7 @@ SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # certificates and signed expiries go by 
 WAITING_WARN = 500  # reports; a model makes two a window
 MODE_OTHERS_WRITE = 0o002
 
-# $1 state folder, $2 Python.
+# $1 state folder, $2 Python, $3 what the unit says that serves that folder.
 _LOOK = r"""
 echo now=$(date +%s)
 place=$1; while test ! -e "$place"; do place=$(dirname "$place"); done
@@ -35,7 +36,7 @@ echo "user=$(id -un)"
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
 if test -d /run/systemd/system; then
   scope=$(test $(id -u) = 0 || echo --user)
-  systemctl $scope cat edgertd.service 2>/dev/null | grep -qF -- "$1" && echo enabled=$(systemctl $scope is-enabled edgertd.service 2>/dev/null)
+  systemctl $scope cat edgertd.service 2>/dev/null | grep -qF -- "$3" && echo enabled=$(systemctl $scope is-enabled edgertd.service 2>/dev/null)
   test $(id -u) = 0 || echo lingers=$(loginctl show-user --property=Linger --value "$(id -un)" 2>/dev/null)
 fi
 test $(id -u) = 0 && echo root=yes || { sudo -n true 2>/dev/null && echo root=sudo; }
@@ -78,7 +79,12 @@ def check_device(
 
     Stops where a later check could only say the same again: no way there, or nothing installed.
     """
-    visit = _Visit(device, open_transport(device), keys)
+    try:
+        transport = open_transport(device)
+    except ConfigInvalid as error:
+        mend = f"edgert device remove {device.name}, then add it again"
+        return [Finding(device.name, "transport", FAIL, error.message, mend, error.exit_code)]
+    visit = _Visit(device, transport, keys)
     try:
         facts = _way(visit)
         if facts is not None:
@@ -155,7 +161,7 @@ def _machine(visit: _Visit, facts: MachineFacts, devices_dir: Path | None) -> De
 def _state(visit: _Visit, facts: MachineFacts, clock: Callable[[], float]) -> None:
     """The machine as it stands: clock, room, who keeps the daemon running, with which rights."""
     device, before = visit.device, clock()
-    result = visit.transport.run(["sh", "-c", _LOOK, "sh", device.state, facts.python_path], LOOK_S_MAX)
+    result = visit.transport.run(["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX)
     said = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
     after = clock()
     _clock_agrees(visit, int(said["now"]) if said.get("now", "").isdigit() else None, before, after)

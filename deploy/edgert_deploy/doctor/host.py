@@ -17,10 +17,10 @@ from edgert import __version__
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.signing import read_public_key, read_signing_key
-from edgert_deploy.cli.broker_options import PORT_PLAIN, PORT_TLS, host_and_port
-from edgert_deploy.cli.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir
+from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 from edgert_deploy.inventory import Inventory, config_folder
+from edgert_deploy.key_files import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
 from edgert_deploy.profiles import list_profiles
 from edgert_deploy.project import Project, find_project
 from edgert_deploy.transports.ssh_login import read_ssh_config
@@ -61,7 +61,7 @@ def check_host(inventory: Inventory, project: Project | None = None) -> list[Fin
 def signing_keys() -> dict[str, str]:
     """The ids of this host's keys -> their names. Damaged files are left out: `check_host` names them."""
     found = {}
-    for path in _public_keys():
+    for path in public_keys(keys_dir()):
         try:
             found[read_public_key(path).key_id] = path.name.removesuffix(PUBLIC_SUFFIX)
         except EdgeRTError:
@@ -116,10 +116,6 @@ def _engines() -> Iterator[Finding]:
             )
 
 
-def _public_keys() -> list[Path]:
-    return [path for path in sorted(keys_dir().glob(f"*{PUBLIC_SUFFIX}")) if not path.name.endswith(PRIVATE_SUFFIX)]
-
-
 def _signing_key() -> Iterator[Finding]:
     folder = keys_dir()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
@@ -165,11 +161,10 @@ def _ssh() -> Iterator[Finding]:
         try:
             with socket.socket(socket.AF_UNIX) as agent:
                 agent.connect(sock)
-        except OSError as error:
-            mend = 'eval "$(ssh-agent)" && ssh-add'
-            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error.strerror}", mend)
-        else:
             held = len(paramiko.Agent().get_keys())
+        except (OSError, paramiko.SSHException) as error:
+            mend = 'eval "$(ssh-agent)" && ssh-add'
+            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", mend)
     if held or keys:
         yield _ok("ssh", f"{held} keys in the agent, {len(keys)} in ~/.ssh")
     else:

@@ -1,9 +1,9 @@
 # Takes away what `edgert bootstrap` made, by name: whatever else lies in these folders stays. Run as `sh -c` with
-#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN
-# KNOWN is a pattern of what EdgeRT makes in these folders.
+#   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN  SERVES
+# KNOWN is a pattern of what EdgeRT makes in these folders, SERVES what the unit says that serves STATE.
 # Prints `removed WHAT` and `left WHAT`. Ended anywhere, it can be run again.
 set -u
-mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8
+mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8 serves=$9
 failed=0
 
 removed() { echo "removed $1"; }
@@ -32,7 +32,7 @@ manager() {
 remove_service() {
   units=$HOME/.config/systemd/user
   if test "$(id -u)" = 0; then units=/etc/systemd/system; fi
-  test -e "$units/$unit" && grep -qF -- "$state" "$units/$unit" || return 0
+  test -e "$units/$unit" && grep -qF -- "$serves" "$units/$unit" || return 0
   if doing; then
     manager stop edgertd-trial.service 2>/dev/null
     manager disable --now "$unit" 2>&1 | sed 's/^/# /'

@@ -12,10 +12,10 @@ from typing import Any
 
 from edgert import __version__
 from edgert.tensors import TensorSpec
-from edgert_deploy.cli.sizes import size_text
 from edgert_deploy.report import Report
 from edgert_deploy.report.plots import Scale, bars, segments, spread
 from edgert_deploy.report.tables import NUMBER, PLOT, ROWS_SHOWN_MAX, legend, table
+from edgert_deploy.sizes import size_text
 
 STYLE = Path(__file__).with_name("style.css")
 PRECISION_CLASSES = {"int8": "int8", "fp32": "fp32", "fp16": "other"}

@@ -29,6 +29,7 @@ import fabric
 import paramiko
 from paramiko.config import SSHConfig
 from paramiko.hostkeys import InvalidHostKey
+from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
@@ -221,7 +222,14 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
     name = hop.connection.host if hop.connection.port == 22 else f"[{hop.connection.host}]:{hop.connection.port}"
     if hop.host_key:
         kind, blob = hop.host_key.split()[:2]
-        client.get_host_keys().add(name, kind, paramiko.PKey.from_type_string(kind, base64.b64decode(blob)))
+        try:
+            key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
+        except (UnknownKeyType, paramiko.SSHException, ValueError) as error:
+            raise ConfigInvalid(
+                f"the pinned host key of {hop.called} is none that can be compared ({hop.host_key[:40]}...): "
+                f"edgert device set {hop.device} {_again(hop)}"
+            ) from error
+        client.get_host_keys().add(name, kind, key)
     else:
         files = hop.settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
         for path in (Path(file).expanduser() for file in (*files, _SYSTEM_KNOWN_HOSTS)):
@@ -264,10 +272,9 @@ def _translated(hop: _Hop) -> Iterator[None]:
         yield
     except paramiko.BadHostKeyException as error:
         shown = f"{error.key.get_name()} {error.key.get_base64()}"
-        again = f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
         raise HostKeyMismatch(
             f"{hop.called} shows host key {fingerprint(shown)}; pinned is {_pinned(hop)}. Nothing was sent. If it was "
-            f"set up anew, compare the fingerprint on its own console, then: edgert device set {hop.device} {again}"
+            f"set up anew, compare the fingerprint on its own console, then: edgert device set {hop.device} {_again(hop)}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         # paramiko has no class for a user without a single key.
@@ -276,6 +283,11 @@ def _translated(hop: _Hop) -> Iterator[None]:
                 f"{hop.called} does not let {hop.connection.user} in: {str(error).rstrip('.')}. {_key_advice(error)}"
             ) from error
         raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}") from error
+
+
+def _again(hop: _Hop) -> str:
+    """The option that pins its key anew."""
+    return f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
 
 
 def _key_advice(error: BaseException) -> str:

@@ -51,9 +51,9 @@ def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
         raise ConfigInvalid(f"identity {device.identity} is missing: give the private key's path")
     with tempfile.TemporaryDirectory(prefix="edgert-ssh-") as folder:
         known = Path(folder) / "known_hosts"
-        lines = [f"{DEVICE_ALIAS} {device.host_key}"]
+        lines = [f"{DEVICE_ALIAS} {_one_line(device.host_key)}"]
         if device.jump:
-            lines.append(f"{JUMP_ALIAS} {device.jump_host_key}")
+            lines.append(f"{JUMP_ALIAS} {_one_line(device.jump_host_key)}")
         known.write_text("\n".join((*lines, "")))
         words = [program, *_options(known, DEVICE_ALIAS), *(["-t"] if tty else []), *_identity(device)]
         if device.jump:
@@ -61,6 +61,11 @@ def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
             to = shlex.join(_to(device.jump)).replace("%", "%%")
             words += ["-o", f"ProxyCommand={before} -W [%h]:%p {to}"]  # these two are for ssh to fill in
         yield [*words, *_to(device.address)]
+
+
+def _one_line(host_key: str) -> str:
+    """Kind and key: what follows them, on lines of its own, would be more keys to trust."""
+    return " ".join(host_key.split()[:2])
 
 
 def _options(known: Path, alias: str) -> list[str]:
