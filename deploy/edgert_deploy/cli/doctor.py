@@ -59,7 +59,7 @@ def doctor(
         devices = []  # the host's own findings say what is wrong with the inventory
     keys = signing_keys()
     if devices:
-        click.echo(f"asking {len(devices)} devices", err=True)
+        click.echo(f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}", err=True)
         with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
             for found in pool.map(lambda device: check_device(device, keys, devices_dir), devices):
                 findings += found
@@ -93,4 +93,4 @@ def _table(shown: Sequence[Finding], findings: Sequence[Finding]) -> str:
         if finding.mend:
             lines.append(f"{'':{len(begin)}}next: {finding.mend}")
     count = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
-    return "\n".join([*lines, f"{count[OK]} ok, {count[WARN]} warnings, {count[FAIL]} failed"])
+    return "\n".join([*lines, f"{count[OK]} ok, {count[WARN]} warn, {count[FAIL]} fail"])

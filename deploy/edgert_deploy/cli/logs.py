@@ -44,7 +44,8 @@ def logs(
         found = read_log(transport, device, request)
     finally:
         transport.close()
-    emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
+    if found or as_json:
+        emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
     if not found:
         click.echo(f"{device.name} says nothing of that", err=True)
 

@@ -53,7 +53,7 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ConfigInvalid(
-            f"cannot write {path}: {error.strerror}; give --html a file in a folder that exists"
+            f"cannot write {path}: {error.strerror}; give --html a file in a folder that exists and has room"
         ) from error
 
 

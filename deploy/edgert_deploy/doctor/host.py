@@ -178,7 +178,7 @@ def _inventory(inventory: Inventory) -> Iterator[Finding]:
         yield _fail("inventory", error.message, f"repair {inventory.path}")
         return
     if devices:
-        yield _ok("inventory", f"{len(devices)} devices in {inventory.path}")
+        yield _ok("inventory", f"{inventory.path}, devices: {len(devices)}")
     else:
         yield _warn("inventory", f"no device in {inventory.path}", "edgert device add NAME USER@HOST")
     for device in devices:
