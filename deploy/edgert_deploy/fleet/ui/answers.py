@@ -23,7 +23,7 @@ SORTS: dict[str, Callable[[Seen], Any]] = {
         seen.held.device,
     ),
     "device": lambda seen: (seen.held.site, seen.held.device),
-    "p99": lambda seen: -max((line.p99_ms for line in seen.held.lines.values()), default=0.0),
+    "p99": lambda seen: -max((line.p99_ms for line in list(seen.held.lines.values())), default=0.0),
     "since": lambda seen: -seen.since_ms,
 }
 
