@@ -15,6 +15,7 @@ from rich.console import Console
 from edgert_deploy.cli.watch import table_of
 from edgert_deploy.fleet import ledger as ledger_module
 from edgert_deploy.fleet import merging, schema
+from edgert_deploy.fleet import recorder as recorder_module
 from edgert_deploy.fleet import state as state_module
 from edgert_deploy.fleet.begun import FORGOTTEN_AFTER_S, STREAMS_MAX
 from edgert_deploy.fleet.bridge import Bridge
@@ -192,6 +193,22 @@ def columns_of(url: str) -> Sequence[str]:
         found = list(connection.scalars(sa.select(schema.device.c.device)))
     engine.dispose()
     return found
+
+
+def test_while_the_store_refuses_large_reports_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "WAITING_BYTES_MAX", 100_000)
+    recorder = Recorder(Store(str(tmp_path / "fleet.db")), lambda: NOW_MS)
+    large = [
+        (topic, payload[:-1] + b',"x":"' + b"x" * 50_000 + b'"}') for topic, payload in Pi("pi-1").window(NOW_MS, [1.0])
+    ]
+    for message in [*large, *Pi("pi-2").window(NOW_MS, [1.0])]:
+        recorder.apply(*message, False, 0.0)
+    assert (recorder.waiting, recorder.dropped) == (2, 2)
+    recorder.flush()
+    for message in Pi("pi-2").window(NOW_MS, [1.0]):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    assert (recorder.recorded, recorder.dropped) == (4, 2)
 
 
 def test_one_odd_word_does_not_hold_up_what_a_recorder_hears_after_it(tmp_path: Path) -> None:

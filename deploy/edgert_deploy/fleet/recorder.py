@@ -8,18 +8,21 @@ from collections.abc import Callable
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, parse_topic
+from edgert.telemetry.mqtt import HANDED_MAX
 from edgert_deploy.fleet.begun import Begun
 from edgert_deploy.fleet.heard import Batch, Heard
 from edgert_deploy.fleet.reports import KINDS, parse_report, printable, stream_of
 from edgert_deploy.fleet.store import Store
 
 WAITING_MAX = 50_000
+# As they came: a device may fill its reports with words of its own. What a session may be handed has room.
+WAITING_BYTES_MAX = HANDED_MAX * messages.PAYLOAD_BYTES_MAX
 
 
 class Recorder:
     """Collects what is heard and writes it. `wall_clock_ms` is ms since 1970.
 
-    While the store refuses, messages are kept up to WAITING_MAX and then the newest are dropped and counted.
+    While the store refuses, messages are kept up to WAITING_MAX, or WAITING_BYTES_MAX of them, and then the newest are dropped and counted.
     """
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int]) -> None:
@@ -27,7 +30,7 @@ class Recorder:
         self.settled = 0  # so many of the messages applied, from the first, are in the store or will never be
         self.failures = 0  # flushes in a row that the store refused
         self.last_refusal = ""
-        self._applied = 0
+        self._applied = self._bytes = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
@@ -45,11 +48,12 @@ class Recorder:
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         """Take one message in."""
         self._applied += 1
-        if len(self._batch) >= WAITING_MAX:
+        if len(self._batch) >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX:
             self.dropped += 1
             return
         try:
             self._apply(topic, payload, retained, now)
+            self._bytes += len(payload)
         except ProtocolError as error:
             self.refused += 1
             self.last_refusal = f"{topic[:120]}: {error.message}"
@@ -59,7 +63,7 @@ class Recorder:
         if len(self._batch) or self._batch.heard_ms:
             self.failures += 1
             written = self._store.write(self._batch)
-            self.failures, self._batch = 0, Batch()
+            self.failures, self._bytes, self._batch = 0, 0, Batch()
             self.recorded += written.hists + written.metrics + written.events
             self.duplicates += written.duplicates
         self.settled = self._applied
