@@ -5,6 +5,7 @@ A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
         except OSError as error:  # half a key would stand in the way of the next attempt
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
 
 

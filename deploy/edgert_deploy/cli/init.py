@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -97,6 +98,7 @@ def _written(path: Path, text: str) -> bool:
     except FileExistsError:
         return False
     except OSError as error:  # an empty file would look like one that was there
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
     return True

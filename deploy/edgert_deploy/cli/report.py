@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -51,7 +52,8 @@ def _write(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk refuses that, too
+            beside.unlink(missing_ok=True)
         raise ConfigInvalid(
             f"cannot write {path}: {error.strerror}; give --html a file in a folder that exists and has room"
         ) from error
