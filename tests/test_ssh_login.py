@@ -175,10 +175,15 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(board: SshDevice, bastion: 
     home.write(config, f"[127.0.0.1]:{bastion.port} {board.host_key}\n")
     with pytest.raises(HostKeyMismatch, match="another one in known_hosts"):
         says(device)
+    home.write(config, f"{known(bastion)}@revoked * {bastion.host_key}\n")
+    with pytest.raises(HostKeyMismatch, match="@revoked"):
+        says(device)
     home.write(config, "cut-short ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAA\n" + known(bastion))
     with pytest.raises(ConfigInvalid, match=r"known_hosts cannot be read \('cut-short"):
         says(device)
     assert bastion.log.count("user ") == seen
+    home.write(config, f"@cert-authority *.example {board.host_key}\n{known(bastion)}")
+    assert says(device)
 
 
 @pytest.mark.parametrize("key", ["ssh-dss AAAA", "ssh-ed25519 AAAA"])

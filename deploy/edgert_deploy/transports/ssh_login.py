@@ -17,6 +17,7 @@ import logging
 import shlex
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -232,10 +233,14 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
         client.get_host_keys().add(name, kind, key)
     else:
         files = hop.settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+        revoked: set[str] = set()
         for path in (Path(file).expanduser() for file in (*files, _SYSTEM_KNOWN_HOSTS)):
             if path.is_file():
-                _load_known_hosts(client, path)
-        if client.get_host_keys().lookup(name) is None:
+                revoked |= _load_known_hosts(client, path)
+        known = client.get_host_keys().lookup(name)
+        if known is not None and any(key.get_base64() in revoked for key in known.values()):
+            raise HostKeyMismatch(f"{hop.called} has a key that known_hosts marks as @revoked. Nothing was sent")
+        if known is None:
             raise DeviceUnreachable(
                 f"{hop.called} is in no known_hosts: log in there once with ssh, or pin its key: "
                 f"edgert device set {hop.device} --jump {hop.connection.host}"
@@ -248,10 +253,19 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead_after_s * 1000))
 
 
-def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> None:
-    """Raises ConfigInvalid: paramiko reads no further than a line that is broken."""
+def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
+    """The keys that lines with @revoked name, whatever host they are for; @cert-authority says nothing here.
+
+    Raises ConfigInvalid: paramiko reads no further than a line that is broken, and knows neither mark.
+    """
     try:
-        client.get_host_keys().load(str(path))
+        lines = path.read_text().splitlines()
+        with tempfile.NamedTemporaryFile("w", prefix="edgert-known-") as plain:
+            plain.write("\n".join("" if line.lstrip().startswith("@") else line for line in lines))
+            plain.flush()
+            client.get_host_keys().load(plain.name)
+        marked = [line.split() for line in lines if line.lstrip().startswith("@revoked")]
+        return {words[3] for words in marked if len(words) > 3}
     except (OSError, UnicodeDecodeError, InvalidHostKey, paramiko.SSHException) as error:
         line = f"{error.line[:60]!r}: " if isinstance(error, InvalidHostKey) else ""
         raise ConfigInvalid(f"{path} cannot be read ({line}{error.args[-1]}): mend that line or remove it") from error
