@@ -115,6 +115,20 @@ def test_the_terminal_is_given_words_alone() -> None:
         strict([row.as_json() for row in rows])
 
 
+@pytest.mark.parametrize("window_s", [-1.0, 1e18])
+def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) -> None:
+    state, honest = FleetState(), Pi("honest")
+    for minute in range(3):
+        for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
+            state.apply(*message, False, minute * 60.0)
+    before = state.rows(180.0)
+    for topic, payload in Pi("other").window(NOW_MS, [1.0]):
+        state.apply(topic, json.dumps({**json.loads(payload), "window_s": window_s}).encode(), True, 180.0)
+    (fleet,) = (row for row in state.rows(180.0) if row.device is None)
+    assert fleet.trend_p95_ms == before[-1].trend_p95_ms
+    assert len(fleet.trend_p95_ms) == 3
+
+
 def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
     board = Board()
     for message in Pi("pi-1").info():

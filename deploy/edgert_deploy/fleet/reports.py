@@ -15,6 +15,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
+WINDOW_S_MAX = 86_400.0  # a longer one would stretch a whole fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers exact below
 # What the store and the bridge count, and the field of `metrics` that says it.
 COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
@@ -49,12 +50,12 @@ def parse_report(topic: Topic, payload: bytes) -> Report:
         return _event(payload)
     if topic.kind == "hist":
         hist = HistMessage.from_json(payload)
-        _check(hist.boot, hist.model_version, hist.seq, hist.ts_ms)
+        _check(hist.boot, hist.model_version, hist.seq, hist.ts_ms, hist.window_s)
         if hist.sketch.count > WINDOW_COUNT_MAX:
             raise ProtocolError(f"a window of {hist.sketch.count} requests; the limit is {WINDOW_COUNT_MAX}")
         return hist
     metrics = MetricsMessage.from_json(payload)
-    _check(metrics.boot, metrics.model_version, metrics.seq, metrics.ts_ms)
+    _check(metrics.boot, metrics.model_version, metrics.seq, metrics.ts_ms, metrics.window_s)
     for value in counters_of(metrics):
         _check_number("a counter", value)
     return metrics
@@ -94,12 +95,14 @@ def _event(payload: bytes) -> EventMessage:
     return said
 
 
-def _check(boot: str, version: str, seq: int, ts_ms: int) -> None:
+def _check(boot: str, version: str, seq: int, ts_ms: int, window_s: float = 0.0) -> None:
     for name, value in (("boot", boot), ("model_version", version)):
         if value:
             _check_id(name, value)
     _check_number("seq", seq)
     _check_number("ts", ts_ms)
+    if not 0 <= window_s <= WINDOW_S_MAX:
+        raise ProtocolError(f"window_s is {window_s}; it lies between 0 and {WINDOW_S_MAX:.0f}")
 
 
 def _check_id(name: str, value: str) -> None:
