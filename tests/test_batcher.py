@@ -403,3 +403,24 @@ def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
     told = batcher.as_json()["tuner"]
     assert told["state"] == "holds"
     assert 0 < told["p95_ms"] < 10_000
+
+
+def test_what_one_thread_holds_shares_runs_and_each_gets_its_own() -> None:
+    session = GatedSession(open_gate=True)
+    batcher = Batcher(session, cap=4)
+    rows = [1, 1, 2, 1, 3, 6, 1]
+    answers = batcher.infer_together([([item(i, count)], count) for i, count in enumerate(rows)])
+    assert session.sizes == [4, 4, 6, 1]  # never over the cap, but for a request that is so by itself
+    assert [answer.outputs[0].tolist() for answer in answers] == [(2 * item(i, n)).tolist() for i, n in enumerate(rows)]
+    assert [answer.batch for answer in answers] == [4, 4, 4, 4, 4, 6, 1]
+    assert batcher.closed == {"cap": 3, "idle": 1}
+
+
+def test_what_one_thread_holds_fails_together() -> None:
+    session = GatedSession(open_gate=True)
+    session.failure = RuntimeError("boom")
+    batcher = Batcher(session, cap=4)
+    with pytest.raises(EngineFailed, match="boom"):
+        batcher.infer_together([([item(1)], 1), ([item(2)], 1)])
+    session.failure = None
+    assert len(batcher.infer_together([([item(1)], 1), ([item(2)], 1)])) == 2

@@ -1,4 +1,4 @@
-"""One client's connection in a worker: frames in, answers out, in the connection's own thread."""
+"""One client's connection in a worker: frames in, answers out, in the connection's own thread (or in the reactor's)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from edgert import wire
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, RequestError
 from edgert.local_socket import SEND_BUFFER_BYTES, send_all, timeval
-from edgert.serving.pipeline import Asked, Pipeline
+from edgert.serving.pipeline import Asked, Pipeline, Served
 from edgert.serving.reply import Reply
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea, send_with_descriptor
 from edgert.telemetry.spans import RequestSpan, WindowRecorder
@@ -38,26 +38,30 @@ class BufferBudget:
             self._left_bytes += old_bytes - new_bytes
 
 
-class Connection:
-    """Serves `sock` with `pipeline`. `welcome` is the WELCOME frame.
+class Crowd:
+    """Whether so many are connected that one thread serves them all better than each has its own."""
 
-    `shared_bytes` is how large each half of the shared memory is to be; 0 where the client wants none.
-    """
+    __slots__ = ("many",)
+
+    def __init__(self) -> None:
+        self.many = False
+
+
+class Connection:
+    """Serves `sock` with `pipeline`. What it holds of `budget` it gives back in `close`."""
 
     def __init__(
         self,
         sock: socket.socket,
         pipeline: Pipeline,
         recorder: WindowRecorder,
-        welcome: bytes,
         frame_bytes_max: int,
-        shared_bytes: int,
         budget: BufferBudget,
         log: Callable[[str], None],
     ) -> None:
-        self._sock, self._pipeline, self._recorder, self._log = sock, pipeline, recorder, log
+        self.sock, self._pipeline, self._recorder, self._log = sock, pipeline, recorder, log
         self._frame_bytes_max, self._budget = frame_bytes_max, budget
-        self._frames = wire.FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
+        self.frames = wire.FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
         self._area: SharedArea | None = None
         stall = timeval(STALL_S)
@@ -65,18 +69,38 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._greet(welcome, shared_bytes)
 
-    def serve(self) -> None:
-        """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError."""
-        sock, frames, pipeline = self._sock, self._frames, self._pipeline
+    def greet(self, welcome: bytes, shared_bytes: int) -> None:
+        """Send `welcome`, the WELCOME frame, and with it shared memory with halves of `shared_bytes`; 0: the client wants none."""
+        made = SharedArea.made(shared_bytes) if shared_bytes else None
+        if made is None:
+            self.sock.sendall(welcome)
+            return
+        self._area, descriptor = made
+        self.frames.shared = self._area.request
+        try:
+            send_with_descriptor(self.sock, welcome, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def serve(self, crowd: Crowd) -> bool:
+        """Answer requests until the client is gone or no more are read. Raises ProtocolError, OSError.
+
+        True, between two frames: there is a crowd, and this connection may go on in it. Who asks with high priority
+        stays, as only what waits at the batcher can overtake.
+        """
+        sock, frames, pipeline = self.sock, self.frames, self._pipeline
         recv_into, record, now, clock = sock.recv_into, self._recorder.record, time.perf_counter_ns, time.monotonic
         send, reply, read, infer = sock.send, Reply(), pipeline.read, pipeline.infer
         tensors: tuple[wire.WireTensor, ...] | None = None  # those that `asked` was made of
         asked: Asked | None = None
+        first = None  # a frame that had begun to come before
+        if frames.missing() and (first := self._rest()) is None:
+            return False
+        began_ns = now()
         while True:
-            request = None
-            if frames.more:
+            request, first = first, None
+            if frames.more and request is None:
                 request = frames.feed(0)
                 began_ns = now()
             if request is None:
@@ -87,10 +111,10 @@ class Connection:
                     continue
                 began_ns = now()
                 if not count:
-                    return
+                    return False
                 request = frames.feed(count) or self._rest()
                 if request is None:
-                    return
+                    return False
             if request.kind != wire.INFER:
                 self._other(request)
                 continue
@@ -102,7 +126,7 @@ class Connection:
                 deadline_s = clock() + request.arg * 1e-6 if request.arg else None
                 outputs, numbers, batch, flags, stages = infer(asked, request.flags, began_ns, deadline_s)
             except Moved:  # whoever holds the connection tells the client where to go
-                return
+                return False
             except EdgeRTError as error:
                 self._refuse(request, error, began_ns)
                 continue
@@ -116,7 +140,7 @@ class Connection:
                 self._refuse(request, self._too_large(total), began_ns)
                 continue
             if self._area is not None and total >= SHARE_BYTES_MIN:
-                self._send_shared(parts)
+                send_all(sock, self._through_memory(parts))
             elif (send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != total:
                 raise OSError("the client takes no answer")
             sent_ns = now()
@@ -125,35 +149,40 @@ class Connection:
             if len(frames.room) > wire.KEEP_BYTES_MAX:
                 tensors = asked = None
                 frames.shrink()
+            if crowd.many and not frames.more and not request.flags & wire.FLAG_HIGH_PRIORITY:
+                return True
+
+    def encoded(self, reply: Reply, served: Served, request: wire.Frame) -> Sequence[wire.Buffer]:
+        """What is to be sent. Raises RequestError where a frame cannot hold it."""
+        outputs, numbers, batch, flags, stages = served
+        parts, total = reply.parts(outputs, numbers, request.request_id, flags, batch, stages)
+        if total > self._frame_bytes_max:
+            raise self._too_large(total)
+        return self._through_memory(parts) if self._area is not None and total >= SHARE_BYTES_MIN else parts
+
+    def answered(self, served: Served, came_ns: int, encoding_ns: int) -> None:
+        """Count a request that came at `came_ns` and whose answer, encoded from `encoding_ns` on, has left now."""
+        _, _, batch, flags, stages = served
+        sent_ns = time.perf_counter_ns()
+        took_us, encode_us = (sent_ns - came_ns) // 1000, (sent_ns - encoding_ns) // 1000
+        self._recorder.record(("ok", took_us, *stages, encode_us, batch, flags != 0))
 
     def close(self) -> None:
         """Give the connection's share of the buffers' budget back."""
-        self._budget.resize(self._frames.size_bytes, 0)
+        self._budget.resize(self.frames.size_bytes, 0)
 
     def _too_large(self, size_bytes: int) -> RequestError:
         return RequestError(
             f"the answer takes {size_bytes} bytes, a frame at most {self._frame_bytes_max}: ask for fewer items"
         )
 
-    def _greet(self, welcome: bytes, shared_bytes: int) -> None:
-        made = SharedArea.made(shared_bytes) if shared_bytes else None
-        if made is None:
-            self._sock.sendall(welcome)
-            return
-        self._area, descriptor = made
-        self._frames.shared = self._area.request
-        try:
-            send_with_descriptor(self._sock, welcome, descriptor)
-        finally:
-            os.close(descriptor)
-
     def _rest(self) -> wire.Frame | None:
         """The frame whose beginning has come, or None where the client ends inside it."""
-        frames = self._frames
+        frames = self.frames
         while True:
             try:
                 missing = frames.missing()
-                count = self._sock.recv_into(frames.room[:missing], 0, socket.MSG_WAITALL)
+                count = self.sock.recv_into(frames.room[:missing], 0, socket.MSG_WAITALL)
             except BlockingIOError as error:
                 raise ProtocolError(f"the client stopped inside a frame for {STALL_S:.0f} s") from error
             if not count:
@@ -165,17 +194,22 @@ class Connection:
     def _other(self, request: wire.Frame) -> None:
         if request.kind != wire.PING:
             raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
-        self._sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
+        self.sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
 
-    def _send_shared(self, parts: Sequence[wire.Buffer]) -> None:
+    def _through_memory(self, parts: Sequence[wire.Buffer]) -> Sequence[wire.Buffer]:
+        """What is to be sent of an answer whose body lies in the shared memory now; all of it where that has no room."""
         assert self._area is not None
         header = wire.share(parts, self._area.response)
-        send_all(self._sock, parts if header is None else [header])
+        return parts if header is None else [header]
 
     def _refuse(self, request: wire.Frame, error: EdgeRTError, began_ns: int) -> None:
+        self.sock.sendall(self.refusal(request, error, began_ns))
+
+    def refusal(self, request: wire.Frame, error: EdgeRTError, began_ns: int) -> bytes:
+        """The frame that says so; it is counted."""
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._recorder.record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
-        self._sock.sendall(wire.error_frame(error, request_id=request.request_id))
+        return wire.error_frame(error, request_id=request.request_id)
 
 
 def _wait_until_readable(sock: socket.socket) -> None:

@@ -166,7 +166,7 @@ class Pipeline:
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        if not cached and not asked.given and self._post is None:  # the engine, and nothing around it
+        if not cached and not asked.given and self._post is None:  # as `is_bare`, without the call
             outputs, queue_ns, engine_ns, batch = self._ask_engine(asked.arrays, asked.rows, deadline_s, high, came_ns)
             stages = ((began_ns - came_ns) // 1000, 0, 0, queue_ns // 1000, engine_ns // 1000, 0)
             return _new(Served, (outputs, self._numbers[0], batch, 0, stages))
@@ -188,6 +188,29 @@ class Pipeline:
             work.postprocess_ns // 1000,
         )
         return Served(outputs, self._numbers[asked.given], batch, hit_flags, stages)
+
+    def is_bare(self, asked: Asked, flags: int) -> bool:
+        """Whether the request is for the engine, and nothing around it."""
+        cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
+        return not cached and not asked.given and self._post is None
+
+    def infer_together(self, asked: Sequence[Asked], times_ns: Sequence[tuple[int, int]]) -> list[Served]:
+        """Answer bare requests that one thread has read; for each of them, when it came and when it was read.
+
+        For one thread only. Raises EdgeRTError, which is then the answer to all of them.
+        """
+        began_ns = time.perf_counter_ns()
+        answers = self._batcher.infer_together([(one.arrays, one.rows) for one in asked])
+        served = []
+        for one, (outputs, queue_ns, engine_ns, batch), (came_ns, read_ns) in zip(
+            asked, answers, times_ns, strict=True
+        ):
+            for shadow in self._shadows:
+                shadow.offer(one.arrays, outputs)
+            queue_us = (began_ns - read_ns + queue_ns) // 1000
+            stages = ((read_ns - came_ns) // 1000, 0, 0, queue_us, engine_ns // 1000, 0)
+            served.append(_new(Served, (outputs, self._numbers[0], batch, 0, stages)))
+        return served
 
     def _run(self, work: _Work) -> Answer:
         """The answer as it is sent, by the engine."""

@@ -1,4 +1,4 @@
-"""The worker process: one version of one model, a thread a connection.
+"""The worker process: one version of one model, a thread a connection or, for a crowd of them, one for all.
 
 It is started by the supervisor with one end of a channel (edgert.serving.channel), is told what to load,
 says `ready` or `failed`, then receives clients' connections whose hello the supervisor has read. It never
@@ -28,15 +28,17 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, ShuttingDown
 from edgert.installed import load_version
 from edgert.log import log
+from edgert.manifest import Manifest
 from edgert.serving import channel, golden
 from edgert.serving.agreement import scores_output
 from edgert.serving.batcher import Batcher
 from edgert.serving.cache import PredictionCache
-from edgert.serving.connection import BufferBudget, Connection
+from edgert.serving.connection import BufferBudget, Connection, Crowd
 from edgert.serving.model import LoadedModel, load_model
 from edgert.serving.near_cache import NearCache, image_axes
 from edgert.serving.pipeline import Pipeline
 from edgert.serving.progress import RunPage
+from edgert.serving.reactor import Leave, Reactor
 from edgert.serving.seats import Peer, Seats
 from edgert.serving.shadow import ReferenceProcess, Shadow
 from edgert.serving.trial_aid import GoldenAsker
@@ -49,6 +51,8 @@ from edgert.telemetry.spool import Spool
 STRIKE_S = 0.01  # who breaks the protocol waits so long for the answer: it cannot do so more than 100 times a second
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
 THREAD_STACK_BYTES = 512 * 1024
+CROWD_MIN = 4  # connections; two are served as well by two threads (decision 17)
+QUICK_US_MAX = 100.0  # an engine run for one item that may hold up the answers to others
 NOTED_S_MAX = 2.0  # for the last of the golden samples that the worker asks itself
 TRIAL_SHARE = 0.25  # of the requests on trial, as far as the version before keeps up at idle priority
 
@@ -150,6 +154,10 @@ class Worker:
         self._budget = BufferBudget()
         self._lock = threading.Lock()
         self._seats = Seats(serving.connections_max)
+        self._crowd = Crowd()
+        self._reactor: Reactor | None = None
+        if _answers_quickly(model, self._batcher, manifest):
+            self._reactor = Reactor(self._pipeline, self._batcher.cap, self._crowd, self._leaves, log)
         self._last_word = wire.json_frame(wire.MOVED, {})
         self._stopping = False
 
@@ -211,6 +219,7 @@ class Worker:
     def _accept(self, sock: socket.socket, shared: bool) -> None:
         with self._lock:
             if not self._stopping and self._seats.take(sock, Peer.of(sock)):
+                self._look_around()
                 try:
                     # Nobody waits for its end. threading.Thread would have this thread wait for its beginning,
                     # which under a flood of connections costs more than all else here.
@@ -218,6 +227,7 @@ class Worker:
                     return
                 except RuntimeError:  # the system gives no more threads
                     self._seats.give_back(sock)
+                    self._look_around()
         error = Overloaded(
             f"{len(self._seats)} clients are connected, the limit, and none has more than its share of them",
             retry_after_s=0.5,
@@ -227,35 +237,61 @@ class Worker:
         sock.close()
 
     def _serve(self, sock: socket.socket, shared: bool) -> None:
-        """One connection, until it ends."""
+        """One connection, from its beginning, in a thread of its own."""
         connection = None
         try:
-            connection = Connection(
-                sock,
-                self._pipeline,
-                self._recorder,
-                self._welcome,
-                self._frame_bytes_max,
-                self._pipeline.shared_bytes if shared else 0,
-                self._budget,
-                log,
-            )
-            connection.serve()
-            if self._stopping or self._seats.leaves(sock):
-                sock.sendall(self._last_word)
-        except EdgeRTError as error:
-            if isinstance(error, ProtocolError):
-                time.sleep(STRIKE_S)
-            with contextlib.suppress(OSError):
+            connection = Connection(sock, self._pipeline, self._recorder, self._frame_bytes_max, self._budget, log)
+            connection.greet(self._welcome, self._pipeline.shared_bytes if shared else 0)
+        except (EdgeRTError, OSError) as error:
+            self._end(sock, connection, error)
+            return
+        self._go_on(connection, Leave())
+
+    def _go_on(self, connection: Connection, left: Leave) -> None:
+        """Serve a connection, that may have `left` the reactor, until it ends or joins the reactor's."""
+        error = left.error
+        try:
+            if error is None:
+                if left.unsent:
+                    connection.sock.sendall(left.unsent)
+                if connection.serve(self._crowd):
+                    assert self._reactor is not None  # or there is never a crowd
+                    self._reactor.add(connection)
+                    return
+        except (EdgeRTError, OSError) as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001  # a fault of ours costs this connection, no more
+            log(f"{type(failure).__name__} between requests: {failure}")
+            error = failure
+        self._end(connection.sock, connection, error)
+
+    def _leaves(self, connection: Connection, left: Leave) -> None:
+        """A connection comes from the reactor."""
+        try:
+            _thread.start_new_thread(self._go_on, (connection, left))
+        except RuntimeError as error:  # the system gives no more threads
+            self._end(connection.sock, connection, Overloaded(f"no thread to be had: {error}", retry_after_s=0.5))
+
+    def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
+        """Tell the client why, where there is anything to tell, and forget the connection."""
+        with contextlib.suppress(OSError):  # it is gone or takes nothing: there is nobody to tell
+            if error is None or isinstance(error, Moved):
+                if self._stopping or self._seats.leaves(sock):
+                    sock.sendall(self._last_word)
+            elif isinstance(error, EdgeRTError):
+                if isinstance(error, ProtocolError):
+                    time.sleep(STRIKE_S)
                 sock.sendall(wire.error_frame(error))
-        except OSError:
-            pass  # the client is gone or takes nothing: there is nobody to tell
-        finally:
-            with self._lock:
-                self._seats.give_back(sock)
-            sock.close()
-            if connection is not None:
-                connection.close()
+        with self._lock:
+            self._seats.give_back(sock)
+            self._look_around()
+        sock.close()
+        if connection is not None:
+            connection.close()
+
+    def _look_around(self) -> None:
+        """Whether there is a crowd now; under the lock."""
+        self._crowd.many = self._reactor is not None and len(self._seats) >= CROWD_MIN
 
     def _trial_figures(self) -> dict[str, Any]:
         """What a trial's limits are judged by."""
@@ -314,6 +350,7 @@ class Worker:
     def _stats(self) -> dict[str, Any]:
         return {
             "connections": len(self._seats),
+            "in_one_thread": 0 if self._reactor is None else len(self._reactor),
             "waiting": self._batcher.waiting,
             "batches_closed": dict(self._batcher.closed),
             "runs": dict(self._batcher.runs),
@@ -397,6 +434,17 @@ def _beside_old(order: LoadOrder) -> Shadow | None:
     folder, digest = order.previous
     given = {"folder": folder, "digest": digest, "state": str(order.state.root), "as_served": True}
     return Shadow(lambda: ReferenceProcess(given), TRIAL_SHARE, 0.0, lambda event, fields: None)
+
+
+def _answers_quickly(model: LoadedModel, batcher: Batcher, manifest: Manifest) -> bool:
+    """Whether its requests may wait for each other in one thread: the engine's part is short, and is all there is.
+
+    A target for its latency needs the batcher to see who waits; an image takes milliseconds to decode.
+    """
+    learned = model.learned
+    run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
+    plain = batcher.tuner is None and batcher.instances == 1 and manifest.preprocess is None
+    return plain and run_us <= QUICK_US_MAX
 
 
 def _prefer_for_oom() -> None:

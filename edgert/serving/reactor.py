@@ -1,0 +1,236 @@
+"""One thread for the connections of a model that answers quickly, where they are many.
+
+A thread a connection is the fastest way to ask a model alone. But where many ask one that answers within microseconds,
+handing the interpreter from thread to thread costs several times what the engine does. So once a worker has a crowd,
+its connections come here: whoever has sent something is read, all that was read goes through the engine in one run
+(up to the batcher's cap), and all are answered. Nobody is waited for, and nothing waits but for the turn under way.
+
+Here is only what does not block. A connection leaves, for a thread of its own, when the crowd is gone, and when its
+client stops inside a frame, takes no answer, breaks the protocol, asks with high priority, or ends.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from edgert import wire
+from edgert.errors import DeadlineExceeded, EdgeRTError, Moved, ProtocolError
+from edgert.serving.connection import Connection, Crowd
+from edgert.serving.pipeline import Asked, Pipeline, Served
+from edgert.serving.reply import Reply
+
+
+class Leave(NamedTuple):
+    """How a connection leaves: with what of an answer its client has not taken, with the error that ends it."""
+
+    unsent: bytes = b""
+    error: Exception | None = None
+
+
+class _Guest:
+    """A connection, and the request that it was last heard to make: when it came and when it was read, in ns."""
+
+    __slots__ = ("asked", "came_ns", "connection", "frames", "number", "read_ns", "reply", "request", "sock", "tensors")
+
+    request: wire.Frame
+    asked: Asked
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.sock, self.frames = connection, connection.sock, connection.frames
+        self.number = self.sock.fileno()
+        self.reply = Reply()
+        self.tensors: tuple[wire.WireTensor, ...] | None = None  # those that `asked` was made of
+        self.came_ns = self.read_ns = 0
+
+    def hear(self) -> wire.Frame | Leave | None:
+        """The next frame; None where nothing has come. An end and half a frame are for a thread to look at again."""
+        frames = self.frames
+        try:
+            if frames.more and (frame := frames.feed(0)) is not None:
+                self.came_ns = time.perf_counter_ns()
+                return frame
+            count = self.sock.recv_into(frames.room, 0, socket.MSG_DONTWAIT)
+            self.came_ns = time.perf_counter_ns()
+            return Leave() if not count else frames.feed(count) or Leave()
+        except BlockingIOError:
+            return Leave() if frames.missing() else None
+        except (EdgeRTError, OSError) as error:
+            return Leave(error=error)
+
+    def read(self, request: wire.Frame, pipeline: Pipeline) -> None:
+        """Raises RequestError where it is not what the model takes."""
+        self.request = request
+        if request.tensors is not self.tensors:
+            self.tensors = None
+            self.asked = pipeline.read(request.tensors)
+            self.tensors = request.tensors
+        self.read_ns = time.perf_counter_ns()
+
+
+class Reactor:
+    """Serves the connections given to `add` with `pipeline`, at most `cap` in a turn.
+
+    `leaves` is called with each that leaves, in the reactor's thread: it must not block.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        cap: int,
+        crowd: Crowd,
+        leaves: Callable[[Connection, Leave], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._pipeline, self._cap, self._crowd, self._leaves, self._log = pipeline, cap, crowd, leaves, log
+        self._guests: dict[int, _Guest] = {}
+        self._epoll = select.epoll()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # guards the beginning
+
+    def __len__(self) -> int:
+        """How many are served here."""
+        return len(self._guests)
+
+    def add(self, connection: Connection) -> None:
+        """Serve `connection`, of which no whole frame is left to be answered. From any thread. Raises OSError."""
+        guest = _Guest(connection)
+        self._guests[guest.number] = guest
+        self._epoll.register(guest.number, select.EPOLLIN)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="reactor", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        poll, guests = self._epoll.poll, self._guests
+        more: list[_Guest] = []  # those that sent their next frame together with the last one
+        while True:
+            ready = [guests[number] for number, _ in poll(0 if more else None)]
+            if more:
+                ready = list(dict.fromkeys([*more, *ready]))
+            for at in range(0, len(ready), self._cap):
+                turn = ready[at : at + self._cap]
+                try:
+                    self._turn(turn)
+                except Exception as error:  # noqa: BLE001  # a fault of ours must not silence everybody
+                    self._log(f"{type(error).__name__} between requests: {error}")
+                    for guest in turn:
+                        self._leave(guest, Leave(error=error))
+            more = [guest for guest in ready if guest.frames.more and guests.get(guest.number) is guest]
+
+    def _turn(self, guests: Sequence[_Guest]) -> None:
+        """Hear each, and answer all that have asked."""
+        together: list[_Guest] = []
+        for guest in guests:
+            heard = guest.hear()
+            if heard is None:
+                continue
+            if isinstance(heard, Leave):
+                self._leave(guest, heard)
+            elif heard.kind != wire.INFER:
+                self._other(guest, heard)
+            elif self._read(guest, heard):
+                high = heard.flags & wire.FLAG_HIGH_PRIORITY
+                if len(guests) > 1 and not high and self._pipeline.is_bare(guest.asked, heard.flags):
+                    together.append(guest)
+                else:
+                    self._answer(guest)
+                    if high:  # only what waits at the batcher can overtake
+                        self._leave(guest, Leave())
+        if together:
+            self._answer_all(together)
+
+    def _read(self, guest: _Guest, request: wire.Frame) -> bool:
+        try:
+            guest.read(request, self._pipeline)
+        except EdgeRTError as error:
+            self._refuse(guest, error)
+            return False
+        return True
+
+    def _other(self, guest: _Guest, request: wire.Frame) -> None:
+        if request.kind == wire.PING:
+            self._send(guest, [wire.json_frame(wire.PONG, {}, request_id=request.request_id)])
+        else:
+            error = ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+            self._leave(guest, Leave(error=error))
+
+    def _answer(self, guest: _Guest) -> None:
+        request = guest.request
+        deadline_s = time.monotonic() + request.arg * 1e-6 if request.arg else None
+        try:
+            served = self._pipeline.infer(guest.asked, request.flags, guest.came_ns, deadline_s)
+        except Exception as error:  # noqa: BLE001  # one request must not take the others along
+            self._failed(guest, error)
+        else:
+            self._deliver(guest, served)
+
+    def _answer_all(self, guests: list[_Guest]) -> None:
+        now_ns = time.perf_counter_ns()
+        late = [guest for guest in guests if 0 < guest.request.arg * 1000 < now_ns - guest.came_ns]
+        for guest in late:
+            self._refuse(guest, DeadlineExceeded("the request's time-out passed while it waited for the engine"))
+            guests.remove(guest)
+        times_ns = [(guest.came_ns, guest.read_ns) for guest in guests]
+        try:
+            served = self._pipeline.infer_together([guest.asked for guest in guests], times_ns)
+        except Exception as error:  # noqa: BLE001  # as above
+            for guest in guests:
+                self._failed(guest, error)
+        else:
+            for guest, one in zip(guests, served, strict=True):
+                self._deliver(guest, one)
+
+    def _deliver(self, guest: _Guest, served: Served) -> None:
+        connection, frames, began_ns = guest.connection, guest.frames, time.perf_counter_ns()
+        try:
+            parts = connection.encoded(guest.reply, served, guest.request)
+        except EdgeRTError as error:
+            self._refuse(guest, error)
+            return
+        if not self._send(guest, parts):
+            return
+        connection.answered(served, guest.came_ns, began_ns)
+        if len(frames.room) > wire.KEEP_BYTES_MAX:
+            guest.tensors = None
+            frames.shrink()
+        if not self._crowd.many:
+            self._leave(guest, Leave())
+
+    def _failed(self, guest: _Guest, error: Exception) -> None:
+        if isinstance(error, Moved):  # whoever holds the connection tells the client where to go
+            self._leave(guest, Leave(error=error))
+        elif isinstance(error, EdgeRTError):
+            self._refuse(guest, error)
+        else:
+            self._log(f"{type(error).__name__} in a request: {error}")
+            self._refuse(guest, EdgeRTError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _refuse(self, guest: _Guest, error: EdgeRTError) -> None:
+        self._send(guest, [guest.connection.refusal(guest.request, error, guest.came_ns)])
+
+    def _send(self, guest: _Guest, parts: Sequence[wire.Buffer]) -> bool:
+        """Whether the client's side has taken all of `parts`; where not, the connection leaves."""
+        try:
+            sent = guest.sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._leave(guest, Leave(error=error))
+            return False
+        if sent == sum(map(len, parts)):
+            return True
+        self._leave(guest, Leave(unsent=b"".join(parts)[sent:]))
+        return False
+
+    def _leave(self, guest: _Guest, leave: Leave) -> None:
+        if self._guests.get(guest.number) is not guest:
+            return
+        self._epoll.unregister(guest.number)
+        del self._guests[guest.number]
+        self._leaves(guest.connection, leave)
