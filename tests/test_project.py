@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from edgert_deploy.cli.init import PROJECT
 from edgert_deploy.inventory import find_inventory
 from edgert_deploy.key_files import keys_dir
 from edgert_deploy.project import BrokerDefaults, Project, find_bundle, find_project, read_project
+from tests.brokers import Broker, until
 from tests.devices import nothing_may_be_written
 
 
@@ -129,6 +131,49 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
     project = find_project()
     assert project is not None
     assert project.option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, "never in the clear"
+
+
+def test_a_login_goes_to_the_projects_broker_alone(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another broker that --broker names sees neither name nor password: it is real, and takes anybody."""
+    (folder / "pw").write_text("secret\n")
+    with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as broker:
+        own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "pw"\n'
+
+        def names_seen(project: str, *words: str) -> list[str]:
+            (folder / "edgert.toml").write_text(project)
+            log = broker.folder / "mosquitto.log"
+            before = log.stat().st_size
+            assert main(["watch", "--once", *words]) == 0
+            until(lambda: b"New client connected" in log.read_bytes()[before:], "the broker logs the login")
+            return re.findall(r"New client connected .*u'(\w+)'", log.read_bytes()[before:].decode())
+
+        assert names_seen(own, "--broker", f"127.0.0.1:{broker.port}") == ["edge"], "the same one"
+        assert "note: " not in capfd.readouterr().err
+        other = own.replace(str(broker.port), "1").replace("[broker]", "[broker]\ntls = true\nca = 'none.pem'")
+        assert names_seen(other, "--broker", f"127.0.0.1:{broker.port}") == []
+        said = capfd.readouterr().err
+        assert "is not the project's broker (127.0.0.1:1): " in said
+        assert "--tls, --ca, --username, --password-file" in said
+
+
+def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "pw").write_text("secret\n")
+    own = '[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "pw"\n'
+    (folder / "edgert.toml").write_text(own)
+    assert main(["init"]) == 0
+    assert main(["device", "add", "here", "--local", "dev"]) == 0
+
+    def planned(*words: str) -> bool:
+        capfd.readouterr()
+        assert main(["bootstrap", "here", "--dry-run", "--json", *words]) == 0
+        return any(f.endswith("mqtt-password") for f in json.loads(capfd.readouterr().out)["devices"][0]["files"])
+
+    assert planned()
+    assert not planned("--broker", "127.0.0.1:2")
+    assert planned("--broker", "127.0.0.1:2", "--mqtt-username", "me", "--mqtt-password-file", "pw")
+    assert main(["bootstrap", "here", "--set", 'mqtt.host="other"']) == 4, "--broker would drop the login"
 
 
 @pytest.mark.parametrize(

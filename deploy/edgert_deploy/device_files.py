@@ -105,7 +105,16 @@ def _text_there(path: str, transport: Transport) -> str:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked."""
+    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked.
+
+    And for another broker: with it goes the login that was given for the one before, which --broker takes care of.
+    """
+    mqtt = settings.get("mqtt")
+    for key in ("host", "port"):
+        if isinstance(mqtt, dict) and key in mqtt:
+            raise ConfigInvalid(
+                f"--set mqtt.{key} would leave another broker's login in place: give --broker HOST:PORT"
+            )
     fixed = {"device": "any", "profile": "any"}
     parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
 

@@ -24,6 +24,7 @@ from edgert_deploy.bootstrap import (
 from edgert_deploy.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import SelectorWord, emit, inventory_option, json_option, say
+from edgert_deploy.cli.own_broker import of_this_broker
 from edgert_deploy.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.inventory import Device, find_inventory
 from edgert_deploy.key_files import key_paths, keys_dir
@@ -127,7 +128,7 @@ def bootstrap(
     if not any(name.strip() for name in engines.split(",")):
         raise click.UsageError(f"--engines {engines!r} names none: give all, first, or names with commas")
     devices = find_inventory(inventory_file).select(selector)
-    reports_to = Broker.parse(broker, mqtt_username, mqtt_password_file, mqtt_ca, tls=mqtt_tls) if broker else None
+    reports_to = _reports_to(broker, mqtt_username, mqtt_password_file, mqtt_ca, mqtt_tls) if broker else None
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
@@ -149,6 +150,15 @@ def bootstrap(
     emit({"ok": not errors, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
     if errors:
         click.get_current_context().exit(errors[0].exit_code)
+
+
+def _reports_to(broker: str, username: str, password_file: Path | None, ca: Path | None, tls: bool) -> Broker:
+    given = {"mqtt_username": username, "mqtt_password_file": password_file, "mqtt_ca": ca, "mqtt_tls": tls}
+    without = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
+    said = of_this_broker({"broker": broker, **given}, without, "mqtt_tls")
+    return Broker.parse(
+        broker, said["mqtt_username"], said["mqtt_password_file"], said["mqtt_ca"], tls=said["mqtt_tls"]
+    )
 
 
 def _bring(wishes: Wishes, device: Device, transport: Transport, devices_dir: Path | None = None) -> Bootstrapped:

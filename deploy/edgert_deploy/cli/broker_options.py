@@ -11,8 +11,11 @@ import click
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
 from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.cli.own_broker import of_this_broker
 
 SESSION_KEPT_S = 86_400
+# What [broker] of a project says besides the address, and what each is where nobody says it.
+_WITHOUT = {"tls": False, "ca": "", "cert": "", "key": "", "username": "", "password_file": "", "protocol": "auto"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +55,7 @@ def broker_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
+        options = of_this_broker(options, _WITHOUT, "tls")
         broker, tls = options.pop("broker"), options.pop("tls")
         host, port = host_and_port(broker, PORT_TLS if tls else PORT_PLAIN)
         named = {name: options.pop(name) for name in ("ca", "cert", "key", "username", "password_file", "protocol")}
