@@ -72,7 +72,7 @@ class Graph:
         return self.add("Conv", [x, weight, self.random(outputs, std=0.05)], **shape)
 
     def relu6(self, x: str) -> str:
-        return self.add("Clip", [x, self.constant(np.float32(0)[()]), self.constant(np.float32(6)[()])])
+        return self.add("Clip", [x, self.constant(np.array(0, np.float32)), self.constant(np.array(6, np.float32))])
 
     def gemm(self, x: str, inputs: int, outputs: int) -> str:
         return self.add("Gemm", [x, self.random(inputs, outputs, std=inputs**-0.5), self.random(outputs, std=0.05)])
@@ -155,7 +155,7 @@ def _attention(graph: Graph, x: str, tokens: int, width: int, heads: int) -> str
 
     query, key, value = (graph.linear(x, width, width) for _ in range(3))
     scores = graph.add("MatMul", [split(query, [0, 2, 1, 3]), split(key, [0, 2, 3, 1])])
-    scaled = graph.add("Mul", [scores, graph.constant(np.float32((width // heads) ** -0.5)[()])])
+    scaled = graph.add("Mul", [scores, graph.constant(np.array((width // heads) ** -0.5, np.float32))])
     mixed = graph.add("MatMul", [graph.add("Softmax", [scaled], axis=-1), split(value, [0, 2, 1, 3])])
     joined = graph.add("Transpose", [mixed], perm=[0, 2, 1, 3])
     whole = graph.constant(np.array([-1, tokens, width], np.int64))
@@ -163,7 +163,7 @@ def _attention(graph: Graph, x: str, tokens: int, width: int, heads: int) -> str
 
 
 def _gelu(graph: Graph, x: str) -> str:
-    half, root, one = (graph.constant(np.float32(value)[()]) for value in (0.5, 2**-0.5, 1.0))
+    half, root, one = (graph.constant(np.array(value, np.float32)) for value in (0.5, 2**-0.5, 1.0))
     error = graph.add("Erf", [graph.add("Mul", [x, root])])
     return graph.add("Mul", [graph.add("Mul", [x, half]), graph.add("Add", [error, one])])
 

@@ -11,7 +11,7 @@ import time
 class Relay:
     """Passes connections on to a port; per connection it can cut or freeze after so many bytes towards the server.
 
-    `bytes_per_s` bounds what passes in that direction.
+    `bytes_per_s` bounds what passes in that direction. It listens on `port` (0: a free one).
     """
 
     def __init__(
@@ -20,12 +20,13 @@ class Relay:
         cut_after: list[int] | None = None,
         freeze_after: int | None = None,
         bytes_per_s: float | None = None,
+        port: int = 0,
     ) -> None:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
         self._cut_after = list(cut_after or [])  # one entry a connection, then no more cuts
         self._freeze_after = freeze_after
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._sockets: list[socket.socket] = [self._listener]
         self.connections = 0
         self.port = int(self._listener.getsockname()[1])

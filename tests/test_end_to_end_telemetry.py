@@ -13,22 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from tests.brokers import USER, Broker
+from hil.relay import Relay
+from tests.brokers import USER, Broker, free_port
 from tests.devices import Device, a_device, wait_until
 
 ITEM = np.ones((1, 4), np.float32)
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
-def mqtt_config(broker: Broker) -> str:
-    """What bootstrap writes for a broker with TLS and passwords."""
+def mqtt_config(broker: Broker, port: int = 0) -> str:
+    """What bootstrap writes for a broker with TLS and passwords; the device reaches it at `port`, where one is given."""
     folder = broker.folder
     return f"""
 [serving]
 window_s = 0.5
 [mqtt]
 host = "localhost"
-port = {broker.port}
+port = {port or broker.port}
 tls = true
 ca = "{folder / "ca.pem"}"
 username = "{USER}"
@@ -36,13 +37,16 @@ password_file = "{folder / "password"}"
 """
 
 
-def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
-    """The lines of `edgert watch --json`, in a process of its own."""
+def watch_words(broker: Broker, seconds: float) -> list[str]:
+    """`edgert watch --json` as a command."""
     words = ["watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
     login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", seconds]
-    done = subprocess.run(
-        [sys.executable, "-c", _MAIN, *map(str, (*words, *login))], capture_output=True, text=True, timeout=60
-    )
+    return [sys.executable, "-c", _MAIN, *map(str, (*words, *login))]
+
+
+def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
+    """What it says, in a process of its own."""
+    done = subprocess.run(watch_words(broker, seconds), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -89,20 +93,23 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
-    broker = Broker.in_folder(tmp_path / "broker", secured=True)
-    with a_device(mqtt_config(broker)) as device:
+    """The device reaches the broker only once `edgert watch` listens: a broker keeps reports for nobody who is not there."""
+    broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
+    with broker, a_device(mqtt_config(broker, port)) as device:
         device.deploy()
         with device.client() as client:
             for i in range(50):
                 assert client.infer("echo", ITEM * i)["y"].tolist() == (ITEM * i).tolist()
-        broker.start()
-        try:
-            seen: list[dict[str, Any]] = []
-
-            def arrived() -> bool:
-                seen.extend(watch(broker, 1.5))
-                return bool(of_device(seen))
-
-            wait_until(arrived, "what was spooled meanwhile arrives", timeout_s=60)
-        finally:
-            broker.stop()
+        wait_until(lambda: "no broker answers" in device.log(), "the device finds no broker")
+        with subprocess.Popen(watch_words(broker, 120.0), stdout=subprocess.PIPE, text=True) as watching:
+            try:
+                log = broker.folder / "mosquitto.log"
+                wait_until(lambda: "Sending SUBACK" in log.read_text(), "somebody listens", timeout_s=60)
+                assert watching.stdout is not None
+                with Relay(broker.port, port=port):
+                    rows = (json.loads(line) for line in watching.stdout)
+                    spooled = next((row for row in rows if of_device([row])), None)
+            finally:
+                watching.kill()
+        assert spooled is not None, "what was spooled meanwhile arrives"
+        assert spooled["answered"] >= 50

@@ -286,6 +286,16 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
     assert "p99_ms could not be measured" in reason_of_return(device, store, release)
 
 
+def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
+    """Else who waits for what becomes of it hears of no trial, and never why it went back."""
+    store, release = on_trial(device, Gate({"rss_mb": 5.0}, 30.0))
+    with store.locked():
+        wait_until(lambda: device.serving()["watch"]["phase"] == Phase.BROKEN, "the limit is broken")
+        found = device.run("trial", "echo")
+    assert (found["state"], found["release"]) == ("watching", release)
+    assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
+
+
 @pytest.mark.parametrize("limits", [("--watch-s", "60"), ()], ids=["watched", "ran-out"])
 def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
     with a_device() as device:
@@ -375,6 +385,27 @@ def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device:
     held = deployed(device, Gate({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None
     assert (held.result, held.watched["readings"]["golden"] > 0) == ("live", True)  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(device: Device) -> None:
+    before = device.model()["active"]["release"]
+    store = SlotStore(device.state.models / "echo")
+
+    class GoesBack(LocalTransport):
+        def run(
+            self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+        ) -> Result:
+            if "mark-good" in argv:
+                active = (slots := store.read()).version(slots.active)
+                assert active is not None
+                assert store.fail_trial(active.digest, "the worker ended")
+            return super().run(argv, timeout_s, input, on_stderr)
+
+    outcome = deployed(device, Gate({}, 0.5), GoesBack)
+    assert outcome.error is not None
+    assert outcome.error.code == "deploy.rolled_back"
+    assert outcome.error.message.endswith(f"went back: the worker ended. Release {before} is live again")
 
 
 @pytest.mark.usefixtures("own_cache")

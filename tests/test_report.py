@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +152,8 @@ def test_a_bundle_without_a_receipt_says_what_its_manifest_knows(
 def test_without_a_page_it_is_a_few_lines(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["report", str(bundle)]) == 0
     said = capsys.readouterr().out
-    assert "candidate  onnxruntime-int8: 14.6 kB, top1 0.9925 -> 0.9925 (pass)" in said
+    # How large and how exact depends on ONNX Runtime's release; that both are told, with the verdict, does not.
+    assert re.search(r"candidate  onnxruntime-int8: [\d.]+ kB, top1 0\.9\d+ -> 0\.9\d+ \(pass\)", said)
     assert "8 bits     lose most at: conv" in said
     assert main(["report", str(bundle), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)

@@ -9,6 +9,8 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
+import onnx
+
 from edgert_deploy.tflite_lowering import lower
 from tests.tflite_cases import (
     FEATURES,
@@ -40,6 +42,14 @@ CASES = [
     Case("selu", "y = Selu(x)", IMAGE),
     Case("celu", "y = Celu<alpha=2.0>(x)", IMAGE),
     Case("swish", "y = Swish<alpha=1.5>(x)", IMAGE, opset=24),
+    # ONNX Runtime does not know the newest opset, as a rule: the constants are worked out without it then
+    Case(
+        "constants of the newest opset",
+        "s = Shape(x) n = ReduceMax<keepdims=0>(s) r = Range(o, n, i) c = Cast<to=1>(r) a = Add(x, c) y = Relu(a)",
+        {"x": (5, 1)},
+        {"o": np.int64(0), "i": np.int64(1)},
+        opset=onnx.defs.onnx_opset_version(),
+    ),
     Case("mish spelled out", "s = Softplus(x) t = Tanh(s) y = Mul(x, t)", IMAGE),
     Case("thresholded relu", "y = ThresholdedRelu<alpha=0.7>(x)", IMAGE),
     Case("prelu computed", "y = PRelu(x, z)", {"x": (4, 7), "z": (4, 7)}),

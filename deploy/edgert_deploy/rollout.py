@@ -19,6 +19,7 @@ from edgert.bundle import open_bundle
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
 from edgert.expiry import check_expiry
 from edgert.gate import Gate
+from edgert.slots import BY_COMMAND, Returned
 from edgert_deploy.claim import claimed
 from edgert_deploy.delivery import Delivery
 from edgert_deploy.facts import DeviceFacts
@@ -264,7 +265,7 @@ def _apply(
         except EdgeRTError as error:
             if not on_trial:
                 raise
-            raise _put_back(plan, daemon, step, error, under) from error
+            raise _put_back(plan, daemon, step, error, under, _returned(facts, plan)) from error
     return watched
 
 
@@ -296,15 +297,24 @@ def _abandoned(rollout: Rollout, device: Device) -> Outcome:
     )
 
 
-def _put_back(plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str]) -> RolledBack:
-    """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it."""
+def _put_back(
+    plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str], before: Returned | None
+) -> RolledBack:
+    """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it.
+
+    `before` is what the device said of an earlier attempt at the same version.
+    """
     failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
     if isinstance(cause, RolledBack):  # the device did it by itself, and said why
         failed = cause.message
     try:
-        now = _take_back(plan, daemon, under)
+        then = _take_back(plan, daemon, under)
     except EdgeRTError as error:
         raise type(cause)(f"{failed}; and going back failed as well [{error.code}]: {error.message}") from error
+    returned, now = _returned(then, plan), _release(then, plan)
+    if returned is not None and returned != before and returned.reason != BY_COMMAND and returned.reason not in failed:
+        # The device ended the trial while the host was on its way to the next step, which only found nothing on trial.
+        failed = f"{daemon.device.name}: release {plan.release} of {plan.model} went back: {returned.reason}"
     return RolledBackTo(f"{failed}. {_live(now, 'again')}", now)
 
 
@@ -313,7 +323,7 @@ def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, u
     if step in (Step.START, Step.SEND, Step.INSTALL):
         return StoppedAt(f"{cause.message}: what was live stays", None)
     try:
-        now = _take_back(plan, daemon, under)
+        now = _release(_take_back(plan, daemon, under), plan)
     except EdgeRTError as error:
         raise Interrupted(
             f"{cause.message}, and going back failed [{error.code}]: {error.message}; a trial ends by itself"
@@ -321,13 +331,26 @@ def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, u
     return StoppedAt(f"{cause.message}: release {plan.release} was taken back. {_live(now)}", now)
 
 
-def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> int | None:
-    """Roll back what is on trial or staged; the release that is live then."""
-    model = daemon.facts().models[plan.model]
-    if model.state in TO_TAKE_BACK:
+def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> DeviceFacts:
+    """Roll back what is on trial or staged; how the device stands then."""
+    facts = daemon.facts()
+    if facts.models[plan.model].state in TO_TAKE_BACK:
         daemon.call("rollback", plan.model, *under, timeout_s=ACTIVATE_S_MAX)
-        model = daemon.facts().models[plan.model]
-    return None if model.active is None else model.active.release
+        facts = daemon.facts()
+    return facts
+
+
+def _release(facts: DeviceFacts, plan: Plan) -> int | None:
+    """The release of the plan's model that is live."""
+    active = facts.models[plan.model].active
+    return None if active is None else active.release
+
+
+def _returned(facts: DeviceFacts, plan: Plan) -> Returned | None:
+    """What the device keeps of the plan's version having gone back, if it has."""
+    model = facts.models.get(plan.model)
+    returned = None if model is None else model.returned
+    return returned if returned is not None and returned.digest == plan.digest else None
 
 
 def _live(release: int | None, again: str = "") -> str:

@@ -144,10 +144,11 @@ def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     Only format 1.0, whose header has 64 KiB at most: NumPy writes no other for plain values, and a header of format 2.0
     may unpack to gigabytes.
     """
-    version = np.lib.format.read_magic(file)
+    npy: Any = np.lib.format  # NumPy before 2.3 has no types for it
+    version = npy.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"format {version} is not one of plain values")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    shape, _, dtype = npy.read_array_header_1_0(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never opened")
     return tuple(int(n) for n in shape), dtype

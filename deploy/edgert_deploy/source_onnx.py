@@ -27,6 +27,7 @@ NAME_LENGTH_MAX = 255
 RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
 NODES_MAX = 200_000
 # What the checker objects to and ONNX Runtime may know better: newer operators, outputs of unstated shape.
+_OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
@@ -262,8 +263,12 @@ def _load(model: bytes) -> Any:
         raise
     except Exception as error:  # the runtime's exceptions share no base class
         _raise_if_out_of_memory(error)
+        too_new = _OPSET_TOO_NEW.search(str(error))
+        said = (
+            "it is of opset {}, and opset {} is the newest that it knows".format(*too_new.groups()) if too_new else ""
+        )
         raise SourceInvalid(
-            f"onnxruntime {onnxruntime.__version__} does not take the model: {_first_line(error)}; "
+            f"onnxruntime {onnxruntime.__version__} does not take the model: {said or _first_line(error)}; "
             f"export it with standard operators, opset {OPSET_MIN} to {OPSET_MAX}"
         ) from error
 

@@ -55,14 +55,17 @@ def trial(
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     """How the trial of the version `digest` ("": the live one) stands.
 
-    Where it is over and no daemon runs that would end it, it is ended here. `state` is loading, watching, filling (golden samples are asked), held (all limits held, the host has the word),
-    open (it has no limits), kept, back (with the `reason`), or none (it is not known here).
+    Where it is over and no daemon runs that would end it, it is ended here. `state` is loading, watching, filling (golden
+    samples are asked), held (all limits held, the host has the word), open (it has no limits), kept, back (with the
+    `reason`), or none (it is not known here).
     """
+    # The daemon first, as the slots have the last word: a verdict between the two must not look like no trial at all.
+    measured = _measured(state, store.folder.name)
     slots = store.read()
     active, returned = slots.version(slots.active), slots.returned
     if active is not None and digest in ("", active.digest):
         value = {"model": store.folder.name, "release": active.release, "digest": active.digest}
-        watch = _watch(state, store.folder.name, active.release)
+        watch = {} if measured and measured.get("release") != active.release else measured
         if watch is None and slots.state in ON_TRIAL and store.expire_trial(unwatched=True):
             return trial_of(state, store, active.digest)
         watch = watch or {}
@@ -75,22 +78,23 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
         value["gate"] = vars(slots.gate)
         if slots.gate.passed:
             return {**value, **watch, "state": "held"}
-        return {**value, **watch, "state": watch.get("phase", "loading")}
+        phase = watch.get("phase", "loading")
+        # A verdict that the slots do not bear out yet: the daemon waits for the lock or the disk, and then notes it.
+        return {**value, **watch, "state": phase if phase in UNDER_WAY else "watching"}
     if returned is not None and digest in ("", returned.digest):
         return {"model": store.folder.name, **vars(returned), "state": "back"}
     return {"model": store.folder.name, "release": None, "digest": digest, "state": "none"}
 
 
-def _watch(state: StateDir, model: str, release: int) -> dict[str, Any] | None:
-    """What the daemon measures, or measured, of the trial of `release`: empty where it knows nothing, None without one."""
+def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
+    """What the daemon measures, or measured, of a trial of `model`: empty where it knows nothing, None without a daemon."""
     try:
         serving = ask(state.control_socket, {"op": "status"}, 5.0)["models"].get(model) or {}
     except DaemonUnreachable:
         return None
     except EdgeRTError:  # a busy one
         return {}
-    watch = serving.get("watch") or {}
-    return watch if watch.get("release") == release else {}
+    return dict(serving.get("watch") or {})
 
 
 def _text(model: str, found: dict[str, Any]) -> str:

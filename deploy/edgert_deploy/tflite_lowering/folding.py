@@ -174,11 +174,20 @@ def _without_onnx_runtime(model: onnx.ModelProto, refusal: Exception) -> onnx.Mo
 
 def _folded_by_reference(model: onnx.ModelProto) -> onnx.ModelProto:
     for _ in range(ROUNDS_MAX):
+        _forget_open_shapes(model)
         model = shape_inference.infer_shapes(model, data_prop=True)
         if not _fold_once(model):
             break
     _drop_unread(model)
     return model
+
+
+def _forget_open_shapes(model: onnx.ModelProto) -> None:
+    """Drop the shapes that an earlier round left open: inference keeps what is noted, though constants tell by now."""
+    known = _static_shapes(model)
+    kept = [value for value in model.graph.value_info if value.name in known]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
 
 
 def _fold_once(model: onnx.ModelProto) -> bool:
@@ -241,7 +250,7 @@ def _has_graph(node: onnx.NodeProto) -> bool:
 
 
 def _static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    values = [*model.graph.value_info, *model.graph.input]
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
     tensors = {v.name: v.type.tensor_type for v in values if v.type.HasField("tensor_type")}
     known = {name: t.shape.dim for name, t in tensors.items() if t.HasField("shape")}
     return {

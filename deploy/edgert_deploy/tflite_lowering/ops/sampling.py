@@ -7,6 +7,7 @@ silent; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neig
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ def weights_of_tflite(length: int, outputs: int, align_corners: bool, half_pixel
     """What RESIZE_BILINEAR weighs each element by, [outputs, length]."""
     aligned = align_corners and outputs > 1
     scale = np.float32((length - 1) / (outputs - 1) if aligned else length / outputs)
-    x = np.arange(outputs, dtype=np.float32)
+    x: NDArray[np.floating[Any]] = np.arange(outputs, dtype=np.float32)
     x = (x + np.float32(0.5)) * scale - np.float32(0.5) if half_pixel else x * scale
     low = np.maximum(np.floor(x), 0).astype(np.intp)
     high = np.minimum(np.ceil(x), length - 1).astype(np.intp).clip(0)
