@@ -78,14 +78,22 @@ class Claims:
             if there is not None and there.token == token:
                 (self.folder / f"{model}.json").unlink(missing_ok=True)
 
+    def under_way(self) -> list[Claim]:
+        """The claims that last at this moment."""
+        found = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
+        return [claim for claim in found if claim is not None and not self._over(claim)]
+
+    def left_s(self, claim: Claim) -> float:
+        """How long it lasts where nobody shows it again."""
+        return max(0.0, claim.ends_at_s - self.clock.now_s())
+
     def _over(self, claim: Claim) -> bool:
         return claim.boot_id != self.clock.boot_id or not self.clock.now_s() < claim.ends_at_s  # also of a NaN
 
     def _refusal(self, claim: Claim) -> str:
-        left_s = max(0.0, claim.ends_at_s - self.clock.now_s())
         return (
             f"another deploy of {claim.model} is under way on {self.name} (since {claim.since}, by {claim.by}); "
-            f"wait for its end: if nothing more comes of it, its claim runs out in {left_s:.0f} s"
+            f"wait for its end: if nothing more comes of it, its claim runs out in {self.left_s(claim):.0f} s"
         )
 
     def _read(self, model: str) -> Claim | None:

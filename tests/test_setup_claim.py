@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeployUnderWay, DeviceError
+from edgert_deploy.claim import claimed
 from edgert_deploy.inventory import Device
-from edgert_deploy.runtime import _ALONE
-from edgert_deploy.setup_claim import setting_up
+from edgert_deploy.remote import RemoteDaemon
+from edgert_deploy.runtime import _ALONE, live_models
+from edgert_deploy.setup_claim import check_not_set_up, setting_up
 from edgert_deploy.transports.local import LocalTransport
 from edgert_deploy.unbootstrap import unbootstrap
 
@@ -125,6 +128,42 @@ def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, o
         orphan.wait(30)
     with setting_up(device, LocalTransport(device)):
         pass
+
+
+def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_while_one_is_under_way(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
+    link, program = LocalTransport(device), Path(device.home, "venv/bin/edgertd")
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edgert.cli "$@"\n')
+    program.chmod(0o755)
+    Path(device.home, "receipt").touch()
+    Path(device.state).mkdir(parents=True)
+    Path(device.state, "config.toml").write_text('device = "board"\nprofile = "this-machine"\n')
+    daemon = RemoteDaemon(link, device)
+    on_host("one")
+    with claimed(daemon, "digits"), pytest.raises(DeployUnderWay, match=r"deploy of digits is under way .*, by .*@"):
+        live_models(device, link)
+    with setting_up(device, link) as held:
+        with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
+            pass
+        on_host("two")
+        with pytest.raises(DeployUnderWay, match="has it for"), claimed(daemon, "digits"):
+            pass
+        assert live_models(device, held) == (), "what was refused has left no claim"
+        on_host("one")
+
+
+def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_host: Callable[[str], None]) -> None:
+    on_host("one")
+    trial = Path(device.home, "trial")
+    trial.parent.mkdir(parents=True)
+    now_s = int(float(Path("/proc/uptime").read_text().split()[0]))
+    trial.write_text(f"old=1\nnew=2\nboot=b\nuntil={now_s + 600}\nstarts=1\nunit=\n")
+    with pytest.raises(DeployUnderWay, match=r"new runtime .* within (600|59\d) s: .*edgert bootstrap board"):
+        check_not_set_up(device, LocalTransport(device))
+    trial.unlink()
+    check_not_set_up(device, LocalTransport(device))
 
 
 @pytest.mark.parametrize("place", ["home", "state"])

@@ -168,6 +168,8 @@ def plan_bootstrap(
         house = wheelhouse.prepare(target, wanted, say, refresh=wishes.refresh, shrink=not wishes.exactly)
         loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
         plan = runtime.plan_runtime(there, facts, house, upgrade=wishes.upgrade, exactly=wishes.exactly, loaded=loaded)
+        if plan.action == "upgrade" and there.configured:
+            runtime.live_models(device, transport)  # before a byte is sent: no deployment is disturbed
         for engine, why in house.lacking.items():
             say(f"{engine} is left out: {why}")
         if plan.action == "keep":

@@ -27,6 +27,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from edgert.errors import (
+    DeployUnderWay,
     DeviceError,
     DeviceUnreachable,
     EngineMissing,
@@ -267,15 +268,23 @@ def use_first(device: Device, plan: RuntimePlan, transport: Transport) -> None:
 def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
     """The models that serve now, by the word of the runtime in use; () where it says nothing any more.
 
-    Raises DeviceError where one is on trial: two trials at once could not be told apart.
+    Raises DeployUnderWay where one is being deployed or on trial: two trials at once could not be told apart.
     """
     try:
         status = RemoteDaemon(transport, device).status()
     except DeviceError:
         return ()
+    for claim in status.get("claims", ()):  # an edgertd of before says none
+        raise DeployUnderWay(
+            f"a deploy of {claim['model']} is under way on {device.name} (since {claim['since']}, by {claim['by']}): change "
+            f"its runtime when that is over; if nothing more comes of it, its claim runs out in {claim['left_s']:.0f} s"
+        )
     on_trial = [model["model"] for model in status["models"] if "trial" in str(model["state"])]
     if on_trial:
-        raise DeviceError(f"{device.name} has {', '.join(on_trial)} on trial: upgrade when the deployment is over")
+        raise DeployUnderWay(
+            f"{device.name} has {', '.join(on_trial)} on trial: change its runtime when that is over, or end it with: "
+            f"edgert rollback {on_trial[0]} --on {device.name}"
+        )
     serving = ("ready", "degraded", "unloaded", "waiting", "loading")
     return tuple(m["model"] for m in status["models"] if (m.get("serving") or {}).get("state") in serving)
 

@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError
-from edgert_deploy.claim import TOKEN_BYTES_MAX, noted, who, write_note
+from edgert_deploy.claim_note import TOKEN_BYTES_MAX, noted, who, write_note
 from edgert_deploy.inventory import Device
 from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 
@@ -31,8 +31,9 @@ KNOWN = (
     r"|mqtt-(password|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels|previous|runtime\.sh|receipt|lock|setup|working"
     r"|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
 )
-_OTHERS, _FOREIGN = 75, 73
+_OTHERS, _FOREIGN, _TRIES = 75, 73, 76
 _NONE = "none"
+_NOTE = "/setup"  # no model is called so
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
     Without `make`, a device that was never set up is left as it is, and not claimed. Raises DeployUnderWay where another
     one sets it up, and DeviceError where its folders hold what is not EdgeRT's.
     """
-    with noted(device, "/setup", "another bootstrap or unbootstrap") as note:  # no model is called so
+    with noted(device, _NOTE, "another bootstrap or unbootstrap") as note:
         if device.transport == "local":
             yield transport
             return
@@ -62,6 +63,15 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             with contextlib.suppress(EdgeRTError):  # a link that is down: it runs out there, and is noted here
                 _asked(device, transport, ("free", device.home, token))
                 write_note(note, "")
+
+
+def check_not_set_up(device: Device, transport: Transport) -> None:
+    """Raises DeployUnderWay where somebody sets `device` up at this moment, or where it tries a new runtime."""
+    if device.transport == "local":
+        return
+    with noted(device, _NOTE, "a bootstrap or unbootstrap") as note:
+        over = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+    _asked(device, transport, ("look", device.home, over))
 
 
 def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
@@ -123,7 +133,12 @@ def _asked(device: Device, transport: Transport, words: Sequence[str]) -> Result
     said = result.stdout.strip()
     if result.exit_code == _OTHERS:
         raise DeployUnderWay(
-            f"another bootstrap or unbootstrap works on {device.name} ({said}): it was left alone; try again when that is over"
+            f"a bootstrap or unbootstrap works on {device.name} ({said}): it was left alone; try again when that is over"
+        )
+    if result.exit_code == _TRIES:
+        raise DeployUnderWay(
+            f"{device.name} is trying a new runtime and decides by itself, within {said} s: it was left alone; deploy again "
+            f"then. Where it has not decided by that time, this ends the trial: edgert bootstrap {device.name}"
         )
     if result.exit_code == _FOREIGN:
         raise DeviceError(

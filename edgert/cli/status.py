@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from edgert import __version__
+from edgert.claims import Claims
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
@@ -67,8 +68,18 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
         "damaged_keys": ring.complaints,
         "telemetry": _telemetry(state, config),
+        "claims": _claims(state, config),
         "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
     }
+
+
+def _claims(state: StateDir, config: DeviceConfig) -> list[dict[str, Any]]:
+    """The deployments under way: of which model, by whom, since when, and for how long they last where nothing comes."""
+    claims = Claims(state.root, config.device)
+    return [
+        {"model": one.model, "by": one.by, "since": one.since, "left_s": round(claims.left_s(one), 1)}
+        for one in claims.under_way()
+    ]
 
 
 def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:

@@ -4,8 +4,10 @@
 #                                                KNOWN is a pattern of what EdgeRT makes in these folders
 #   keep HOME TOKEN SECONDS                      go on having it
 #   free HOME TOKEN                              have it no more; where nothing was set up, HOME goes again
+#   look HOME OLD                                whether somebody has it, but for OLD, or a new runtime is being tried
 #   note HOME PATH...                            write down which folders on the way to PATH are about to be made
-# Ends with 75 where somebody else has it, with 73 where a folder is not ours to change; what it prints says who, and which.
+# Ends with 75 where somebody else has it, with 73 where a folder is not ours to change, with 76 where a new runtime is being
+# tried; what it prints says who, which, and for how many seconds more.
 #
 # HOME/setup is the claim. It runs out, so that a host that vanished holds nobody up for long; a reboot ends it, too.
 # HOME/working is locked by the very commands that make an environment: one whose host has gone may go on alone.
@@ -61,6 +63,24 @@ write_claim() {
 
 lasts() { test "$boot" = "$(boot_id)" && test "$(uptime_s)" -lt "$until"; }
 
+held_by_another() { # than OLD; says who
+  read_claim
+  if test -n "$has" && test "$has" != "$1" && lasts; then
+    echo "$who has it for $((until - $(uptime_s))) s more at most"
+    return 0
+  fi
+  return 1
+}
+
+look() {
+  if held_by_another "$1"; then exit 75; fi
+  test -e "$home/trial" || return 0
+  until=$(sed -n 's/^until=//p' "$home/trial")
+  left=$((${until:-0} - $(uptime_s)))
+  echo $((left > 0 ? left : 0))
+  exit 76
+}
+
 take() {
   state=$1 token=$2 seconds=$3 by=$4 old=$5 make=$6 known=$7
   if test "$make" = yes; then
@@ -70,11 +90,7 @@ take() {
   test -d "$home" || { echo none && exit 0; }
   (
     lock
-    read_claim
-    if test -n "$has" && test "$has" != "$old" && lasts; then
-      echo "$who has it for $((until - $(uptime_s))) s more at most"
-      exit 75
-    fi
+    if held_by_another "$old"; then exit 75; fi
     if has_flock && ! flock -n 8; then
       echo 'a command of a bootstrap that was cut off still runs there'
       exit 75
@@ -119,5 +135,6 @@ case $verb in
   take) take "$@" ;;
   keep) keep "$@" ;;
   free) free "$@" ;;
+  look) look "$@" ;;
   note) note "$@" ;;
 esac
