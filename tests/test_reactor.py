@@ -14,6 +14,7 @@ import pytest
 
 from edgert import Client, wire
 from edgert.errors import RequestError
+from edgert.serving.reactor import ALONE_MAX
 from edgert.serving.worker import CROWD_MIN
 from tests.devices import Device, a_device, wait_until
 from tests.test_daemon import HELLO, ITEM, raw, read_frame
@@ -36,14 +37,14 @@ def crowd(device: Device) -> Iterator[list[Client]]:
     wait_until(lambda: device.serving()["connections"] == 0, "the clients of the test before are gone")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(device.client()) for _ in range(CROWD_MIN + 1)]
-        for _ in range(2):  # the first ones had threads until the crowd had come
-            answered(clients)
-        assert device.serving()["in_one_thread"] == len(clients)
+        wait_until(
+            lambda: answered(clients) or device.serving()["in_one_thread"] == len(clients), "they share a thread"
+        )
         yield clients
 
 
-def answered(clients: Sequence[Client], times: int = 1) -> None:
-    """Each gets what it asked for, while all ask."""
+def answered(clients: Sequence[Client], times: int = 1) -> bool:
+    """Each gets what it asked for, while all ask. False, for use in a loop."""
 
     def ask(number: int) -> None:
         for i in range(times):
@@ -52,6 +53,7 @@ def answered(clients: Sequence[Client], times: int = 1) -> None:
 
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(ask, range(len(clients))))
+    return False
 
 
 def test_a_crowd_shares_one_thread_and_the_engines_runs(device: Device, crowd: list[Client]) -> None:
@@ -66,6 +68,16 @@ def test_a_crowd_shares_one_thread_and_the_engines_runs(device: Device, crowd: l
     answered(crowd[:1])
     wait_until(lambda: device.serving()["in_one_thread"] == 0, "the last has a thread of its own again")
     assert len(os.listdir(f"/proc/{serving['pid']}/task")) == len(threads) + 1  # while they were many, none had one
+
+
+def test_who_asks_while_the_crowd_is_silent_has_a_thread_until_it_asks_again(
+    device: Device, crowd: list[Client]
+) -> None:
+    answered(crowd[:1], ALONE_MAX + 2)
+    wait_until(lambda: device.serving()["in_one_thread"] == len(crowd) - 1, "it asks alone")
+    answered(crowd[:1], 10)
+    assert device.serving()["in_one_thread"] == len(crowd) - 1
+    wait_until(lambda: answered(crowd) or device.serving()["in_one_thread"] == len(crowd), "they ask in turns again")
 
 
 def test_who_stops_inside_a_frame_holds_up_nobody_and_is_answered_in_the_end(

@@ -39,12 +39,17 @@ class BufferBudget:
 
 
 class Crowd:
-    """Whether so many are connected that one thread serves them all better than each has its own."""
+    """Whether one thread serves a worker's connections better than each its own does.
 
-    __slots__ = ("many",)
+    `many` are connected, and they ask in turns: whoever asks and finds that another was the `last` to be answered is
+    not alone.
+    """
+
+    __slots__ = ("last", "many")
 
     def __init__(self) -> None:
         self.many = False
+        self.last: Connection | None = None
 
 
 class Connection:
@@ -149,8 +154,10 @@ class Connection:
             if len(frames.room) > wire.KEEP_BYTES_MAX:
                 tensors = asked = None
                 frames.shrink()
-            if crowd.many and not frames.more and not request.flags & wire.FLAG_HIGH_PRIORITY:
-                return True
+            if crowd.last is not self:
+                crowd.last = self
+                if crowd.many and not frames.more and not request.flags & wire.FLAG_HIGH_PRIORITY:
+                    return True
 
     def encoded(self, reply: Reply, served: Served, request: wire.Frame) -> Sequence[wire.Buffer]:
         """What is to be sent. Raises RequestError where a frame cannot hold it."""

@@ -5,8 +5,8 @@ handing the interpreter from thread to thread costs several times what the engin
 its connections come here: whoever has sent something is read, all that was read goes through the engine in one run
 (up to the batcher's cap), and all are answered. Nobody is waited for, and nothing waits but for the turn under way.
 
-Here is only what does not block. A connection leaves, for a thread of its own, when the crowd is gone, and when its
-client stops inside a frame, takes no answer, breaks the protocol, asks with high priority, or ends.
+Here is only what does not block. A connection leaves, for a thread of its own, when the crowd is gone or asks nothing any
+more, and when its client stops inside a frame, takes no answer, breaks the protocol, asks with high priority, or ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from edgert.errors import DeadlineExceeded, EdgeRTError, Moved, ProtocolError
 from edgert.serving.connection import Connection, Crowd
 from edgert.serving.pipeline import Asked, Pipeline, Served
 from edgert.serving.reply import Reply
+
+ALONE_MAX = 256  # turns of one connection alone, after which it has a thread again
 
 
 class Leave(NamedTuple):
@@ -109,6 +111,8 @@ class Reactor:
     def _serve(self) -> None:
         poll, guests = self._epoll.poll, self._guests
         more: list[_Guest] = []  # those that sent their next frame together with the last one
+        alone: _Guest | None = None
+        turns = 0  # that `alone` had alone
         while True:
             ready = [guests[number] for number, _ in poll(0 if more else None)]
             if more:
@@ -122,6 +126,11 @@ class Reactor:
                     for guest in turn:
                         self._leave(guest, Leave(error=error))
             more = [guest for guest in ready if guest.frames.more and guests.get(guest.number) is guest]
+            if len(ready) > 1 or ready[0] is not alone:
+                alone, turns = ready[0] if len(ready) == 1 else None, 0
+            elif (turns := turns + 1) >= ALONE_MAX and not more:
+                self._leave(ready[0], Leave())
+                alone = None
 
     def _turn(self, guests: Sequence[_Guest]) -> None:
         """Hear each, and answer all that have asked."""
@@ -196,6 +205,7 @@ class Reactor:
         if not self._send(guest, parts):
             return
         connection.answered(served, guest.came_ns, began_ns)
+        self._crowd.last = connection
         if len(frames.room) > wire.KEEP_BYTES_MAX:
             guest.tensors = None
             frames.shrink()
