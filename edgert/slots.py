@@ -229,9 +229,11 @@ class SlotStore:
             return _from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return SlotState()
-        except (OSError, ValueError, KeyError, TypeError, ConfigInvalid) as error:
+        except (
+            OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigInvalid
+        ) as error:  # fmt: skip
             raise StorageFailed(
-                f"{path} cannot be read ({error}); remove {self.folder} and deploy the model again"
+                f"{path} cannot be read ({type(error).__name__}: {error}); remove {self.folder} and deploy the model again"
             ) from error
 
     @contextmanager
@@ -425,18 +427,24 @@ def _from_json(value: dict[str, Any]) -> SlotState:
     """What a newer runtime wrote beside it is passed over: after its trial failed, this one must read the file."""
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-    a, b, trial = _known(Version, value["a"]), _known(Version, value["b"]), _known(Trial, value["trial"])
-    gate, returned = value.get("gate"), _known(Returned, value.get("returned"))  # not in files of earlier versions
+    if value["active"] not in (None, *SLOT_NAMES):
+        raise ValueError(f"active is {value['active']!r}")
+    trial, gate = _known(Trial, value["trial"]), value.get("gate")
+    returned = _known(Returned, value.get("returned"))  # as `gate`, not in files of earlier versions
     return SlotState(
         state=State(value["state"]),
         active=value["active"],
-        a=None if a is None else Version(**a),
-        b=None if b is None else Version(**b),
-        trial=None if trial is None else Trial(**trial),
+        a=_version(value["a"]),
+        b=_version(value["b"]),
+        trial=None if trial is None else Trial(str(trial["boot_id"]), float(trial["ends_at_s"])),
         ratchet=int(value["ratchet"]),
         gate=None if gate is None else _gate(gate),
         returned=None if returned is None else Returned(**returned),
     )
+
+
+def _version(value: dict[str, Any] | None) -> Version | None:
+    return None if value is None else Version(int(value["release"]), str(value["digest"]), bool(value["good"]))
 
 
 def _gate(value: dict[str, Any]) -> Gate:
@@ -447,6 +455,6 @@ def _gate(value: dict[str, Any]) -> Gate:
         return Gate({}, begun=True)
 
 
-def _known(cls: type[Version] | type[Trial] | type[Returned], value: dict[str, Any] | None) -> dict[str, Any] | None:
+def _known(cls: type[Trial] | type[Returned], value: dict[str, Any] | None) -> dict[str, Any] | None:
     names = {field.name for field in fields(cls)}
     return None if value is None else {key: given for key, given in value.items() if key in names}

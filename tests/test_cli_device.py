@@ -20,14 +20,18 @@ import pytest
 import tomlkit
 
 from edgert.cli import main as edgertd
+from edgert.config import read_config
 from edgert.errors import ConfigInvalid
+from edgert.installer import install
 from edgert.signing import new_key, read_public_key, write_key_pair
 from edgert_deploy.cli import main
 from edgert_deploy.device_files import Broker, merged_config
-from edgert_deploy.inventory import Inventory
+from edgert_deploy.doctor.device import check_device
+from edgert_deploy.inventory import Device, Inventory
 from edgert_deploy.key_files import key_paths
 from hil.keys import new_ssh_key
 from hil.sshd import SshDevice, free_port, running_sshd
+from tests import devices
 from tests.bundles import flip_bit, make_null_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -445,6 +449,48 @@ def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
     code, value = edgert("status")
     assert (code, value["devices"][0]["error"]["code"]) == (7, "device.error")
     shutil.rmtree(sshd.home / "edgert")
+
+
+def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+    there = devices.Device(tmp_path / "there")
+    there.prepare()
+    for model in ("echo", "other"):
+        install(there.bundle(model=model), there.state, read_config(there.state))
+    folder = there.state.models / "echo"
+    (folder / "state.json").write_text("{")
+    state = str(there.state.root)
+    inventory.add(Device("here", "local", state, "this-machine", state))
+    code, value = edgert("status")
+    (row,) = value["devices"]
+    assert (code, {m["model"]: m["state"] for m in row["status"]["models"]}) == (
+        0,
+        {"echo": "damaged", "other": "first-staged"},
+    )
+    (damaged,) = row["models"][0]["drift"]
+    assert (damaged["kind"], f"remove {folder} and deploy the model again" in damaged["text"]) == ("damaged", True)
+    assert any(found.mend.startswith(f"remove {folder}") for found in check_device(inventory.device("here"), {}))
+    code, refused = edgert("deploy", there.bundle(model="echo", release=2), "--to", "here")
+    assert (code, refused["devices"][0]["error"]["code"]) == (7, "device.storage_failed")
+    assert not list(there.state.incoming.glob("*")), "not a byte was sent"
+
+
+@pytest.mark.parametrize("become", ["", "sudo"])
+def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
+    become: str, edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """sudo says in its own way, and in any language, that a command is not there."""
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text(
+        '#!/bin/sh\nshift 2\ntest -x "$1" && exec "$@"\necho "sudo: $1: Befehl nicht gefunden" >&2\nexit 1\n'
+    )
+    sudo.chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=f"{sudo.parent}:/usr/bin:/bin") as server:
+        inventory.add(replace(server.device(), become=become))
+        assert main(["status"]) == 7
+    out = capfd.readouterr().out
+    assert "not bootstrapped" in out.splitlines()[1]
+    assert "board [device.not_bootstrapped]: EdgeRT is not set up on board: edgert bootstrap board" in out
 
 
 def test_no_engine_is_no_wish(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,9 +222,24 @@ def test_what_a_newer_runtime_wrote_beside_it_is_passed_over(store: SlotStore) -
     assert store.read() == before
 
 
-def test_a_damaged_state_file_is_an_error_that_says_what_to_do(store: SlotStore) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: "{",
+        lambda whole: "[]",
+        lambda whole: "[" * 100_000,
+        lambda whole: json.dumps({**whole, "a": "x"}),
+        lambda whole: json.dumps({**whole, "active": "c"}),
+        lambda whole: json.dumps({**whole, "ratchet": math.inf}),
+        lambda whole: json.dumps({**whole, "trial": {"boot_id": "b", "ends_at_s": "soon"}}),
+    ],
+)
+def test_a_damaged_state_file_is_an_error_that_says_what_to_do(
+    store: SlotStore, damage: Callable[[dict[str, Any]], str]
+) -> None:
     stage(store, ONE)
-    (store.folder / "state.json").write_text("{")
+    path = store.folder / "state.json"
+    path.write_text(damage(json.loads(path.read_text())))
     with pytest.raises(StorageFailed, match="deploy the model again"):
         store.read()
 

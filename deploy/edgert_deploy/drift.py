@@ -31,7 +31,7 @@ class Wanted:
 class Drift:
     """One way in which a device is not as wanted. `kind` is a word for programs, `text` says it to people.
 
-    Kinds: behind, ahead, other-digest, missing, trial, rolled-back, degraded, not-serving, stopped, runtime.
+    Kinds: behind, ahead, other-digest, missing, damaged, trial, rolled-back, degraded, not-serving, stopped, runtime.
     """
 
     kind: str
@@ -89,6 +89,8 @@ def _model(name: str, there: Mapping[str, Any] | None, wanted: Wanted | None) ->
         return ModelDrift(
             name, None, wanted, (Drift("missing", f"release {wanted.release} is wanted, nothing is there"),)
         )
+    if there.get("damaged"):
+        return ModelDrift(name, None, wanted, (Drift("damaged", str(there["damaged"])),))
     active = there["active"]
     release = None if active is None else int(active["release"])
     drift = [] if wanted is None else _against(there, wanted, release)

@@ -119,7 +119,8 @@ class VersionFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's slots. `ratchet` is the highest release known to have been good there.
+    """A model's slots. `ratchet` is the highest release known to have been good there. `damaged` says why they cannot be
+    read, and what mends it; nothing else is known then.
 
     `gate` holds the limits of the trial under way, `returned` the version that one last went back from there.
     """
@@ -130,6 +131,7 @@ class ModelFacts:
     ratchet: int
     gate: Gate | None = None
     returned: Returned | None = None
+    damaged: str = ""
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,7 @@ def _model(value: Mapping[str, Any]) -> ModelFacts:
         ratchet=max([0, int(value.get("ratchet") or 0), *known_good]),
         gate=None if gate is None else Gate.from_json(gate),
         returned=None if returned is None else Returned(**returned),
+        damaged=str(value.get("damaged") or ""),
     )
 
 

@@ -73,6 +73,8 @@ def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Pla
             f"{', '.join(facts.keys) or 'none'}: sign with a trusted key (edgert build --key), "
             f"or add the key to the device (edgert bootstrap {facts.device} --key)"
         )
+    if model is not None and model.damaged:
+        raise StorageFailed(f"{facts.device}: {model.damaged}")
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts.device)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)

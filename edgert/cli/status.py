@@ -16,15 +16,16 @@ from edgert.claims import Claims
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
-from edgert.errors import DaemonUnreachable, EdgeRTError
+from edgert.errors import DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.serving.control import ask
 from edgert.signing import read_keyring
-from edgert.slots import BootClock, SlotStore, Version
+from edgert.slots import BootClock, SlotState, SlotStore, Version
 from edgert.telemetry.host import temp_c
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 
 GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
+DAMAGED = "damaged"  # the state of a model whose state.json cannot be read; nothing else is known of it
 PARCELS = 1  # the format of parcels that `install` takes; a host sends whole bundles to devices that do not say it
 
 
@@ -95,14 +96,19 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
 
 
 def _model(state: StateDir, name: str, serving: dict[str, Any] | None) -> dict[str, Any]:
-    slots = SlotStore(state.models / name).read()
+    damaged = ""
+    try:
+        slots = SlotStore(state.models / name).read()
+    except StorageFailed as error:  # that model alone; the others are as they are
+        slots, damaged = SlotState(), error.message
 
     def described(version: Version | None) -> dict[str, Any] | None:
         return None if version is None else asdict(version)
 
     return {
         "model": name,
-        "state": slots.state.value,
+        "state": DAMAGED if damaged else slots.state.value,
+        "damaged": damaged,
         "ratchet": slots.ratchet,
         "gate": None if slots.gate is None else asdict(slots.gate),
         "returned": None if slots.returned is None else asdict(slots.returned),
@@ -130,6 +136,8 @@ def _text(value: dict[str, Any]) -> str:
 
 def _model_line(model: dict[str, Any]) -> str:
     active, serving = model["active"], model["serving"] or {}
+    if model["damaged"]:
+        return f"model    {model['model']}: damaged, {serving.get('state', 'not served')}; {model['damaged']}"
     release = f"release {active['release']}" if active else "no release"
     line = f"model    {model['model']}: {release}, {model['state']}, {serving.get('state', 'not served')}"
     if serving.get("engine"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgert.errors import EdgeRTError
+from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped
 from edgert_deploy.campaign import CampaignStore
 from edgert_deploy.cli.deploy import campaigns_folder
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
@@ -116,10 +116,18 @@ def _next_steps(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _unasked(code: str) -> str:
+    """In a word, why a device could not be asked; the error stands below the table."""
+    if code == NotBootstrapped.code:
+        return "not bootstrapped"
+    cut_off = (DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code)
+    return "unreachable" if code in cut_off else "no answer"
+
+
 def _cells(row: dict[str, Any]) -> list[tuple[str, ...]]:
     name = str(row["device"])
     if "error" in row:
-        return [(name, "-", "not known", "-", "-", "-", "-", "-", "unreachable")]
+        return [(name, "-", "not known", "-", "-", "-", "-", "-", _unasked(row["error"]["code"]))]
     value = row["status"]
     daemon = "runs" if value["daemon"]["running"] else "does not run"
     there = {model["model"]: model for model in value["models"]}
@@ -127,7 +135,9 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for model in row["models"]:
         found = there.get(model["model"], {})
-        live = "nothing" if model["live"] is None else f"release {model['live']}"
+        live = (
+            "not known" if found.get("damaged") else "nothing" if model["live"] is None else f"release {model['live']}"
+        )
         wanted = "-" if model["wanted"] is None else str(model["wanted"]["release"])
         engine = (found.get("serving") or {}).get("engine") or "-"
         drift = ", ".join([*own, *(one["kind"] for one in model["drift"])]) or "-"

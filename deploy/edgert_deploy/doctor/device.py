@@ -319,7 +319,10 @@ def _models(visit: _Visit, status: Mapping[str, Any]) -> None:
     name = visit.device.name
     for model in status.get("models", []):
         serving = model.get("serving") or {}
-        if serving.get("fault"):
+        if model.get("damaged"):
+            says, _, mend = str(model["damaged"]).partition("; ")
+            visit.fail("model", f"{model['model']}: {says}", mend)
+        elif serving.get("fault"):
             visit.fail("model", f"{model['model']}: {serving['fault']}", f"edgert logs {name} --model {model['model']}")
         elif serving.get("tried"):
             says = f"{model['model']} on {serving.get('engine')}, not on: {'; '.join(serving['tried'])}"

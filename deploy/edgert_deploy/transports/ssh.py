@@ -47,6 +47,7 @@ _SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
 _UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
 _PAUSE_S_MAX = 30.0
+COMMAND_NOT_FOUND = 127  # as a shell says it
 SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
@@ -90,6 +91,8 @@ class SshTransport:
             exit_code = channel.recv_exit_status()
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
+            if self.device.become and exit_code == 1 and err.text().startswith(f"sudo: {argv[0]}: "):
+                return Result(tuple(argv), COMMAND_NOT_FOUND, out.text(), err.text())  # in whatever language
             if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
                 raise DeviceError(
                     f"{self.device.name}: {err.text().strip()[:200]}; allow that user sudo without a password (visudo: "
