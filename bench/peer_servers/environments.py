@@ -35,14 +35,21 @@ def environment(folder: Path, name: str) -> Path:
     place = folder / f"{name}-python{version[0]}.{version[1]}"
     python, stamp = place / "bin/python", place / "installed"
     ours = () if name in CONVERTERS else (f"onnxruntime=={onnxruntime.__version__}", "numpy")
-    wanted = [*ours, *REQUIREMENTS[name]]
-    if stamp.exists() and stamp.read_text() == "\n".join(wanted):
+    packages = [*ours, *REQUIREMENTS[name]]
+    wanted = "\n".join([_build_of(maker), *packages])
+    if stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"installing {name} into {place}", file=sys.stderr)
     _run([maker, "-m", "venv", "--clear", str(place)])
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted])
-    stamp.write_text("\n".join(wanted))
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+    stamp.write_text(wanted)
     return python
+
+
+def _build_of(python: str) -> str:
+    """Which Python it is. How one was compiled counts for microseconds: a peer gets the one that EdgeRT is measured on."""
+    code = "import sys; print(sys.base_prefix, sys.version)"
+    return " ".join(subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split())
 
 
 def _python_for(name: str) -> tuple[str, tuple[int, int]]:
