@@ -23,7 +23,8 @@ from edgert.http.connection import Handler, HttpConnection
 from edgert.http.limits import BODIES_MAX, EVICT_IDLE_S, STOP_S_MAX, BodyBudget, Limits
 from edgert.http.messages import HttpError
 
-THREAD_STACK_BYTES = 512 * 1024
+# Python 3.13 bounds nested JSON by a count that needs more stack: what is nested deeper would end the process.
+THREAD_STACK_BYTES = (4096 if sys.version_info >= (3, 13) else 512) * 1024  # address space; used is what is touched
 PAUSE_S = 0.05  # where the process is out of descriptors or threads
 
 

@@ -50,7 +50,8 @@ from edgert.telemetry.spool import Spool
 
 STRIKE_S = 0.01  # who breaks the protocol waits so long for the answer: it cannot do so more than 100 times a second
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
-THREAD_STACK_BYTES = 512 * 1024
+# Python 3.13 bounds nested JSON by a count that needs more stack: what is nested deeper would end the process.
+THREAD_STACK_BYTES = (4096 if sys.version_info >= (3, 13) else 512) * 1024  # address space; used is what is touched
 CROWD_MIN = 4  # connections; two are served as well by two threads (decision 17)
 QUICK_US_MAX = 100.0  # an engine run for one item that may hold up the answers to others
 NOTED_S_MAX = 2.0  # for the last of the golden samples that the worker asks itself
