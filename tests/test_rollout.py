@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgert.errors import (
+    DaemonBusy,
     DeployUnderWay,
     DeviceError,
     DeviceUnreachable,
@@ -23,13 +24,16 @@ from edgert.errors import (
     ReleaseTooOld,
     StorageFailed,
 )
+from edgert.gate import Gate
 from edgert.signing import SigningKey, new_key
 from edgert.slots import Event, SlotState, State, Version, step
 from edgert_deploy.inventory import Device
-from edgert_deploy.plan import Step
+from edgert_deploy.plan import Plan, Step
+from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.rollout import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
 from edgert_deploy.stop import Stop
 from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
+from edgert_deploy.verdict import wait_for_verdict
 from tests.bundles import make_null_bundle
 
 BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
@@ -50,6 +54,8 @@ class SimulatedDevice:
         self.done: list[str] = []
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
         self.claims: dict[str, str] = {}
+        self.hidden: set[str] = set()  # models that were removed there
+        self.damaged = ""  # why the model's slots cannot be read
         self.files: set[str] = set()
         self.digest = ""
         self.closed = 0
@@ -121,6 +127,7 @@ class SimulatedDevice:
             "active": described(slots.version(slots.active)),
             "spare": described(slots.version(slots.spare)),
             "serving": None,
+            "damaged": self.damaged,
         }
         return {
             "edgert": "0.1.0",
@@ -131,7 +138,7 @@ class SimulatedDevice:
             "disk_free_bytes": 10**10,
             "engines": {"null": "1"},
             "keys": [self.key.public.key_id],
-            "models": [] if slots.state is State.EMPTY and not self.done else [model],
+            "models": [] if (slots.state is State.EMPTY and not self.done) or self.hidden else [model],
         }
 
 
@@ -194,6 +201,39 @@ def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: Signi
     assert outcome.error is not None
     assert "Nothing is live now" in outcome.error.message
     assert (outcome.serving, device.slots.state) == (None, State.EMPTY)
+
+
+def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Path, key: SigningKey) -> None:
+    """Somebody removed its folder; or its slots cannot be read, and nobody knows what is live."""
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    device.before = lambda verb: device.hidden.add("echo") if verb == "check" else None
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert (error.code, "Nothing is live now" in error.message) == ("deploy.rolled_back", True)
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    device.before = lambda verb: vars(device).update(damaged="its file is torn") if verb == "check" else None
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert "going back failed as well [device.storage_failed]: its file is torn" in error.message
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: SigningKey) -> None:
+    """It never says what became of the trial; the device itself answers every question."""
+    gate, now = Gate({"p99_ms": 8.0}, 600.0), [0.0]
+    asked: list[tuple[str, ...]] = []
+
+    class Hung(RemoteDaemon):
+        def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
+            asked.append(words)
+            now[0] += 5.0
+            return {"state": "loading"}
+
+    plan = Plan("echo", 2, "digest", (Step.WATCH,), gate)
+    daemon = Hung(SimulatedDevice(key), BOARD)
+    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
+        wait_for_verdict(daemon, plan, gate, ("--claim", "t"), Stop(), lambda line: None, lambda: now[0])
+    assert gate.trial_s + gate.confirm_s < now[0] < gate.trial_s + gate.confirm_s + 100
+    assert len(asked) == now[0] / 5
 
 
 def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:

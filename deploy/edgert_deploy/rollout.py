@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from edgert.bundle import open_bundle
-from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, Interrupted, NotBootstrapped, RolledBack
+from edgert.errors import (
+    DeviceUnreachable,
+    EdgeRTError,
+    HostKeyMismatch,
+    Interrupted,
+    NotBootstrapped,
+    RolledBack,
+    StorageFailed,
+)
 from edgert.expiry import check_expiry
 from edgert.gate import Gate
 from edgert.slots import BY_COMMAND, Returned
@@ -332,9 +340,15 @@ def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, u
 
 
 def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> DeviceFacts:
-    """Roll back what is on trial or staged; how the device stands then."""
+    """Roll back what is on trial or staged; how the device stands then. The model may have gone from there meanwhile.
+
+    Raises StorageFailed where its slots cannot be read.
+    """
     facts = daemon.facts()
-    if facts.models[plan.model].state in TO_TAKE_BACK:
+    model = facts.models.get(plan.model)
+    if model is not None and model.damaged:
+        raise StorageFailed(model.damaged)
+    if model is not None and model.state in TO_TAKE_BACK:
         daemon.call("rollback", plan.model, *under, timeout_s=ACTIVATE_S_MAX)
         facts = daemon.facts()
     return facts
@@ -342,8 +356,8 @@ def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> Devi
 
 def _release(facts: DeviceFacts, plan: Plan) -> int | None:
     """The release of the plan's model that is live."""
-    active = facts.models[plan.model].active
-    return None if active is None else active.release
+    model = facts.models.get(plan.model)
+    return None if model is None or model.active is None else model.active.release
 
 
 def _returned(facts: DeviceFacts, plan: Plan) -> Returned | None:

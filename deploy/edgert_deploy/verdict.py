@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edgert.errors import DeviceUnreachable, Interrupted, RolledBack
+from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
 from edgert.gate import Gate
 from edgert_deploy.plan import Plan, Step
 from edgert_deploy.remote import RemoteDaemon
@@ -19,17 +19,25 @@ SLICE_S = 5.0  # one question waits so long over there; a Ctrl-C here is heard b
 RETRY_S = 2.0
 QUESTION_S_MAX = 60.0
 SAID_EVERY = 0.25  # of the watch
+GRACE_S = 60.0  # beyond the end of the trial, in which a device that is slow says what became of it
 
 Say = Callable[[str], None]
 
 
 def wait_for_verdict(
-    daemon: RemoteDaemon, plan: Plan, gate: Gate, under: tuple[str, str], stop: Stop, say: Say
+    daemon: RemoteDaemon,
+    plan: Plan,
+    gate: Gate,
+    under: tuple[str, str],
+    stop: Stop,
+    say: Say,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """What the device measured, once all limits held. Raises RolledBack with the reason where one did not,
-    DeviceUnreachable where it could not be asked for as long as the trial lasts, and Interrupted."""
+    DeviceUnreachable where it could not be asked for as long as the trial lasts, DaemonBusy where it has not decided even
+    then, and Interrupted."""
     say(f"watched: {gate.described()}")
-    until = time.monotonic() + gate.trial_s + gate.confirm_s
+    until = clock() + gate.trial_s + gate.confirm_s
     say_at_s = gate.watch_s * (1 - SAID_EVERY)
     words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}", *under)
     while True:
@@ -38,7 +46,7 @@ def wait_for_verdict(
         try:
             found = daemon.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
         except DeviceUnreachable as error:
-            if time.monotonic() >= until:
+            if clock() >= until:
                 raise
             say(f"{error.message}; the device goes on by itself, asking again")
             time.sleep(RETRY_S)
@@ -49,6 +57,11 @@ def wait_for_verdict(
             return {key: found[key] for key in ("state", "readings", "text") if key in found}
         if state not in ("loading", "watching", "filling"):
             raise RolledBack(f"{daemon.device.name}: release {plan.release} of {plan.model} is not on trial any more")
+        if clock() >= until + GRACE_S:
+            raise DaemonBusy(
+                f"{daemon.device.name} has not judged release {plan.release} of {plan.model} by the end of its trial: its "
+                f"daemon may hang; look with: edgert logs {daemon.device.name}, then edgert doctor {daemon.device.name}"
+            )
         left_s = float(found.get("left_s", gate.watch_s))
         if left_s <= say_at_s:
             say_at_s -= gate.watch_s * SAID_EVERY
