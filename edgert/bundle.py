@@ -54,11 +54,12 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle: its manifest, who signed it (None where nobody asked), and its digest's source."""
+    """An open bundle: its manifest, who signed it (None where nobody asked), and its digest's source. Errors name `path`."""
 
     manifest: Manifest
     envelope: Envelope
     signed_by: PublicKey | None
+    path: Path
     _file: BinaryIO
     _payload_start: int
 
@@ -69,23 +70,25 @@ class Bundle:
 
     def verify_files(self) -> None:
         """Read every byte behind the manifest. Raises BundleCorrupt at the first that was not signed."""
-        self._read_files(frozenset(), lambda entry: None)
+        with _naming(self.path):
+            self._read_files(frozenset(), lambda entry: None)
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
         """One file's content, checked against its entry. Raises BundleCorrupt, and BundleError where it is too large."""
-        at, content = self._payload_start, list[bytes]()
-        for entry in self.manifest.files:
-            if entry.path == path:
-                break
-            at += _BLOCK + entry.size_bytes + len(_padding(entry.size_bytes))
-        else:
-            raise BundleError(f"the bundle holds no file {path}")
-        if entry.size_bytes > bytes_max:
-            raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
-        self._file.seek(at)
-        _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
-        copy_entry(self._file, entry, content.append)
-        return b"".join(content)
+        with _naming(self.path):
+            at, content = self._payload_start, list[bytes]()
+            for entry in self.manifest.files:
+                if entry.path == path:
+                    break
+                at += _BLOCK + entry.size_bytes + len(_padding(entry.size_bytes))
+            else:
+                raise BundleError(f"the bundle holds no file {path}")
+            if entry.size_bytes > bytes_max:
+                raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
+            self._file.seek(at)
+            _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
+            copy_entry(self._file, entry, content.append)
+            return b"".join(content)
 
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
         """Verify the whole bundle and write the `wanted` files into `folder`, each and all fsynced.
@@ -94,7 +97,8 @@ class Bundle:
         the caller's to remove.
         """
         try:
-            self._read_files(wanted, lambda entry: create_file(folder / entry.path))
+            with _naming(self.path):
+                self._read_files(wanted, lambda entry: create_file(folder / entry.path))
             sync_folders(folder)
         except OSError as error:
             raise StorageFailed(
@@ -133,10 +137,23 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
         os.close(descriptor)
         raise BundleCorrupt(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        yield _open(file, trusted)
+        with _naming(path):
+            bundle = _open(path, file, trusted)
+        yield bundle
 
 
-def _open(file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with a bundle is told with its file: who works on several must know which."""
+    try:
+        yield
+    except BundleError as error:
+        error.message = f"{path}: {error.message}"
+        error.args = (error.message,)
+        raise
+
+
+def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
     head = file.read(_BLOCK)
     if len(head) < _BLOCK or not head.startswith(ENVELOPE_NAME.encode() + b"\0"):
         raise BundleCorrupt("this is not an .edgert bundle")
@@ -152,7 +169,7 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
     _expect(file, _padding(size), "the padding of the manifest")
     envelope = parse_envelope(data)
     signed_by = None if trusted is None else envelope.verify(trusted)
-    return Bundle(Manifest.from_bytes(envelope.payload), envelope, signed_by, file, file.tell())
+    return Bundle(Manifest.from_bytes(envelope.payload), envelope, signed_by, path, file, file.tell())
 
 
 def _header(name: str, size: int) -> bytes:

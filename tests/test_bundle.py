@@ -86,6 +86,23 @@ def test_every_truncation_is_refused(path: Path, signing_key: SigningKey, tmp_pa
             read_all(cut, signing_key)
 
 
+def test_errors_name_the_file_also_where_two_bundles_are_open(
+    path: Path, tmp_path: Path, signing_key: SigningKey
+) -> None:
+    other = tmp_path / "other.edgert"
+    other.write_bytes(path.read_bytes() + b"x")
+    with open_bundle(other, None) as damaged, open_bundle(path, None):
+        for read in (damaged.verify_files, lambda: damaged.read_file("none", 1)):
+            with pytest.raises(BundleError) as caught:
+                read()
+            assert str(caught.value).startswith(f"{other}: ")
+    with pytest.raises(SignatureInvalid, match=f"^{path}: the bundle is signed by"), open_bundle(path, ()):
+        pass
+    other.write_bytes(b"hello")
+    with pytest.raises(BundleCorrupt, match=f"^{other}: this is not an .edgert bundle$"), open_bundle(other, None):
+        pass
+
+
 @pytest.mark.parametrize("tail", [b"\0", b"x", bytes(512), bytes(10240)])
 def test_bytes_behind_the_end_are_refused(path: Path, signing_key: SigningKey, tail: bytes) -> None:
     path.write_bytes(path.read_bytes() + tail)
