@@ -159,6 +159,21 @@ def test_a_daemon_that_does_not_run_and_a_device_without_one(inventory: Inventor
     assert not (tmp_path / "none").exists()
 
 
+def test_http_that_lacks_its_package_is_named_with_what_brings_it(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where Python looks first
+        (tmp_path / "httptools.py").write_text("raise ImportError('not here')\n")
+        assert "edgert bootstrap d-test --upgrade" in device.run("status")["http"]["fault"]
+        found = check_device(as_known(device), {})
+        assert levels(found, "http") == [FAIL]
+        assert "-m pip install 'edgert[http]'" in says(found, "http")
+        (tmp_path / "httptools.py").unlink()
+        device.state.config.write_text(device.state.config.read_text().replace("127.0.0.1:0", "0.0.0.0:80"))
+        assert "edgert bootstrap d-test --set 'http.listen=" in says(check_device(as_known(device), {}), "http")
+
+
 def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: Path) -> None:
     broker = Broker.in_folder(tmp_path / "broker")
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:

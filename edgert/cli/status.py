@@ -16,7 +16,7 @@ from edgert.claims import Claims
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
-from edgert.errors import DaemonUnreachable, EdgeRTError, StorageFailed
+from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.serving.control import ask
 from edgert.signing import read_keyring
 from edgert.slots import BootClock, SlotState, SlotStore, Version
@@ -68,6 +68,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
         "engines": engine_versions(state.learned / "engines.json"),
         "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
         "damaged_keys": ring.complaints,
+        "http": _http(config),
         "telemetry": _telemetry(state, config),
         "claims": _claims(state, config),
         "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
@@ -81,6 +82,21 @@ def _claims(state: StateDir, config: DeviceConfig) -> list[dict[str, Any]]:
         {"model": one.model, "by": one.by, "since": one.since, "left_s": round(claims.left_s(one), 1)}
         for one in claims.under_way()
     ]
+
+
+def _http(config: DeviceConfig) -> dict[str, Any]:
+    """Where `[http]` is to listen ("" for nowhere), and what keeps it from doing so as far as can be told without it."""
+    if not config.http.listen:
+        return {"listen": "", "fault": ""}
+    from edgert.http.address import parse_address
+    from edgert.http.connection import check_installed
+
+    try:
+        check_installed()
+        parse_address(config.http.listen, allow_remote=config.http.allow_remote)
+    except ConfigInvalid as error:
+        return {"listen": config.http.listen, "fault": error.message.replace("DEVICE", config.device)}
+    return {"listen": config.http.listen, "fault": ""}
 
 
 def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
@@ -130,6 +146,8 @@ def _text(value: dict[str, Any]) -> str:
     if memory := value["daemon"]["memory"]:
         limit = f" of {memory['limit_mb']:g} MB" if memory["limit_mb"] else ""
         lines.append(f"memory   models take {memory['used_mb']:.0f} MB{limit}")
+    if value["http"]["listen"]:
+        lines.append(f"http     {value['http']['fault'] or value['http']['listen']}")
     lines += [f"warning  {complaint}" for complaint in value["damaged_keys"]]
     return "\n".join([*lines, *(_model_line(model) for model in value["models"])])
 

@@ -94,6 +94,7 @@ def check_device(
                 _daemon(visit, status)
                 _engines(visit, status, profile)
                 _trust(visit, status)
+                _http(visit, status)
                 _telemetry(visit, status)
                 _models(visit, status)
     except EdgeRTError as error:  # the link fell, or a command took too long, in the middle of it
@@ -293,6 +294,19 @@ def _trust(visit: _Visit, status: Mapping[str, Any]) -> None:
         )
     else:
         visit.ok("keys", f"it trusts {', '.join(ours)}")
+
+
+def _http(visit: _Visit, status: Mapping[str, Any]) -> None:
+    """Only where it is switched on: what is missing for it is in the environment that bootstrap makes."""
+    name, said = visit.device.name, status.get("http") or {}
+    if said.get("fault"):
+        bring = f"{sys.executable} -m pip install 'edgert[http]'"
+        if visit.device.transport != "local":
+            bring = f"edgert bootstrap {name} --upgrade"
+        mend = bring if "httptools" in said["fault"] else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
+        visit.fail("http", str(said["fault"]), mend)
+    elif said.get("listen"):
+        visit.ok("http", f"what {said['listen']} needs is there")
 
 
 def _telemetry(visit: _Visit, status: Mapping[str, Any]) -> None:
