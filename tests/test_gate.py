@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgert.claims import Claims
+from edgert.cli.claim import claiming
 from edgert.config import read_config
-from edgert.errors import ConfigInvalid, DeviceUnreachable, EdgeRTError
+from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.gate import COMPARED_MIN, REQUESTS_MIN, Gate, Readings, broken, parse_limits, seconds
 from edgert.installer import install
 from edgert.serving import channel
@@ -246,6 +248,21 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
     assert [event["release"] for event in events(device, "limits_held")] == [release]
     device.run("mark-good", "echo")
     assert device.run("trial", "echo", "--digest", found["digest"])["state"] == "kept"
+
+
+def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -> None:
+    on_trial(device, Gate({"p99_ms": 60_000.0}, 600.0))
+    words = ("bench", "--model", "echo", "--seconds", "0.1", "--clients", "1")
+    assert "edgertd trial echo --wait" in device.run(*words, code=7)["error"]["message"]
+    assert device.run("trial", "echo").get("readings", {"requests": 0})["requests"] == 0
+    device.run("rollback", "echo")
+    token = device.run("claim", "echo", "--by", "ann@desk")["token"]
+    assert "ann@desk" in device.run(*words, code=7)["error"]["message"]
+    device.run("release", token)
+    with claiming(device.state, "echo", "a benchmark"), pytest.raises(DeployUnderWay, match="a benchmark"):
+        Claims(device.state.root, "d-test").take("echo", "ann@desk", 60.0)
+    assert device.run(*words)["results"][0]["runs"] > 0
+    assert device.run("status")["claims"] == []
 
 
 def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import click
 
+from edgert.cli.claim import claiming
 from edgert.cli.output import emit, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
+from edgert.errors import TransitionRefused
+from edgert.slots import ON_TRIAL, SlotStore
 
 CLIENTS_MAX = 64
 
@@ -30,7 +33,8 @@ CLIENTS_MAX = 64
 def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
     """Measure the artifacts in FOLDER, engine alone; what serves goes on serving, and slows them down.
 
-    With --model and no FOLDER, the live version is asked golden inputs through the socket, as apps ask.
+    With --model and no FOLDER, the live version is asked golden inputs through the socket, as apps ask. That is refused
+    while MODEL is being deployed or its trial's limits are watched, and no deployment of it begins meanwhile.
 
     `edgert bench --on DEVICE` and `edgert build --measure-on DEVICE` send such a folder, run this, and remove it again.
 
@@ -47,7 +51,9 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
         if model is None:
             raise click.UsageError("give a FOLDER with artifacts, or --model NAME for what is live")
         store = store_of(state, model)
-        measured = bench_live(model, store, state, read_config(state), seconds, clients, progress)
+        with claiming(state, model, "a benchmark (edgertd bench)"):  # no trial begins meanwhile
+            _refuse_watched(model, store)
+            measured = bench_live(model, store, state, read_config(state), seconds, clients, progress)
     else:
         work = read_work(folder)
         if model is not None:
@@ -56,6 +62,16 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
             work.append(live_piece(version, artifact))
         measured = measure(work, seconds, state.cache, progress)
     emit(measured, "\n".join(_line(one) for one in measured["results"]), as_json)
+
+
+def _refuse_watched(model: str, store: SlotStore) -> None:
+    """What is asked here would count as apps' requests. Raises TransitionRefused while a trial's limits are watched."""
+    slots = store.read()
+    if slots.state in ON_TRIAL and slots.gate is not None and not slots.gate.passed:
+        raise TransitionRefused(
+            f"the limits of {model}'s trial are being watched, and a benchmark's requests would count as those of apps: "
+            f"measure when it is over (edgertd trial {model} --wait)"
+        )
 
 
 def _line(one: dict[str, Any]) -> str:

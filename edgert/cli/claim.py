@@ -16,6 +16,8 @@ from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.manifest import MODEL_NAME
 
+CLAIMING_S = 60.0  # renewed while it is needed: for how long one that was killed stands in the way
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -72,6 +74,18 @@ def claim_option(command: F) -> F:
     return click.option(
         "--claim", "token", default="", metavar="TOKEN", help="The claim (edgertd claim) under which this is done."
     )(command)
+
+
+@contextmanager
+def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
+    """Hold `model` for as long as the block takes. Raises DeployUnderWay where a deployment has it."""
+    claims = Claims(state.root, read_config(state).device)
+    token = claims.take(model, by, CLAIMING_S).token
+    try:
+        with under_claim(state, token):
+            yield
+    finally:
+        claims.release(token)
 
 
 @contextmanager
