@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -39,6 +40,7 @@ WINDOW_S = 60.0
 LATE_S = 5.0
 GIVE_UP_S = 30.0  # a machine that other work keeps busy lets a bridge wait for long, and loses nothing by it
 MAX_WINDOWS = 2
+SENDING_S_MIN = 30.0  # a burst shorter than what may be late says nothing of what is held
 TRIES = 2  # another program may have taken the processor
 POLL_S = 1.0  # a scrape costs the bridge more than many reports do
 FASTER = 1.6
@@ -82,11 +84,11 @@ def find_max(devices: int, models: int, bridges: int, by: str) -> dict[str, Any]
     """The highest rate that was held, as devices at a window a minute."""
     held: dict[str, Any] = {}
     with a_fleet(devices, models, bridges, by, recorder=False) as fleet:
-        window_s = WINDOW_S / 2
+        window_s = WINDOW_S / 3
         for _ in range(STEPS_MAX):
             limit = ""
             for _ in range(TRIES):
-                said = fleet.measure(MAX_WINDOWS, window_s)
+                said = fleet.measure(max(MAX_WINDOWS, math.ceil(SENDING_S_MIN / window_s)), window_s)
                 equal = round(devices * WINDOW_S / said["window_s"])
                 print(f"{bridges} bridges, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
                 kept_up = said["window_s"] < window_s * 1.05
