@@ -158,6 +158,18 @@ def test_without_a_share_a_repeated_report_counts_once_and_counters_survive_a_wo
     assert (total.count, requests, bridge.ledger.duplicates) == (14, 7 + 2, 6)
 
 
+def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_shows() -> None:
+    bridge, pi, answered = a_bridge(), Pi("pi-1"), 0
+    for n, first in enumerate((0, 2**50, 2**40, 2**45)):
+        pi.seq = first
+        for _ in range(2):
+            feed(bridge, pi.window(NOW_MS, [1.0] * 10, uptime_s=60 if n == 0 else 6000))
+        answered += 20
+        pi.window(NOW_MS, [1.0] * 10)  # lost with the spool, and part of what the counters say next
+    total, (requests, *_) = counted([bridge])
+    assert (total.count, requests, bridge.ledger.missing) == (answered, 4 * 30 - 10, 3)
+
+
 # --- what is drawn from it ------------------------------------------------------------------
 
 

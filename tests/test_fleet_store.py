@@ -161,6 +161,36 @@ def test_counters_that_ran_before_anyone_listened_are_not_charged_to_this_window
     assert answer.counters["requests"] == 3
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one by one"])
+def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, together: bool) -> None:
+    pi = Pi("pi-1")
+    sent: list[Sent] = []
+    # A spool begun anew counts from a random number, lower than the one before as often as not.
+    for n, first in enumerate((0, 2**50, 2**40, 2**45, 2**33)):
+        pi.seq = first
+        for minute in (3 * n, 3 * n + 1):
+            sent.append(pi.window(NOW_MS - (20 - minute) * MINUTE_MS, [1.0] * 10, uptime_s=60 * (minute + 1)))
+        pi.window(0, [1.0] * 10)  # lost with the spool, and part of what the counters say next
+    pi.requests = 0  # the worker began anew together with the last spool
+    pi.seq = 2**36
+    sent.append(pi.window(NOW_MS - 1, [1.0] * 7, uptime_s=30))
+    for batch in [sum(sent, [])] if together else sent:
+        record(url, batch)
+    for by in ((), ("device",)):
+        (answer,) = ask(url, 1, by)
+        assert (answer.counters["requests"], answer.latency.count) == (10 * (5 * 3 - 1) + 7, 10 * 10 + 7)
+
+
+def test_a_report_of_a_lost_spool_that_comes_late_is_not_counted_as_a_worker_begun_anew(url: str) -> None:
+    pi = Pi("pi-1")
+    windows = [pi.window(NOW_MS - 300_000 + n, [1.0] * 100, uptime_s=60 * (n + 1)) for n in range(3)]
+    pi.seq = 2**40
+    windows += [pi.window(NOW_MS - 100_000, [1.0] * 100, uptime_s=240)]
+    for order in (0, 1, 3, 2):
+        record(url, windows[order])
+    assert ask(url, 1)[0].counters["requests"] == 400
+
+
 def test_events_and_what_devices_say_of_themselves_are_kept_once(url: str) -> None:
     pi = Pi("pi-1", profile="raspberry-pi-4")
     fields = messages.envelope(ts_ms=NOW_MS - 5, boot="b1", seq=1) | {"event": "degraded", "model": "digits"}

@@ -201,6 +201,14 @@ def test_a_counter_begun_anew_is_not_taken_for_lost_messages() -> None:
     assert (tracker.missing, tracker.restarts) == (0, 1)
 
 
+def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
+    tracker = SeqTracker()
+    # The third is drawn lower than the second, and one of its reports never comes.
+    assert all(tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**35, 2**35 + 2))
+    assert (tracker.missing, tracker.lost_min) == (1, 3)
+    assert not tracker.is_new(2**35)
+
+
 def test_what_came_out_of_order_at_the_very_beginning_can_be_taken_in() -> None:
     tracker = SeqTracker(late=3)
     assert [tracker.is_new(seq) for seq in (10, 8, 8, 11, 9, 7, 6, 7)] == [True, True, False, True, True, True, False, False]  # fmt: skip

@@ -166,6 +166,7 @@ def test_a_file_that_goes_bad_in_use_is_replaced_once_and_every_process_follows(
     assert new >= spool_module.SEQ_AFTER_LOSS_MIN
     assert add(second, stream="new") == new + 1
     assert seqs(second.take(10)) == seqs(first.take(10)) == [new, new + 1]
+    assert second.stats().lost == {"unknown": 1}
     assert len(list(path.parent.glob("*.corrupt-?"))) == 1
 
 

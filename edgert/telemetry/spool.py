@@ -34,6 +34,7 @@ BYTES_MAX = 16 * 1024 * 1024
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
+LOST_WITH_FILE = "unknown"  # what `lost` calls the messages of a file that was lost: how many it held nobody knows
 SEQ_AFTER_LOSS_MIN = 2**32
 SEQ_AFTER_LOSS_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
 
@@ -76,7 +77,10 @@ class Retained:
 
 @dataclass(frozen=True)
 class SpoolStats:
-    """What waits, and how many messages the bounds have cost since the file was begun, by kind."""
+    """What waits, and how many messages were lost since the file was begun, by kind.
+
+    The bounds cost metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
+    """
 
     rows: int
     size_bytes: int
@@ -299,6 +303,8 @@ def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
     if version == 0:
         database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
+        if first_seq >= SEQ_AFTER_LOSS_MIN:
+            _count_lost(database, LOST_WITH_FILE)
         # Ids go the way of `seq`: what arrives of an older file's messages is no message of this one.
         database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from edgert.errors import ProtocolError
 from edgert.names import checked_id
 from edgert_deploy.fleet.reports import COUNTER_FIELDS, NUMBER_END
-from edgert_deploy.fleet.seq import SeqTracker
+from edgert_deploy.fleet.seq import SeqTracker, begun_anew
 
 ROOT = "edgert-bridge/v1"
 FLUSH_EVERY_S = 0.25
@@ -97,8 +97,8 @@ class Ledger:
 
     @property
     def missing(self) -> int:
-        """Histograms and events that were sent and never came to any bridge."""
-        return sum(tracker.missing for stream, tracker in self._trackers.items() if stream[0] != "metrics")
+        """Histograms and events that never came to any bridge, at least."""
+        return sum(tracker.lost_min for stream, tracker in self._trackers.items() if stream[0] != "metrics")
 
     @property
     def streams(self) -> int:
@@ -202,6 +202,10 @@ class Ledger:
                 self._counters.popitem(last=False)
             return entry.counters if entry.fresh else nothing
         self._counters.move_to_end(key)
+        if begun_anew(entry.seq, seen.last_seq):
+            grown = _grown_anew(entry.counters, seen.last, entry.fresh)
+            self._counters[key] = _Counted(entry.boot, entry.seq, entry.counters, entry.seq, entry.counters)
+            return grown
         if entry.seq > seen.last_seq:
             grown = _grown(entry.counters, seen.last)
             seen.last_seq, seen.last = entry.seq, entry.counters
@@ -222,6 +226,16 @@ class _Counted:
     first: tuple[int, ...]
     last_seq: int
     last: tuple[int, ...]
+
+
+def _grown_anew(now: tuple[int, ...], before: tuple[int, ...], fresh: bool) -> tuple[int, ...]:
+    """What counters grew by since the last report of a spool that was lost.
+
+    Where they fell, the worker began anew in what was lost, or a report of the older spool comes late: what of it is
+    not counted yet cannot be told, unless the counters began with this very report.
+    """
+    fell = any(value < was for value, was in zip(now, before, strict=True))
+    return _grown(now, before) if fresh or not fell else (0,) * len(now)
 
 
 def _grown(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:

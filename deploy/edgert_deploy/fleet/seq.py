@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 GAPS_MAX = 1_000  # of one stream, in memory; a number that comes from an older one counts as repeated
 # A jump this far is a counter begun anew after a lost spool, not as many lost messages.
 SEQ_JUMP_MAX = 2**31
+
+
+def begun_anew(seq: int, last: int) -> bool:
+    """Whether `seq`, heard after `last`, is of another spool. Numbers are drawn at random then, so either may be larger."""
+    return abs(seq - last) > SEQ_JUMP_MAX
+
+
+def in_order(seqs: Sequence[int]) -> list[int]:
+    """`seqs`, all different, as they were sent: ascending, and of several spools the one that came first."""
+    came = {seq: n for n, seq in enumerate(seqs)}
+    spools: list[list[int]] = []
+    for seq in sorted(seqs):
+        if not spools or begun_anew(seq, spools[-1][-1]):
+            spools.append([])
+        spools[-1].append(seq)
+    return [seq for spool in sorted(spools, key=lambda spool: min(came[seq] for seq in spool)) for seq in spool]
 
 
 class SeqTracker:
@@ -26,13 +43,18 @@ class SeqTracker:
         # takes memory.
         self._gaps: list[tuple[int, int]] | None = None
 
+    @property
+    def lost_min(self) -> int:
+        """How many were lost at least: a spool that was lost held nobody knows how many, and counts as one."""
+        return self.missing + self.restarts
+
     def is_new(self, seq: int) -> bool:
         """Whether `seq` was not seen before; remembers it."""
         last = self._last
         if last is not None and seq == last + 1:
             self._last = seq
             return True
-        if last is None or abs(seq - last) > SEQ_JUMP_MAX:
+        if last is None or begun_anew(seq, last):
             self.restarts += last is not None
             self._last = self._first = seq
             self._gaps = None

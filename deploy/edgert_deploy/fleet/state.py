@@ -97,8 +97,8 @@ class ModelState:
 
     @property
     def missing(self) -> int:
-        """Histograms that were sent and never came. `metrics` travel at QoS 0 and are not held against the line."""
-        return sum(tracker.missing for (kind, _), tracker in self.trackers.items() if kind == "hist")
+        """Histograms that never came, at least. `metrics` travel at QoS 0 and are not held against the line."""
+        return sum(tracker.lost_min for (kind, _), tracker in self.trackers.items() if kind == "hist")
 
     def keep(self, window: Window, horizon_s: float) -> None:
         """Remember it, and forget those that no question will reach again."""

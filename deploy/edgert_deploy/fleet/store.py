@@ -25,6 +25,7 @@ from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.payload import pack_fields
 from edgert_deploy.fleet.reports import EventMessage, counters_began_now, counters_of
 from edgert_deploy.fleet.schema import COUNTERS
+from edgert_deploy.fleet.seq import begun_anew, in_order
 
 # The oldest question that is cut at whole minutes reaches this far back; see query.py.
 FINE_HOURS = 48
@@ -237,7 +238,8 @@ class Store:
             for (stream, _), (heard, each) in by_key.items()
         ]
         new = self._insert_new(connection, schema.metrics_window, rows)
-        self._count_increases(connection, {key: by_key[key] for key in new}, merging)
+        mine_new = set(new)
+        self._count_increases(connection, {key: by_key[key] for key in by_key if key in mine_new}, merging)
         return len(new)
 
     def _count_increases(
@@ -246,17 +248,21 @@ class Store:
         """What each counter grew by since the newest report before; a late one is part of a later one's increase."""
         table = schema.stream
         known: dict[int, Any] = {}
-        for few in chunks(sorted({stream for stream, _ in new})):
+        came: dict[int, list[int]] = {}
+        for stream, seq in new:
+            came.setdefault(stream, []).append(seq)
+        for few in chunks(sorted(came)):
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
                 known[row.id] = row._asdict()
         increases = []
-        for stream, seq in sorted(new):
+        for stream, seq in [(stream, seq) for stream in sorted(came) for seq in in_order(came[stream])]:
             heard, said = new[stream, seq]
             last = known[stream]
-            if seq <= last["last_seq"]:
+            anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
+            if seq <= last["last_seq"] and not anew:
                 continue
             counters = dict(zip(COUNTERS, counters_of(said), strict=True))
-            grown = increase(counters, last if last["last_seq"] >= 0 else None, said)
+            grown = increase(counters, last if last["last_seq"] >= 0 else None, said, anew)
             last.update(counters, last_seq=seq)
             if any(grown.values()):
                 merging.add_counters(stream, heard, said, grown)
@@ -300,15 +306,19 @@ class Store:
         return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
 
 
-def increase(counters: Mapping[str, int], last: Mapping[str, Any] | None, said: MetricsMessage) -> dict[str, int]:
+def increase(
+    counters: Mapping[str, int], last: Mapping[str, Any] | None, said: MetricsMessage, anew: bool = False
+) -> dict[str, int]:
     """What the counters grew by since `last`; counters that fell began anew at 0 (docs/telemetry.md).
 
-    Without a `last`, all of it where the counters began within this window, else nothing: when is not known.
+    Without a `last`, all of it where the counters began within this window, else nothing: when is not known. Nor is
+    it where they fell `anew`, over a spool that was lost: the worker may have begun anew in what was lost, or a
+    report of the older spool comes late.
     """
-    if last is None:
+    fell = last is not None and any(counters[name] < last[name] for name in counters)
+    if last is None or (fell and anew):
         began_now = counters_began_now(said)
         return {name: value if began_now else 0 for name, value in counters.items()}
-    fell = any(counters[name] < last[name] for name in counters)
     return {name: value - (0 if fell else last[name]) for name, value in counters.items()}
 
 
