@@ -69,7 +69,7 @@ class Load:
             for n in some:
                 link = socket.create_connection(("127.0.0.1", self.port))
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                link.sendall(_connect(f"edgert-{self._names[n].site}-{self._names[n].device}"))
+                link.sendall(_connect(self._names[n].client_id))
                 self._sockets.append(link)
                 self._numbers.append(0)
             for n in some:

@@ -174,7 +174,7 @@ def test_counters_go_on_however_often_the_device_loses_its_spool(url: str, toget
     pi.requests = 0  # the worker began anew together with the last spool
     pi.seq = 2**36
     sent.append(pi.window(NOW_MS - 1, [1.0] * 7, uptime_s=30))
-    for batch in [sum(sent, [])] if together else sent:
+    for batch in [[message for window in sent for message in window]] if together else sent:
         record(url, batch)
     for by in ((), ("device",)):
         (answer,) = ask(url, 1, by)

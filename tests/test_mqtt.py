@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -19,7 +21,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.forwarder import IDLE_S_MAX, Forwarder
+from edgert.telemetry.forwarder import IDLE_S_MAX, ONLINE_AGAIN_S, Forwarder
+from edgert.telemetry.home_assistant import discovery, node_id
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
@@ -27,6 +30,7 @@ from edgert.telemetry.mqtt import (
     BrokerUnreachable,
     Connection,
     MqttSettings,
+    Will,
 )
 from edgert.telemetry.spool import Spool
 from edgert.telemetry.waiting import Stop
@@ -78,6 +82,7 @@ class Device:
         rate_per_s: float = 200.0,
         home_assistant: str = "",
         topics: Topics = TOPICS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spool = Spool(folder / "telemetry.db")
         self.said: list[str] = []
@@ -94,6 +99,7 @@ class Device:
             log=self.said.append,
             rate_per_s=rate_per_s,
             home_assistant=home_assistant,
+            clock=clock,
         )
         self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
 
@@ -460,8 +466,37 @@ def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
     p99 = both["components"]["faces_lat_p99_ms"]
     assert (p99["state_topic"], p99["value_template"]) == (TOPICS.metrics("faces"), "{{ value_json.lat_p99_ms }}")
     assert both["availability_topic"] == TOPICS.status
-    ids = [component["unique_id"] for component in both["components"].values()]
-    assert len(ids) == len(set(ids))
+
+
+def test_no_two_devices_are_the_same_to_a_broker_or_to_home_assistant() -> None:
+    names = ["a" + "".join(rest) for length in range(3) for rest in product("a_-.", repeat=length)]
+    fleet = [Topics(site, device) for site, device in product(names, names)]
+    assert len({topics.client_id for topics in fleet}) == len(fleet)
+    said = [discovery(topics, "ha", names, {}, 60.0) for topics in fleet]
+    assert len({topic for topic, _ in said}) == len(fleet)
+    assert all(re.fullmatch(r"ha/device/[A-Za-z0-9_-]+/config", topic) for topic, _ in said)
+    components = [each for _, payload in said for each in json.loads(payload)["components"].values()]
+    assert len({each["unique_id"] for each in components}) == len(components)
+    # What access lists with %u name stays what it was.
+    assert node_id(Topics("plant-a", "pi_07")) == "edgert_plant-a_pi_07"
+
+
+def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    later = [0.0]
+    device = Device(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
+    listener = listen()
+    old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
+    old.open()
+    device.start()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
+    old.abandon()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
+    later[0] = ONLINE_AGAIN_S
+    device.append()  # wakes it
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
+    device.stop()
 
 
 @pytest.mark.parametrize(

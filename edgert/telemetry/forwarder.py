@@ -48,6 +48,9 @@ IDLE_S_MAX = KEEPALIVE_S / 3  # so that the broker is pinged in time; and where 
 RETRY_MIN_S = 1.0
 RETRY_MAX_S = 60.0
 STABLE_AFTER_S = 10.0
+# When a broker has certainly given up a connection that was cut (1.5 keepalives, MQTT 3.1.2.10) and said `lost`. It does so
+# late where that connection bore another client id: an older version's.
+ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
 PARENT_POLL_S = 1.0  # where the kernel has no pidfd (before 5.3)
@@ -97,7 +100,7 @@ class Forwarder:
         self._written = FolderWatch(spool.path.parent)
         self._connection = Connection(
             settings,
-            f"edgert-{topics.site}-{topics.device}",
+            topics.client_id,
             will=Will(topics.status, b"lost"),
             on_acknowledged=self._acknowledged,
         )
@@ -135,11 +138,13 @@ class Forwarder:
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()
+        self._online_again_at: float | None = None
 
     def _announce(self) -> None:
         self._begin_anew()
         self._connection.publish(self._topics.info, self._payload(self._info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
+        self._online_again_at = self._clock() + ONLINE_AGAIN_S
 
     def _forward_until(self, stop: Stop) -> None:
         while not stop.is_set():
@@ -170,6 +175,9 @@ class Forwarder:
         if now >= self._sys_due_at:
             self._sys_due_at = now + self._sys_interval_s
             self._connection.publish(self._topics.sys, self._payload(self._sys_now()), 0)
+        if self._online_again_at is not None and now >= self._online_again_at:
+            self._online_again_at = None
+            self._connection.publish(self._topics.status, b"online", 1, retain=True)
         last_words = self._spool.retained(self._retained_version)
         if self._spool.file != self._file:
             self._file, self._last_id, self._retained_version = self._spool.file, 0, 0

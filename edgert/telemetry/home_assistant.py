@@ -7,6 +7,7 @@ One retained message a device, in the form of https://www.home-assistant.io/inte
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ def discovery(
 
     A model that is no longer named disappears there with the next message.
     """
-    node = f"edgert_{topics.site}_{topics.device}".replace(".", "_")
+    node = node_id(topics)
+    # A device `b_c` with a model `d` is not a device `b` with a model `c_d`.
+    between = "/" if "_" in _device_part(topics) else "_"
     expire_s = round(SILENT_WINDOWS * window_s)
     components: dict[str, Any] = {}
     for model in models:
@@ -48,7 +51,7 @@ def discovery(
     for key, name, unit, kind, state in _OF_DEVICE:
         components[key] = _sensor(topics.sys, key, name, unit, kind, state, expire_s)
     for key, component in components.items():
-        component["unique_id"] = f"{node}_{key}"
+        component["unique_id"] = f"{node}{between}{key}"
     said = {
         "device": {
             "identifiers": [node],
@@ -66,6 +69,21 @@ def discovery(
         "qos": 0,
     }
     return f"{prefix}/device/{node}/config", json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def node_id(topics: Topics) -> str:
+    """The device's id there, of `A-Z a-z 0-9 _ -` alone; no two devices have the same.
+
+    What parts site and device is the first `_` that a letter or a digit follows, with which every device begins. So `_`
+    is doubled within a site, and within a device where no letter or digit follows it; `.` becomes `_-`. Most names stay
+    as they are, which an access list of the broker with `%u` relies on.
+    """
+    site = topics.site.replace("_", "__").replace(".", "_-")
+    return f"edgert_{site}_{_device_part(topics)}"
+
+
+def _device_part(topics: Topics) -> str:
+    return re.sub(r"_(?![A-Za-z0-9])", "__", topics.device).replace(".", "_-")
 
 
 def _sensor(

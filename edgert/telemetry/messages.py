@@ -69,6 +69,11 @@ class Topics:
     def hist(self, model: str) -> str:
         return self._of_device(f"m/{checked_id('model', model)}/hist")
 
+    @property
+    def client_id(self) -> str:
+        """What the device is to its broker. A colon is part of no id, so that no other device or session has the same."""
+        return f"edgert-{self.site}:{self.device}"
+
     def _of_device(self, rest: str) -> str:
         return f"{ROOT}/{self.site}/{self.device}/{rest}"
 

@@ -255,7 +255,7 @@ class Store:
             for row in connection.execute(sa.select(table).where(table.c.id.in_(few))):
                 known[row.id] = row._asdict()
         increases = []
-        for stream, seq in [(stream, seq) for stream in sorted(came) for seq in in_order(came[stream])]:
+        for stream, seq in [(each, seq) for each in sorted(came) for seq in in_order(came[each])]:
             heard, said = new[stream, seq]
             last = known[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
