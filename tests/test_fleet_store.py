@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, EdgeRTError
@@ -24,6 +25,7 @@ from edgert_deploy.fleet.payload import pack_fields, unpack_fields
 from edgert_deploy.fleet.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.recorder import Recorder
 from edgert_deploy.fleet.schema import StoreFailed
+from edgert_deploy.fleet.silence import forget
 from edgert_deploy.fleet.store import Retention, Store
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
@@ -240,6 +242,83 @@ def test_windows_go_with_time_and_the_hours_still_answer(url: str) -> None:
     store.prune(Retention(), NOW_MS)
     store.close()
     assert [ask(url, 24 * days)[0].latency.count for days in (3, 5, 50)] == [20, 30, 40]
+
+
+DAY_MS = 86_400_000
+
+
+def rows_of(url: str) -> dict[str, int]:
+    """How many rows there are of who reports."""
+    with schema.open_engine(url, writes=False).begin() as connection:
+        tables = (schema.device, schema.stream, schema.group, schema.stream_heard, schema.group_heard)
+        return {table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
+
+
+def test_who_was_silent_for_longer_than_anything_is_kept_goes_and_nothing_that_can_be_asked(url: str) -> None:
+    still, late, gone = Pi("pi-1", "r1"), Pi("pi-2", "r1"), Pi("pi-3", "r0")
+    days_ago = [NOW_MS - days * DAY_MS for days in (399, 401)]
+    record(url, late.window(days_ago[0], [3.0] * 5), days_ago[0])
+    record(url, still.info() + still.window(days_ago[1], [1.0] * 9), days_ago[1])
+    still.version = "r2"
+    record(url, still.window(NOW_MS - 1, [1.0] * 10))
+    clock_ms = [days_ago[1]]
+    recorder = Recorder(Store(url), lambda: clock_ms[0])
+    for message in gone.window(days_ago[1], [2.0] * 4):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    assert list(rows_of(url).values()) == [3, 4, 4, 4, 4]
+
+    def asked() -> list[list[Answer]]:
+        return [ask(url, 24 * 399 + 1, by) for by in ((), ("device", "version"), ("site", "version", "profile"))]
+
+    before, pruner = asked(), Store(url)
+    pruner.prune(Retention(), NOW_MS)
+    assert list(rows_of(url).values()) == [2, 2, 2, 2, 2]
+    assert asked() == before
+    # Another device is given the numbers that have gone, and a recorder that remembers them writes on.
+    newcomer = Recorder(pruner, lambda: NOW_MS)
+    for message in Pi("pi-4", "r4").window(NOW_MS - 1, [5.0] * 6):
+        newcomer.apply(*message, False, 0.0)
+    newcomer.flush()
+    clock_ms[0] = NOW_MS
+    for message in gone.window(NOW_MS - 1, [2.0] * 7):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    counts = {answer.group["device"]: answer.latency.count for answer in ask(url, 1, ("device",))}
+    assert counts == {"pi-1": 10, "pi-3": 7, "pi-4": 6}
+    assert ask(url, 1, ("version",), version="r0")[0].latency.count == 7
+
+
+def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) -> None:
+    long_ago = NOW_MS - 500 * DAY_MS
+    record(url, [message for n in range(5) for message in Pi(f"pi-{n}", f"r{n}").window(long_ago, [1.0])], long_ago)
+    store, hour = Store(url), NOW_MS // 3_600_000
+    store.prune(Retention(hours_h=600 * 24), NOW_MS)  # the windows alone
+    with store._transaction() as connection:
+        for table in (schema.stream_hour, schema.group_hour, schema.group_minute):
+            connection.execute(table.delete())
+        assert [forget(connection, hour, 400 * 24, at_once=2) for _ in range(4)] == [6, 6, 3, 0]
+    store.close()
+    assert set(rows_of(url).values()) == {0}
+
+
+def test_in_a_store_of_an_older_version_silence_counts_from_now_on(url: str) -> None:
+    record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 3))
+    with Store(url)._transaction() as connection:
+        for table in (schema.stream_heard, schema.group_heard):
+            connection.execute(table.delete())
+        if connection.dialect.name == "postgresql":
+            connection.execute(
+                sa.text("ALTER TABLE edgert_stream_hour ADD FOREIGN KEY (owner) REFERENCES edgert_stream")
+            )
+    store = Store(url)
+    assert sa.inspect(store._engine).get_foreign_keys("edgert_stream_hour") == []
+    store.prune(Retention(), NOW_MS + 399 * DAY_MS)  # the first turn that this version takes
+    store.prune(Retention(), NOW_MS + 798 * DAY_MS)
+    assert rows_of(url)["edgert_stream"] == rows_of(url)["edgert_group"] == 1
+    store.prune(Retention(), NOW_MS + 801 * DAY_MS)
+    store.close()
+    assert set(rows_of(url).values()) == {0}
 
 
 def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) -> None:

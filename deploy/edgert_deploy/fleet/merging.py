@@ -37,6 +37,13 @@ class Merging:
             for name, value in grown.items():
                 row.counters[name] += value
 
+    def group_hours(self) -> dict[int, int]:
+        """The groups that have rows here, and the last hour of each."""
+        hours: dict[int, int] = {}
+        for minute, owner in self._minutes:
+            hours[owner] = max(minute // HOUR_MIN, hours.get(owner, 0))
+        return hours
+
     def write(self) -> None:
         hours: dict[tuple[int, int], _Row] = {}
         for (minute, owner), row in self._minutes.items():

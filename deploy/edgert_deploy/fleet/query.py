@@ -101,7 +101,7 @@ class FleetQuery:
         return gathered.answers()
 
     def devices(self) -> list[dict[str, Any]]:
-        """Every device that was ever heard, with the last of what it said of itself."""
+        """Every device that was heard and is not forgotten, with the last of what it said of itself."""
         table = schema.device
         with self._reading() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()

@@ -14,6 +14,7 @@ import sqlite3
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
@@ -93,22 +94,42 @@ def _counters() -> list[sa.Column[Any]]:
     return [sa.Column(name, sa.BigInteger, nullable=False, default=0) for name in COUNTERS]
 
 
-def _merged(name: str, owner: str) -> sa.Table:
-    """`slot` is minutes, or hours, since 1970."""
+def _merged(name: str) -> sa.Table:
+    """`slot` is minutes, or hours, since 1970; `owner` is a group or a stream.
+
+    Not a foreign key: PostgreSQL would look through all slots for each owner that is deleted.
+    """
     return sa.Table(
         name,
         _metadata,
         sa.Column("slot", sa.Integer, primary_key=True),
-        sa.Column("owner", sa.ForeignKey(f"{owner}.id"), primary_key=True),
+        sa.Column("owner", _Id, primary_key=True, autoincrement=False),
         *_histogram(),
         *_counters(),
         sqlite_with_rowid=False,
     )
 
 
-group_minute = _merged("edgert_group_minute", "edgert_group")
-group_hour = _merged("edgert_group_hour", "edgert_group")
-stream_hour = _merged("edgert_stream_hour", "edgert_stream")
+group_minute = _merged("edgert_group_minute")
+group_hour = _merged("edgert_group_hour")
+stream_hour = _merged("edgert_stream_hour")
+
+
+def _last_heard(name: str, owner: str) -> sa.Table:
+    """`hour`, since 1970, is no earlier than that of any row that names the owner."""
+    return sa.Table(
+        name,
+        _metadata,
+        sa.Column("owner", sa.ForeignKey(f"{owner}.id"), primary_key=True, autoincrement=False),
+        sa.Column("hour", sa.Integer, nullable=False, index=True),
+    )
+
+
+stream_heard = _last_heard("edgert_stream_heard", "edgert_stream")
+group_heard = _last_heard("edgert_group_heard", "edgert_group")
+
+# Changes whenever streams, groups or devices were deleted: numbers that a writer remembers hold only as long as it stands.
+forgotten = sa.Table("edgert_forgotten", _metadata, sa.Column("turns", sa.BigInteger, nullable=False))
 
 hist_window = sa.Table(
     "edgert_hist_window",
@@ -179,8 +200,11 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
                 if engine.dialect.name == "postgresql":
                     lock(connection)  # two that create the same tables at once would fail
                 _metadata.create_all(connection)
+                _unbind_merged(connection)
                 if connection.scalar(sa.select(sa.func.count()).select_from(meta)) == 0:
                     connection.execute(meta.insert().values(version=SCHEMA_VERSION))
+                if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
+                    connection.execute(forgotten.insert().values(turns=0))
             version = connection.scalar(sa.select(meta.c.version))
     except SQLAlchemyError as error:
         raise failed(parsed, error) from error
@@ -190,6 +214,20 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
             "give another store"
         )
     return engine
+
+
+def _unbind_merged(connection: sa.Connection) -> None:
+    """Take the foreign keys off merged rows (see `_merged`), which stores of older versions have. SQLite checks none."""
+    if connection.dialect.name == "postgresql":
+        inspector = sa.inspect(connection)
+        for table in (group_minute, group_hour, stream_hour):
+            for bound in inspector.get_foreign_keys(table.name):
+                connection.execute(sa.text(f'ALTER TABLE {table.name} DROP CONSTRAINT "{bound["name"]}"'))
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that may be told what to do on a conflict."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def lock(connection: sa.Connection) -> None:

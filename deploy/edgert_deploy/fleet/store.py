@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
@@ -26,6 +25,7 @@ from edgert_deploy.fleet.payload import pack_fields
 from edgert_deploy.fleet.reports import EventMessage, counters_began_now, counters_of
 from edgert_deploy.fleet.schema import COUNTERS
 from edgert_deploy.fleet.seq import begun_anew, in_order
+from edgert_deploy.fleet.silence import Silence, forget
 
 # The oldest question that is cut at whole minutes reaches this far back; see query.py.
 FINE_HOURS = 48
@@ -52,11 +52,12 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self._engine = schema.open_engine(url, writes=True)
-        self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         self._devices: dict[tuple[str, str], int] = {}
         self._profiles: dict[tuple[str, str], str] = {}
         self._streams: dict[tuple[str, ...], int] = {}
         self._groups: dict[tuple[str, ...], int] = {}
+        self._silence = Silence()
+        self._turns: int | None = None  # of forgetting, when the numbers above were read
 
     @property
     def name(self) -> str:
@@ -73,12 +74,14 @@ class Store:
                 return Written.sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
             # What this transaction numbered may have gone with it.
-            for remembered in (self._devices, self._profiles, self._streams, self._groups):
-                remembered.clear()
+            self._remember_nothing()
             raise
 
     def prune(self, retention: Retention, now_ms: int) -> int:
-        """Forget what is older than `retention`, and the oldest windows where the file is too large; rows gone."""
+        """Forget what is older than `retention`, who was silent for longer, and the oldest windows of too large a file.
+
+        Returns how many rows went.
+        """
         hour = now_ms // MINUTE_MS // HOUR_MIN
         limits = [
             (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
@@ -92,6 +95,7 @@ class Store:
             gone = sum(
                 connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits
             )
+            gone += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
             return gone + self._shrink(connection, retention.size_gb_max)
 
     def size_bytes(self) -> int:
@@ -117,9 +121,17 @@ class Store:
         try:
             with self._engine.begin() as connection:
                 schema.lock(connection)
+                turns = connection.scalar(sa.select(schema.forgotten.c.turns))
+                if turns != self._turns:  # another recorder may have forgotten what is remembered here
+                    self._remember_nothing()
+                    self._turns = turns
                 yield connection
         except SQLAlchemyError as error:
             raise schema.failed(self._engine.url, error) from error
+
+    def _remember_nothing(self) -> None:
+        for remembered in (self._devices, self._profiles, self._streams, self._groups, self._silence):
+            remembered.clear()
 
     def _write(self, connection: sa.Connection, batch: Batch) -> Written:
         self._write_devices(connection, batch)
@@ -129,6 +141,8 @@ class Store:
         metrics = self._write_metrics(connection, batch.metrics, streams, merging)
         events = self._write_events(connection, batch.events)
         merging.write()
+        self._silence.heard(connection, schema.stream_heard, _last_hours(batch, streams))
+        self._silence.heard(connection, schema.group_heard, merging.group_hours())
         sent = len(batch.hists) + len(batch.metrics) + len(batch.events)
         return Written(hists, metrics, events, sent - hists - metrics - events)
 
@@ -144,7 +158,7 @@ class Store:
         if unknown:
             table = schema.device
             rows = [{"site": site, "device": name} for site, name in unknown]
-            connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
+            connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             for few in chunks(unknown):
                 wanted = sa.tuple_(table.c.site, table.c.device).in_(few)
                 for row in connection.execute(
@@ -175,7 +189,7 @@ class Store:
             wanted = {(self._devices[site, name], *rest): (site, name, *rest) for site, name, *rest in unknown}
             names = ("device_id", "boot", "model", "version")
             rows = [dict(zip(names, key, strict=True)) for key in wanted]
-            connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
+            connection.execute(schema.insert(connection, table).on_conflict_do_nothing(), rows)
             columns = [table.c[name] for name in names]
             for few in chunks(list(wanted)):
                 for row in connection.execute(sa.select(table.c.id, *columns).where(sa.tuple_(*columns).in_(few))):
@@ -187,7 +201,7 @@ class Store:
         key = (heard.site, heard.model, version, profile)
         if key not in self._groups:
             values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
-            connection.execute(self._insert(schema.group).values(values).on_conflict_do_nothing())
+            connection.execute(schema.insert(connection, schema.group).values(values).on_conflict_do_nothing())
             same = [schema.group.c[name] == value for name, value in values.items()]
             self._groups[key] = connection.execute(sa.select(schema.group.c.id).where(*same)).scalar_one()
         return self._groups[key]
@@ -293,7 +307,7 @@ class Store:
         if not rows:
             return 0
         table = schema.event
-        statement = self._insert(table).on_conflict_do_nothing().returning(table.c.seq)
+        statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.seq)
         return len(connection.execute(statement, rows).all())
 
     def _insert_new(
@@ -302,7 +316,7 @@ class Store:
         """Insert what is not there yet; the keys (stream, seq) of what was inserted."""
         if not rows:
             return []
-        statement = self._insert(table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
+        statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
         return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
 
 
@@ -320,6 +334,15 @@ def increase(
         began_now = counters_began_now(said)
         return {name: value if began_now else 0 for name, value in counters.items()}
     return {name: value - (0 if fell else last[name]) for name, value in counters.items()}
+
+
+def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
+    """The last hour of each stream in `batch`; `streams` are those of its hists, then of its metrics."""
+    hours: dict[int, int] = {}
+    said: list[tuple[Heard, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
+    for stream, (heard, each) in zip(streams, said, strict=True):
+        hours[stream] = max(minute_of(heard, each.ts_ms) // HOUR_MIN, hours.get(stream, 0))
+    return hours
 
 
 def _histogram_row(hist: HistMessage) -> dict[str, Any]:
