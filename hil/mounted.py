@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -52,17 +53,20 @@ class MountedDisk:
 
 def why_not() -> str:
     """Why no such disk can be mounted here; "" where it can."""
+    if os.geteuid() != 0:
+        return "only root can mount file systems"
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             return f"{program} is not installed: apt-get install {package}"
     return "" if Path("/dev/fuse").exists() else "the kernel has no FUSE"
 
 
-def ext4(path: Path, content: Path, size_bytes: int) -> bytes:
+def ext4(path: Path, content: Path, size_bytes: int, label: str = "") -> bytes:
     """A file system with `content`."""
     with path.open("wb") as file:
         file.truncate(size_bytes)
-    run("mke2fs", "-q", "-t", "ext4", "-d", str(content), "-F", str(path))
+    owner = f"root_owner={content.stat().st_uid}:{content.stat().st_gid}"  # which -d does not take over
+    run("mke2fs", "-q", "-t", "ext4", "-E", owner, "-L", label, "-d", str(content), "-F", str(path))
     return path.read_bytes()
 
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgert.config import read_config
-from edgert.errors import ConfigInvalid
 from edgert.installer import install
 from edgert.signing import write_key_pair
 from edgert.slots import BOOT_ID_VARIABLE, SlotStore
 from edgert_deploy.transports import open_transport
-from hil import containers, images, machines
+from hil import containers, images, machines, mounted
 from hil.containers import running_container
 from hil.disk import ForgetfulDisk
 from hil.dut import Dut, reached
@@ -120,7 +119,7 @@ class MachineVictim:
 
     def __init__(self, folder: Path) -> None:
         changes, state = _bootstrapped(folder)
-        self.disk = ForgetfulDisk(folder / "disk", _ext4(folder / "ext4", state))
+        self.disk = ForgetfulDisk(folder / "disk", mounted.ext4(folder / "ext4", state, DISK_BYTES, images.DATA_LABEL))
         image = images.image_over(folder / "image", ARCH, changes)
         drive = ("-drive", f"if=none,id=data,file={self.disk.url},format=raw,cache=writeback")
         words = (*drive, "-device", "virtio-blk-pci,drive=data")
@@ -151,7 +150,7 @@ class LocalVictim:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._file, self._mount = folder, folder / "file", folder / "state"
+        self._folder, self._mount = folder, folder / "state"
         device = Device(folder / "made")
         device.prepare()
         device.state.config.write_text(f'device = "{NAME}"\nprofile = "{PROFILE}"\n')
@@ -163,25 +162,13 @@ class LocalVictim:
             store = SlotStore(device.state.models / MODEL)
             store.activate(QUICK_S_MAX)
             store.mark_good()
-        self.disk = ForgetfulDisk(folder / "disk", _ext4(folder / "ext4", device.state.root))
-        self._boot, self._loop = "", ""
-        self._server: subprocess.Popen[bytes] | None = None
-        for path in (self._mount, folder / "run"):
-            path.mkdir()
-        self._file.touch()
+        self.disk = ForgetfulDisk(folder / "disk", mounted.ext4(folder / "ext4", device.state.root, DISK_BYTES))
+        self._mounted = mounted.MountedDisk(folder, self.disk, self._mount, DISK_BYTES)
+        self._boot = ""
 
     def on(self, boot: str, *, cold: bool) -> Agent:
         self._boot = boot
-        words = ["--blockdev", f"driver=nbd,node-name=disk,server.type=unix,server.path={self.disk.path}"]
-        words += ["--export", f"type=fuse,id=disk,node-name=disk,mountpoint={self._file},writable=on"]
-        self._server = subprocess.Popen(["qemu-storage-daemon", *words], stdin=subprocess.DEVNULL)
-        until = time.monotonic() + QUICK_S_MAX
-        while self._file.stat().st_size != DISK_BYTES:
-            if self._server.poll() is not None or time.monotonic() > until:
-                raise ConfigInvalid("qemu-storage-daemon does not serve the disk")
-            time.sleep(0.01)
-        self._loop = _run("losetup", "--find", "--show", str(self._file)).strip()
-        _run("mount", "-t", "ext4", self._loop, str(self._mount))
+        self._mounted.on()
         environment = {**os.environ, BOOT_ID_VARIABLE: boot, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'deploy'}"}
         port = free_port()
         agent = [str(ROOT / "hil/on_device/slots_agent.py"), str(port), str(self._key), str(self._mount)]
@@ -203,13 +190,7 @@ class LocalVictim:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        subprocess.run(["umount", "--lazy", self._mount], capture_output=True)
-        subprocess.run(["losetup", "--detach", self._loop], capture_output=True)
-        if self._server is not None:
-            subprocess.run(["umount", "--lazy", self._file], capture_output=True)
-            self._server.kill()
-            self._server.wait()
-            self._server = None
+        self._mounted.off()
 
     def _processes(self) -> list[int]:
         """Whatever was started under this boot's name: daemon, workers, agent."""
@@ -224,17 +205,8 @@ class LocalVictim:
 # victim: (class, why it cannot be had here)
 VICTIMS: dict[str, tuple[Callable[[Path], Victim], Callable[[], str]]] = {
     "machine": (MachineVictim, lambda: machines.why_not(ARCH) or containers.why_not()),
-    "local": (LocalVictim, lambda: _why_not_local()),
+    "local": (LocalVictim, mounted.why_not),
 }
-
-
-def _why_not_local() -> str:
-    if os.geteuid() != 0:
-        return "only root can mount file systems"
-    for program, package in (("qemu-storage-daemon", "qemu-utils"), ("losetup", "mount"), ("mke2fs", "e2fsprogs")):
-        if shutil.which(program) is None:
-            return f"{program} is not installed: apt-get install {package}"
-    return "" if Path("/dev/fuse").exists() else "the kernel has no FUSE"
 
 
 def _bootstrapped(folder: Path) -> tuple[Path, Path]:
@@ -259,23 +231,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
         unit.write_text(_AGENT_UNIT)
         host.on(NAME, "sh", "-c", "systemctl enable slots-agent && systemctl stop edgertd && sync")
         state = folder / "state"
-        _run("cp", "-a", str(container.root / images.STATE[1:]), str(state))
+        mounted.run("cp", "-a", str(container.root / images.STATE[1:]), str(state))
         shutil.rmtree(container.root / images.STATE[1:])
         (container.root / images.STATE[1:]).mkdir()
     return folder / "made/upper", state
-
-
-def _ext4(path: Path, content: Path) -> bytes:
-    """A file system with `content`, of the label that a machine mounts at its state folder."""
-    with path.open("wb") as file:
-        file.truncate(DISK_BYTES)
-    owner = f"root_owner={content.stat().st_uid}:{content.stat().st_gid}"  # which -d does not take over
-    _run("mke2fs", "-q", "-t", "ext4", "-E", owner, "-L", images.DATA_LABEL, "-d", str(content), "-F", str(path))
-    return path.read_bytes()
-
-
-def _run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S_MAX)
-    if done.returncode != 0:
-        raise ConfigInvalid(f"`{words[0]}` failed: {done.stderr.strip()[-600:]}")
-    return done.stdout
