@@ -45,8 +45,8 @@ def make_null_bundle(
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
-    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy") or the sum of
-    the item's values ("sum"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
+    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy"), the sum of
+    the item's values ("sum") or 0 ("zeros"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
     JSON; `first` is the engine and the bytes of an artifact that is tried before it; `reference` is the program of an
     artifact to compare answers with; `golden_off_by`
     makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
@@ -146,6 +146,8 @@ def _manifest(
 def _answer(op: str, golden: NDArray[np.float32]) -> NDArray[np.float32]:
     if op == "copy":
         return golden
+    if op == "zeros":
+        return np.zeros_like(golden)
     sums = golden.reshape(len(golden), -1).sum(axis=1)
     return np.broadcast_to(sums.reshape(-1, *(1 for _ in golden.shape[1:])), golden.shape).astype(np.float32)
 

@@ -405,15 +405,32 @@ def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
     assert 0 < told["p95_ms"] < 10_000
 
 
-def test_what_one_thread_holds_shares_runs_and_each_gets_its_own() -> None:
+def test_what_one_thread_holds_shares_a_run_and_each_gets_its_own() -> None:
     session = GatedSession(open_gate=True)
     batcher = Batcher(session, cap=4)
-    rows = [1, 1, 2, 1, 3, 6, 1]
-    answers = batcher.infer_together([([item(i, count)], count) for i, count in enumerate(rows)])
-    assert session.sizes == [4, 4, 6, 1]  # never over the cap, but for a request that is so by itself
-    assert [answer.outputs[0].tolist() for answer in answers] == [(2 * item(i, n)).tolist() for i, n in enumerate(rows)]
-    assert [answer.batch for answer in answers] == [4, 4, 4, 4, 4, 6, 1]
-    assert batcher.closed == {"cap": 3, "idle": 1}
+    for rows in ([1, 1, 2], [1, 2], [6]):
+        answers = batcher.infer_together([([item(i, count)], count) for i, count in enumerate(rows)])
+        assert [a.outputs[0].tolist() for a in answers] == [(2 * item(i, n)).tolist() for i, n in enumerate(rows)]
+        assert {answer.batch for answer in answers} == {sum(rows)}
+    assert session.sizes == [4, 3, 6]
+    assert batcher.closed == {"cap": 2, "idle": 1}
+
+
+def test_what_one_thread_holds_is_not_run_when_all_of_its_time_is_over() -> None:
+    now = [0.0]
+    session = GatedSession()
+    batcher = Batcher(session, cap=4, clock=lambda: now[0])
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(batcher.infer, [item(0)], 1)
+        session.running.acquire()
+        two = pool.submit(batcher.infer_together, [([item(1)], 1), ([item(2)], 1)], 5.0)
+        wait_until(lambda: batcher.waiting == 1, "they park")
+        now[0] = 6.0
+        session.permits.release(2)
+        first.result(10)
+        with pytest.raises(DeadlineExceeded):
+            two.result(10)
+    assert session.sizes == [1]
 
 
 def test_what_one_thread_holds_fails_together() -> None:

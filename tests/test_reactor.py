@@ -8,12 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgert import Client, wire
-from edgert.errors import RequestError
+from edgert.engines.fault import MAGIC
+from edgert.errors import EngineFailed, RequestError
 from edgert.serving.reactor import ALONE_MAX
 from edgert.serving.worker import CROWD_MIN
 from tests.devices import Device, a_device, wait_until
@@ -101,24 +103,33 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(device: Devic
 
 
 def test_who_takes_no_answers_holds_up_nobody_and_loses_none(device: Device, crowd: list[Client]) -> None:
-    asked = 0
+    asked, many = 0, np.ones((900, 4), np.float32)  # few such answers fill the client's side
     with greeted(device) as greedy:
+        while device.serving()["in_one_thread"] <= len(crowd):
+            greedy.sendall(request(0, many))
+            assert read_frame(greedy).kind == wire.RESULT
+            answered(crowd)
+        before = device.serving()["requests"]["requests"]
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         greedy.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while asked < 50_000:
-                one = request(asked)
+                one = request(asked, many)
                 sent = greedy.send(one)
                 asked += 1
                 if sent < len(one):
                     asked -= 1  # it has only half of this one
                     break
+                answered(crowd[:1])  # so it was not alone
             else:
                 pytest.fail("the daemon takes requests without end")
         answered(crowd, 20)
         greedy.settimeout(20)
         for i in range(asked):
             assert read_frame(greedy).request_id == i
+    assert asked
+    counted = before + 2 * asked + 20 * len(crowd)
+    wait_until(lambda: device.serving()["requests"]["requests"] == counted, "every answer is counted")
 
 
 def test_who_breaks_the_protocol_is_told_and_the_others_are_not(device: Device, crowd: list[Client]) -> None:
@@ -144,6 +155,49 @@ def test_in_a_crowd_all_is_as_it_is_alone(device: Device, crowd: list[Client]) -
     with raw(device) as sock:
         sock.sendall(HELLO + wire.json_frame(wire.PING, {}, request_id=3) + request(4))
         assert [read_frame(sock).kind for _ in range(3)] == [wire.WELCOME, wire.PONG, wire.RESULT]
+
+
+def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
+    device.put(model="brittle", engine="fault", op="copy")
+    failing = np.full((1024, 4), next(value for value, name in MAGIC.items() if name == "raise"), np.float32)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(device.client()) for _ in range(CROWD_MIN + 2)]
+
+        def ask(number: int) -> int:
+            failed = 0
+            for i in range(400):
+                one = ITEM + 1000 * number + i
+                fails = not number and i > 100  # by then they share a thread
+                try:
+                    answer = clients[number].infer("brittle", failing if fails else one, cache=False)["y"]
+                    assert answer.tolist() == one.tolist()
+                except EngineFailed:
+                    failed += 1
+            return failed
+
+        with ThreadPoolExecutor(len(clients)) as pool:
+            assert list(pool.map(ask, range(len(clients)))) == [299, *[0] * (len(clients) - 1)]
+
+
+def test_the_memory_of_large_requests_is_given_back_while_their_clients_are_silent(device: Device) -> None:
+    """Through shared memory, as frames over the socket come in pieces, and those have threads."""
+    device.put(model="wide", item_shape=(2**18,), op="zeros")
+    pid = device.serving("wide")["pid"]
+    rows = np.zeros((6, 2**18), np.float32)
+    assert rows.nbytes > wire.KEEP_BYTES_MAX
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(device.client()) for _ in range(2 * CROWD_MIN)]
+        for _ in range(6):
+            for client in clients:
+                client.infer("wide", rows, cache=False)
+        assert buffers_bytes(pid) < 2 * rows.nbytes
+
+
+def buffers_bytes(pid: int) -> int:
+    """What a worker has mapped for frames; a SharedArea has a name of its own."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in lines if "/dev/zero" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
 
 
 def test_large_tensors_of_a_crowd_go_through_shared_memory(device: Device) -> None:

@@ -137,20 +137,25 @@ class Batcher:
             self._rouse()
         return self._wait(ticket)
 
-    def infer_together(self, requests: Sequence[tuple[Arrays, int]]) -> list[Answer]:
-        """Answer requests (inputs, rows) that one thread holds, in as few runs as the cap allows; for one thread only.
+    def infer_together(self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None) -> list[Answer]:
+        """Answer requests (inputs, rows), one or several of at most `cap` items, in one run; for one thread only.
 
         Raises as `infer`, for all of them.
         """
-        answers: list[Answer] = []
-        at = 0
-        while at < len(requests):
-            end, rows = at + 1, requests[at][1]
-            while end < len(requests) and rows + requests[end][1] <= self.cap:
-                rows += requests[end][1]
-                end += 1
-            answers += self._infer_group(requests[at:end], rows)
-            at = end
+        if len(requests) == 1:
+            return [self.infer(*requests[0], deadline_s)]
+        total = sum(rows for _, rows in requests)
+        if not self._group_arena:
+            self._group_arena = [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0][0]]
+        for i, arena in enumerate(self._group_arena):
+            np.concatenate([inputs[i] for inputs, _ in requests], out=arena[:total])
+        whole = [arena[:total] for arena in self._group_arena]
+        outputs, queue_ns, engine_ns, _ = self.infer(whole, total, deadline_s)
+        answers, at = [], 0
+        for _, rows in requests:
+            own = [array[at : at + rows] for array in outputs]
+            answers.append(_new(Answer, (own, queue_ns, engine_ns, total)))
+            at += rows
         return answers
 
     def close(self, error: EdgeRTError) -> None:
@@ -202,21 +207,6 @@ class Batcher:
             self.tuner.add((began_ns + engine_ns - (came_ns or began_ns),))
         return _new(Answer, (outputs, 0, engine_ns, rows))
 
-    def _infer_group(self, group: Sequence[tuple[Arrays, int]], rows: int) -> list[Answer]:
-        if len(group) == 1:
-            return [self.infer(*group[0])]
-        if not self._group_arena:
-            self._group_arena = [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in group[0][0]]
-        for i, arena in enumerate(self._group_arena):
-            np.concatenate([inputs[i] for inputs, _ in group], out=arena[:rows])
-        outputs, queue_ns, engine_ns, _ = self.infer([arena[:rows] for arena in self._group_arena], rows)
-        answers, at = [], 0
-        for _, count in group:
-            own = [array[at : at + count] for array in outputs]
-            answers.append(_new(Answer, (own, queue_ns, engine_ns, rows)))
-            at += count
-        return answers
-
     def _park(self, ticket: _Ticket) -> _Ticket:
         with self._mutex:
             if self._refusal is not None:
@@ -239,7 +229,7 @@ class Batcher:
                 queue = self._high if ticket.high else self._low
                 if ticket in queue:
                     queue.remove(ticket)
-                    raise _late()
+                    raise late()
             ticket.gate.acquire()  # a leader has taken it: the answer is on its way
         if ticket.error is not None:
             raise ticket.error
@@ -392,7 +382,7 @@ class Batcher:
         """Whether its time-out has passed; then it is refused here and now."""
         if ticket.deadline_s is None or self._clock() < ticket.deadline_s:
             return False
-        ticket.error = _late()
+        ticket.error = late()
         ticket.gate.release()
         return True
 
@@ -410,7 +400,7 @@ def _failed(error: Exception) -> EngineFailed:
     return EngineFailed(f"the engine failed: {type(error).__name__}: {error}")
 
 
-def _late() -> DeadlineExceeded:
+def late() -> DeadlineExceeded:
     return DeadlineExceeded(
         "the request's time-out passed while it waited for the engine; send less or allow more time"
     )

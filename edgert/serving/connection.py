@@ -100,9 +100,9 @@ class Connection:
         tensors: tuple[wire.WireTensor, ...] | None = None  # those that `asked` was made of
         asked: Asked | None = None
         first = None  # a frame that had begun to come before
+        began_ns = now()
         if frames.missing() and (first := self._rest()) is None:
             return False
-        began_ns = now()
         while True:
             request, first = first, None
             if frames.more and request is None:

@@ -194,13 +194,15 @@ class Pipeline:
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         return not cached and not asked.given and self._post is None
 
-    def infer_together(self, asked: Sequence[Asked], times_ns: Sequence[tuple[int, int]]) -> list[Served]:
+    def infer_together(
+        self, asked: Sequence[Asked], times_ns: Sequence[tuple[int, int]], deadline_s: float | None
+    ) -> list[Served]:
         """Answer bare requests that one thread has read; for each of them, when it came and when it was read.
 
-        For one thread only. Raises EdgeRTError, which is then the answer to all of them.
+        In one run: several have at most as many items as the batcher's cap. For one thread only. Raises EdgeRTError, which is then the answer to all of them.
         """
         began_ns = time.perf_counter_ns()
-        answers = self._batcher.infer_together([(one.arrays, one.rows) for one in asked])
+        answers = self._batcher.infer_together([(one.arrays, one.rows) for one in asked], deadline_s)
         served = []
         for one, (outputs, queue_ns, engine_ns, batch), (came_ns, read_ns) in zip(
             asked, answers, times_ns, strict=True

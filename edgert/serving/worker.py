@@ -171,6 +171,8 @@ class Worker:
         threading.stack_size(THREAD_STACK_BYTES)
         for shadow in self._shadows:
             shadow.start()
+        if self._reactor is not None:
+            self._reactor.start()
         if self._reporter is not None:
             self._reporter.start()
             if self._model.degraded:
@@ -270,8 +272,10 @@ class Worker:
         """A connection comes from the reactor."""
         try:
             _thread.start_new_thread(self._go_on, (connection, left))
-        except RuntimeError as error:  # the system gives no more threads
-            self._end(connection.sock, connection, Overloaded(f"no thread to be had: {error}", retry_after_s=0.5))
+        except RuntimeError as error:  # the system gives no more threads, and the reactor's must not wait for a client
+            connection.sock.setblocking(False)
+            word = Overloaded(f"no thread to be had: {error}", retry_after_s=0.5)
+            self._end(connection.sock, connection, OSError("half of an answer is sent") if left.unsent else word)
 
     def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
         """Tell the client why, where there is anything to tell, and forget the connection."""
