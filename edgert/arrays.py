@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgert import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # how JPEG and PNG files begin
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
 # The same few shapes travel again and again.

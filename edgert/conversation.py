@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgert import wire
-from edgert.arrays import from_wire, looks_of, places, to_wire
+from edgert.arrays import IMAGE_STARTS, from_wire, looks_of, places, to_wire
 from edgert.errors import EdgeRTError, RequestError, Unavailable
 from edgert.sharing import SHARE_BYTES_MIN, SharedArea
 from edgert.tensors import DATATYPES, InferResponse, TensorSpec, fits
@@ -220,11 +220,7 @@ def _array(value: ArrayLike) -> NDArray[Any]:
 
 def _is_image(array: NDArray[Any]) -> bool:
     """Whether these are the bytes of a JPEG or PNG file, or of several."""
-    return (
-        array.dtype == np.uint8
-        and 1 <= array.ndim <= 2
-        and array.tobytes()[:8].startswith((b"\xff\xd8\xff", b"\x89PNG"))
-    )
+    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.tobytes()[:8].startswith(IMAGE_STARTS)
 
 
 def welcome_of(received: wire.Frame | None) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.arrays import IMAGE_STARTS
 from edgert.errors import InputError, StorageFailed
 
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
-IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # JPEG, PNG
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,7 +29,7 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         if size > INPUT_BYTES_MAX:
             raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
         with source.open("rb") as file:
-            if file.read(len(IMAGE_STARTS[1])).startswith(IMAGE_STARTS):
+            if file.read(max(map(len, IMAGE_STARTS))).startswith(IMAGE_STARTS):
                 return np.fromfile(source, np.uint8)
         loaded = np.load(source, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

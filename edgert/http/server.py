@@ -22,9 +22,8 @@ from http import HTTPStatus
 from edgert.http.connection import Handler, HttpConnection
 from edgert.http.limits import BODIES_MAX, EVICT_IDLE_S, STOP_S_MAX, BodyBudget, Limits
 from edgert.http.messages import HttpError
+from edgert.threads import STACK_BYTES
 
-# Python 3.13 bounds nested JSON by a count that needs more stack: what is nested deeper would end the process.
-THREAD_STACK_BYTES = (4096 if sys.version_info >= (3, 13) else 512) * 1024  # address space; used is what is touched
 PAUSE_S = 0.05  # where the process is out of descriptors or threads
 
 
@@ -40,7 +39,7 @@ class HttpServer:
 
     def run(self) -> None:
         """Serve; afterwards every request under way has been answered, or has had STOP_S_MAX."""
-        threading.stack_size(THREAD_STACK_BYTES)
+        threading.stack_size(STACK_BYTES)
         with selectors.DefaultSelector() as selector, _stop_signals() as signals:
             selector.register(self._listener, selectors.EVENT_READ, self._accept)
             selector.register(signals, selectors.EVENT_READ, self._stop)

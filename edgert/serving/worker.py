@@ -47,11 +47,10 @@ from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
+from edgert.threads import STACK_BYTES
 
 STRIKE_S = 0.01  # who breaks the protocol waits so long for the answer: it cannot do so more than 100 times a second
 DRAIN_S = 20.0  # for the engine runs under way; nothing else is waited for
-# Python 3.13 bounds nested JSON by a count that needs more stack: what is nested deeper would end the process.
-THREAD_STACK_BYTES = (4096 if sys.version_info >= (3, 13) else 512) * 1024  # address space; used is what is touched
 CROWD_MIN = 4  # connections; two are served as well by two threads (decision 17)
 QUICK_US_MAX = 100.0  # an engine run for one item that may hold up the answers to others
 NOTED_S_MAX = 2.0  # for the last of the golden samples that the worker asks itself
@@ -168,7 +167,7 @@ class Worker:
 
     def start(self, end: socket.socket) -> None:
         """Begin to report, and tell the supervisor that connections may come."""
-        threading.stack_size(THREAD_STACK_BYTES)
+        threading.stack_size(STACK_BYTES)
         for shadow in self._shadows:
             shadow.start()
         if self._reactor is not None:
