@@ -451,7 +451,7 @@ def test_the_overview_is_whole_and_readable_on_any_screen(
 ) -> None:
     page = opened("", width, scheme)
     seen(page, "Where the time goes")
-    for words in ("plant-a", "3 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", HOSTILE):
+    for words in ("plant-a", "4 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", HOSTILE):
         seen(page, words)
     assert page.overflow_px() == 0
     ratio, text = page.contrast_min()
@@ -475,7 +475,7 @@ def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Ru
     seen(page, "r8 begins")
     row = "document.querySelector('.readout tbody tr:nth-child(2)').innerText"
     until(lambda: page.evaluate(row).split()[:4] == ["r8", "400", "400", "400"], "the new version's percentiles")
-    seen(page, "behind")  # the others, now
+    seen(page, "4 of 4 online, 1 alarmed, 2 behind")  # the others, now
     assert page.evaluate("window.stillHere")
     assert page.problems == []
     publish(running.broker, changed(pi.window(running.now_ms + 2000, [1.0]), seq=900))

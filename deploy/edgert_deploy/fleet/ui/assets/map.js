@@ -1,7 +1,7 @@
 // The fleet by site: a tile each, a cell a device. Cells are painted, as ten thousand elements would be too many.
 
 import {colour, empty, h, replace} from "./dom.js";
-import {STATES, WORST_FIRST, glyph, shares} from "./states.js";
+import {STATES, WORST_FIRST, glyph, online, shares} from "./states.js";
 
 const TILES_MAX = 60;
 const GAP = 2;
@@ -61,8 +61,8 @@ class Tile {
     const counts = {};
     for (const letter of site.states) counts[STATES[letter].name] = (counts[STATES[letter].name] ?? 0) + 1;
     const said = WORST_FIRST.slice(0, -1).filter((letter) => counts[STATES[letter].name]).map((letter) => `${counts[STATES[letter].name]} ${STATES[letter].name}`);
-    replace(this.words, h("b", null, `${counts.online ?? 0}`), ` of ${site.devices.length} online`, said.length ? h("span", {class: "soft"}, `, ${said.join(", ")}`) : "");
-    this.canvas.setAttribute("aria-label", `${site.site}: ${counts.online ?? 0} of ${site.devices.length} online${said.length ? `, ${said.join(", ")}` : ""}`);
+    replace(this.words, h("b", null, `${online(counts)}`), ` of ${site.devices.length} online`, said.length ? h("span", {class: "soft"}, `, ${said.join(", ")}`) : "");
+    this.canvas.setAttribute("aria-label", `${site.site}: ${online(counts)} of ${site.devices.length} online${said.length ? `, ${said.join(", ")}` : ""}`);
     replace(this.shares, shares(counts));
     this.paint();
   }

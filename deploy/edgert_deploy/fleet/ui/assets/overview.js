@@ -6,7 +6,7 @@ import {Feed} from "./feed.js";
 import {FleetMap} from "./map.js";
 import {ModelCards} from "./model.js";
 import {deviceTable, eventList, rolloutList} from "./lists.js";
-import {badge} from "./states.js";
+import {badge, online} from "./states.js";
 
 const FEW = 6;
 
@@ -41,8 +41,7 @@ export class Overview {
     const {app} = this, {counts, sites, per_s} = app.fleet;
     const devices = Object.values(counts).reduce((sum, each) => sum + each, 0);
     const tile = (name, value, words, href) => h("div", null, h("dt", null, name), h("dd", null, href ? h("a", {href, "data-key": name}, value) : value, words ? h("span", {class: "soft"}, ` ${words}`) : null));
-    const answering = (counts.online ?? 0) + (counts.behind ?? 0) + (counts.alarmed ?? 0);
-    replace(this.tally, tile("answering", count(answering), `of ${count(devices)}`, app.link("/devices")),
+    replace(this.tally, tile("answering", count(online(counts)), `of ${count(devices)}`, app.link("/devices")),
       tile("requests a second", per_s === null ? "–" : per_s >= 100 ? count(per_s) : per_s.toFixed(1)),
       ["alarmed", "behind", "silent", "lost"].map((state) => h("div", {class: counts[state] ? `has ${state}` : "none"}, h("dt", null, badge(state)), h("dd", null, h("a", {href: app.link("/devices", {state}), "data-key": state}, count(counts[state] ?? 0))))));
     this.map.show(app.fleet, (site) => app.link("/", {site}), app.filtered ? [

@@ -15,6 +15,9 @@ export const STATES = {
 export const LETTER = Object.fromEntries(Object.entries(STATES).map(([letter, {name}]) => [name, letter]));
 export const WORST_FIRST = ["l", "f", "s", "a", "b", "o"];
 
+// How many are connected and report, whatever else is to be said of them.
+export const online = (counts) => (counts.online ?? 0) + (counts.behind ?? 0) + (counts.alarmed ?? 0);
+
 export function glyph(letter) {
   const {name, shape} = STATES[letter];
   return s("svg", {class: `glyph ${name}`, viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true"},
