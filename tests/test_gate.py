@@ -305,9 +305,10 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
     """Else who waits for what becomes of it hears of no trial, and never why it went back."""
-    store, release = on_trial(device, Gate({"rss_mb": 5.0}, 30.0))
-    with store.locked():
-        wait_until(lambda: device.serving()["watch"]["phase"] == Phase.BROKEN, "the limit is broken")
+    store, release = on_trial(device, Gate({"rss_mb": 5.0}, 60.0))
+    wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
+    with store.locked():  # before the third look, which may end it
+        wait_until(lambda: (device.serving()["watch"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
     assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]

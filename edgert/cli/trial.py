@@ -78,7 +78,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
         value["gate"] = vars(slots.gate)
         if slots.gate.passed:
             return {**value, **watch, "state": "held"}
-        phase = watch.get("phase", "loading")
+        phase = watch.get("phase", "watching" if slots.gate.begun else "loading")  # a busy daemon may not have said
         # A verdict that the slots do not bear out yet: the daemon waits for the lock or the disk, and then notes it.
         return {**value, **watch, "state": phase if phase in UNDER_WAY else "watching"}
     if returned is not None and digest in ("", returned.digest):
@@ -108,4 +108,6 @@ def _text(model: str, found: dict[str, Any]) -> str:
     release = f"release {found['release']} of {model}" if found["release"] is not None else model
     if found["state"] in said:
         return f"{release} {said[found['state']]}" + (f": {found['text']}" if found.get("text") else "")
+    if "text" not in found:
+        return f"{release} is watched; the daemon is too busy to say more"
     return f"{release} is watched for {found['left_s']:.0f} s more: {found['text']}"
