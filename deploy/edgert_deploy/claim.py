@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 from edgert.claims import LASTS_S_MAX
 from edgert.errors import EdgeRTError
-from edgert_deploy.claim_note import TOKEN_BYTES_MAX, noted, who, write_note
+from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, TOKEN_BYTES_MAX, noted, who, write_note
 from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.setup_claim import check_not_set_up
 
 LASTS_S = 60.0  # commands on the device renew it while they run: this is for what lies between them
-SLOW_LINK_BYTES_PER_S = 100_000
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from edgert.errors import ConfigInvalid, DeployUnderWay
 from edgert_deploy.inventory import Device
 from edgert_deploy.wheelhouse import cache_folder
 
+SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
 TOKEN_BYTES_MAX = 200
 
 

@@ -18,13 +18,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError
-from edgert_deploy.claim_note import TOKEN_BYTES_MAX, noted, who, write_note
+from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, TOKEN_BYTES_MAX, noted, who, write_note
 from edgert_deploy.inventory import Device
 from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 
 QUICK_S_MAX = 60.0
 SPARE_S = 240.0  # beyond the end of the longest command under it; how long others wait for a host that vanished
-SLOW_LINK_BYTES_PER_S = 50_000
 # What EdgeRT makes in a state folder, and in HOME, which may be the same one; `grep -xE` reads it.
 KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
