@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgert.errors import DeployUnderWay, StorageFailed
-from edgert.slots import BootClock
+from edgert.slots import BootClock, seconds_left
 
 LASTS_S_MAX = 24 * 3600.0
 
@@ -85,10 +85,10 @@ class Claims:
 
     def left_s(self, claim: Claim) -> float:
         """How long it lasts where nobody shows it again."""
-        return max(0.0, claim.ends_at_s - self.clock.now_s())
+        return seconds_left(self.clock, claim.boot_id, claim.ends_at_s)
 
     def _over(self, claim: Claim) -> bool:
-        return claim.boot_id != self.clock.boot_id or not self.clock.now_s() < claim.ends_at_s  # also of a NaN
+        return not self.left_s(claim)
 
     def _refusal(self, claim: Claim) -> str:
         return (

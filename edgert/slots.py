@@ -92,8 +92,11 @@ class Trial:
     boot_id: str
     ends_at_s: float
 
+    def left_s(self, clock: BootClock) -> float:
+        return seconds_left(clock, self.boot_id, self.ends_at_s)
+
     def over(self, clock: BootClock) -> bool:
-        return self.boot_id != clock.boot_id or not clock.now_s() < self.ends_at_s  # also where that is no number
+        return not self.left_s(clock)
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,12 @@ class BootClock:
 
     def now_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seconds_left(clock: BootClock, boot_id: str, ends_at_s: float) -> float:
+    """Until `ends_at_s` of the boot `boot_id`; 0 where that is over, by a reboot too, or is no number."""
+    left_s = ends_at_s - clock.now_s()
+    return left_s if boot_id == clock.boot_id and left_s > 0 else 0.0
 
 
 class SlotStore:

@@ -71,7 +71,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
         watch = watch or {}
         if slots.state not in ON_TRIAL:
             return {**value, **watch, "state": "kept" if active.good else "none"}
-        left_s = 0.0 if slots.trial is None else max(0.0, slots.trial.ends_at_s - store.clock.now_s())
+        left_s = 0.0 if slots.trial is None else slots.trial.left_s(store.clock)
         value["trial_left_s"] = round(left_s, 1)
         if slots.gate is None:
             return {**value, "state": "open"}

@@ -39,7 +39,7 @@ from edgert.serving.care import Care
 from edgert.serving.crashes import Crashes
 from edgert.serving.standing import LOADING_RETRY_S, ServingState, unavailable
 from edgert.serving.trial import previous_version
-from edgert.serving.trial_care import STORAGE_RETRY_S, TrialCare
+from edgert.serving.trial_care import TrialCare, retry_s
 from edgert.serving.worker_process import WorkerProcess, WorkerState
 from edgert.slots import ON_TRIAL, SlotState, SlotStore, Version
 
@@ -453,8 +453,7 @@ class ModelService:
         It is the version `digest` that is to go, "" for the one that is live then.
         """
         self._giving_up = digest
-        pause_s = LOADING_RETRY_S if isinstance(why, SlotsBusy) else STORAGE_RETRY_S
-        self._give_up_at_s = self._clock() + pause_s
+        self._give_up_at_s = self._clock() + retry_s(why)
         self._settle(self.fault or why)
 
     def _quarantine(self, fault: EdgeRTError) -> None:

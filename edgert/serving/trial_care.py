@@ -56,9 +56,7 @@ class TrialCare:
         if not self.under_way:
             self._to_watch = None
         if self.under_way and slots.trial is not None:
-            clock = self._store.clock
-            left_s = 0.0 if slots.trial.over(clock) else slots.trial.ends_at_s - clock.now_s()
-            self.until_s = self._clock() + left_s
+            self.until_s = self._clock() + slots.trial.left_s(self._store.clock)
 
     def begin(self, worker: WorkerProcess) -> None:
         """Watch the trial's limits from now on, where it has some and `worker` is what is on trial."""
@@ -72,7 +70,7 @@ class TrialCare:
                 self._go_back(active, HealthCheckFailed(CUT_OFF), None)
                 return
         except (SlotsBusy, StorageFailed) as error:  # a busy lock or a full disk: the version serves all the same
-            self._to_watch, self._begin_at_s = worker, self._clock() + _retry_s(error)
+            self._to_watch, self._begin_at_s = worker, self._clock() + retry_s(error)
             return
         except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
             log(f"model {self._model}: its limits are not watched: {error.message}")
@@ -142,11 +140,12 @@ class TrialCare:
             if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
                 return
             self._watch = watch  # a busy lock or a full disk: the next turn tries again
-            watch.try_later(self._clock() + _retry_s(error))
+            watch.try_later(self._clock() + retry_s(error))
             return
         self.follow(after)
         self._tell("kept" if watch.gate.unattended else "limits_held", self._model, told)
 
 
-def _retry_s(error: EdgeRTError) -> float:
+def retry_s(error: EdgeRTError) -> float:
+    """How long to wait where the slots could not be changed: a busy lock is free soon, a full disk is not."""
     return LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S
