@@ -7,14 +7,13 @@ disturbed either: the claim is taken first, then looked whether that is so, and 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgert.claims import LASTS_S_MAX
 from edgert.errors import EdgeRTError
-from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, TOKEN_BYTES_MAX, noted, who, write_note
+from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, noted, read_note, who, write_note
 from edgert_deploy.facts import DeviceFacts
 from edgert_deploy.remote import RemoteDaemon
 from edgert_deploy.setup_claim import check_not_set_up
@@ -41,7 +40,7 @@ def claimed(
     """
     lasts_s = min(LASTS_S + send_bytes / min(bytes_per_s, SLOW_LINK_BYTES_PER_S), LASTS_S_MAX)
     with noted(daemon.device, model, f"another deploy of {model}") as note:
-        old = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+        old = read_note(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
         answer = daemon.call("claim", model, "--by", who(), "--for-s", f"{lasts_s:.0f}", *instead)
         token = str(answer["token"])

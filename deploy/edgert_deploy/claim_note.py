@@ -44,6 +44,11 @@ def noted(device: Device, what: str, other: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def read_note(descriptor: int) -> str:
+    """The last token; "" where none is noted."""
+    return os.pread(descriptor, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+
+
 def write_note(descriptor: int, token: str) -> None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, token.encode(), 0)

@@ -8,7 +8,6 @@ next command of the same host knows that it is over, and waits for nothing.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import time
@@ -18,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError
-from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, TOKEN_BYTES_MAX, noted, who, write_note
+from edgert_deploy.claim_note import SLOW_LINK_BYTES_PER_S, noted, read_note, who, write_note
 from edgert_deploy.inventory import Device
 from edgert_deploy.transports import ByteProgress, LineSink, Result, Transport
 
@@ -46,7 +45,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
         if device.transport == "local":
             yield transport
             return
-        old = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+        old = read_note(note)
         token = secrets.token_hex(8)
         lasts_s = QUICK_S_MAX + SPARE_S
         begun = time.monotonic()
@@ -69,7 +68,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     if device.transport == "local":
         return
     with noted(device, _NOTE, "a bootstrap or unbootstrap") as note:
-        over = os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+        over = read_note(note)
     _asked(device, transport, ("look", device.home, over))
 
 
