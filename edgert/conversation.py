@@ -220,7 +220,7 @@ def _array(value: ArrayLike) -> NDArray[Any]:
 
 def _is_image(array: NDArray[Any]) -> bool:
     """Whether these are the bytes of a JPEG or PNG file, or of several."""
-    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.tobytes()[:8].startswith(IMAGE_STARTS)
+    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.reshape(-1)[:8].tobytes().startswith(IMAGE_STARTS)
 
 
 def welcome_of(received: wire.Frame | None) -> dict[str, Any]:

@@ -33,7 +33,5 @@ def act_as_owner(state: StateDir) -> None:
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")
-    except (
-        OSError
-    ):  # root's own folder, closed to the owner; engines look about where they stand, and OpenVINO dies of it
+    except OSError:  # root's own folder, say, closed to the owner: OpenVINO looks about where it stands, and dies of it
         os.chdir("/")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,7 +105,7 @@ class Batcher:
         self._idle = [_Slot(one) for one in (*more_sessions, session)]
         self.instances = len(self._idle)
         self._last = self._idle[-1]
-        self._group_arena: Arrays = []
+        self._arena: Arrays = []  # of `infer_together`
         self._mutex = threading.Lock()  # guards the queues
         self._high: deque[_Ticket] = deque()
         self._low: deque[_Ticket] = deque()
@@ -145,18 +145,10 @@ class Batcher:
         if len(requests) == 1:
             return [self.infer(*requests[0], deadline_s)]
         total = sum(rows for _, rows in requests)
-        if not self._group_arena:
-            self._group_arena = [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0][0]]
-        for i, arena in enumerate(self._group_arena):
-            np.concatenate([inputs[i] for inputs, _ in requests], out=arena[:total])
-        whole = [arena[:total] for arena in self._group_arena]
+        whole = self._gather(self._arena, [inputs for inputs, _ in requests], total)
         outputs, queue_ns, engine_ns, _ = self.infer(whole, total, deadline_s)
-        answers, at = [], 0
-        for _, rows in requests:
-            own = [array[at : at + rows] for array in outputs]
-            answers.append(_new(Answer, (own, queue_ns, engine_ns, total)))
-            at += rows
-        return answers
+        shares = _shares(outputs, [rows for _, rows in requests])
+        return [_new(Answer, (own, queue_ns, engine_ns, total)) for own in shares]
 
     def close(self, error: EdgeRTError) -> None:
         """Hand back what waits, with `error`, and let nothing wait any more. What runs ends by itself."""
@@ -293,7 +285,8 @@ class Batcher:
         start_ns = time.perf_counter_ns()
         rows = _rows(batch)
         try:
-            inputs = batch[0].inputs if len(batch) == 1 else self._gather(slot, batch, rows)
+            several = len(batch) > 1
+            inputs = self._gather(slot.arena, [one.inputs for one in batch], rows) if several else batch[0].inputs
             outputs = slot.run(inputs)
         except EdgeRTError as error:
             self._fail(batch, error)
@@ -309,11 +302,8 @@ class Batcher:
         if len(batch) == 1:
             batch[0].answer = Answer(outputs, start_ns - batch[0].parked_ns, engine_ns, rows)
         else:
-            at = 0
-            for ticket in batch:
-                own = [array[at : at + ticket.rows] for array in outputs]
+            for ticket, own in zip(batch, _shares(outputs, [one.rows for one in batch]), strict=True):
                 ticket.answer = Answer(own, start_ns - ticket.parked_ns, engine_ns, rows)
-                at += ticket.rows
             for ticket in batch[1:]:
                 ticket.gate.release()
         if self.tuner is not None:
@@ -325,13 +315,13 @@ class Batcher:
         for ticket in batch[1:]:
             ticket.gate.release()
 
-    def _gather(self, slot: _Slot, batch: list[_Ticket], rows: int) -> Arrays:
-        """The batch's inputs one after the other, in arrays that are kept between runs."""
-        if not slot.arena:
-            slot.arena = [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in batch[0].inputs]
-        for i, whole in enumerate(slot.arena):
-            np.concatenate([ticket.inputs[i] for ticket in batch], out=whole[:rows])
-        return [whole[:rows] for whole in slot.arena]
+    def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], rows: int) -> Arrays:
+        """The inputs of `requests` one after the other, in the arrays of `arena`, which is filled once and kept."""
+        if not arena:
+            arena += [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0]]
+        for i, whole in enumerate(arena):
+            np.concatenate([inputs[i] for inputs in requests], out=whole[:rows])
+        return [whole[:rows] for whole in arena]
 
     def _free(self, slot: _Slot) -> None:
         """The run is over: wake the next leader, or leave the engine idle."""
@@ -390,6 +380,14 @@ class Batcher:
 def can_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
     """Whether requests may share a run: rows go in and come out one for one, and all items have one shape."""
     return batchable(inputs) and batchable(outputs) and all(-1 not in spec.item_shape for spec in inputs)
+
+
+def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
+    """What of a batch's outputs belongs to each request, as views; `counts` are the requests' items."""
+    at = 0
+    for rows in counts:
+        yield [array[at : at + rows] for array in outputs]
+        at += rows
 
 
 def _rows(batch: list[_Ticket]) -> int:

@@ -121,7 +121,7 @@ class Connection:
                 if request is None:
                     return False
             if request.kind != wire.INFER:
-                self._other(request)
+                sock.sendall(pong(request))
                 continue
             try:
                 if asked is None or request.tensors is not tensors:
@@ -132,12 +132,8 @@ class Connection:
                 outputs, numbers, batch, flags, stages = infer(asked, request.flags, began_ns, deadline_s)
             except Moved:  # whoever holds the connection tells the client where to go
                 return False
-            except EdgeRTError as error:
-                self._refuse(request, error, began_ns)
-                continue
             except Exception as error:  # noqa: BLE001  # one request must not take the connection along
-                self._log(f"{type(error).__name__} in a request: {error}")
-                self._refuse(request, EdgeRTError(f"internal error: {type(error).__name__}: {error}"), began_ns)
+                self._refuse(request, error, began_ns)
                 continue
             encoding_ns = now()
             parts, total = reply.parts(outputs, numbers, request.request_id, flags, batch, stages)
@@ -160,7 +156,10 @@ class Connection:
                     return True
 
     def encoded(self, reply: Reply, served: Served, request: wire.Frame) -> Sequence[wire.Buffer]:
-        """What is to be sent. Raises RequestError where a frame cannot hold it."""
+        """What is to be sent. Raises RequestError where a frame cannot hold it.
+
+        `serve` has this and `answered` without the calls: it is where a lone request is.
+        """
         outputs, numbers, batch, flags, stages = served
         parts, total = reply.parts(outputs, numbers, request.request_id, flags, batch, stages)
         if total > self._frame_bytes_max:
@@ -198,25 +197,30 @@ class Connection:
             if request is not None:
                 return request
 
-    def _other(self, request: wire.Frame) -> None:
-        if request.kind != wire.PING:
-            raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
-        self.sock.sendall(wire.json_frame(wire.PONG, {}, request_id=request.request_id))
-
     def _through_memory(self, parts: Sequence[wire.Buffer]) -> Sequence[wire.Buffer]:
         """What is to be sent of an answer whose body lies in the shared memory now; all of it where that has no room."""
         assert self._area is not None
         header = wire.share(parts, self._area.response)
         return parts if header is None else [header]
 
-    def _refuse(self, request: wire.Frame, error: EdgeRTError, began_ns: int) -> None:
+    def _refuse(self, request: wire.Frame, error: Exception, began_ns: int) -> None:
         self.sock.sendall(self.refusal(request, error, began_ns))
 
-    def refusal(self, request: wire.Frame, error: EdgeRTError, began_ns: int) -> bytes:
-        """The frame that says so; it is counted."""
+    def refusal(self, request: wire.Frame, error: Exception, began_ns: int) -> bytes:
+        """The frame that says so; it is counted, and logged where it is no error of ours."""
+        if not isinstance(error, EdgeRTError):
+            self._log(f"{type(error).__name__} in a request: {error}")
+            error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._recorder.record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
         return wire.error_frame(error, request_id=request.request_id)
+
+
+def pong(request: wire.Frame) -> bytes:
+    """The answer to what is no INFER. Raises ProtocolError where it is no PING either."""
+    if request.kind != wire.PING:
+        raise ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+    return wire.json_frame(wire.PONG, {}, request_id=request.request_id)
 
 
 def _wait_until_readable(sock: socket.socket) -> None:

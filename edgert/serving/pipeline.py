@@ -199,7 +199,8 @@ class Pipeline:
     ) -> list[Served]:
         """Answer bare requests that one thread has read; for each of them, when it came and when it was read.
 
-        In one run: several have at most as many items as the batcher's cap. For one thread only. Raises EdgeRTError, which is then the answer to all of them.
+        In one run: several have at most as many items as the batcher's cap. For one thread only. Raises EdgeRTError,
+        which is then the answer to all of them.
         """
         began_ns = time.perf_counter_ns()
         answers = self._batcher.infer_together([(one.arrays, one.rows) for one in asked], deadline_s)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from edgert import wire
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.serving.batcher import late
-from edgert.serving.connection import Connection, Crowd
+from edgert.serving.connection import Connection, Crowd, pong
 from edgert.serving.pipeline import Asked, Pipeline, Served
 from edgert.serving.reply import Reply
 
@@ -203,10 +203,9 @@ class Reactor:
         return True
 
     def _other(self, guest: _Guest, request: wire.Frame) -> None:
-        if request.kind == wire.PING:
-            self._send(guest, [wire.json_frame(wire.PONG, {}, request_id=request.request_id)])
-        else:
-            error = ProtocolError(f"frame kind {request.kind} is not for the daemon; send INFER or PING")
+        try:
+            self._send(guest, [pong(request)])
+        except ProtocolError as error:
             self._leave(guest, Leave(error=error))
 
     def _answer(self, guest: _Guest) -> None:
@@ -266,13 +265,10 @@ class Reactor:
     def _failed(self, guest: _Guest, error: Exception) -> None:
         if isinstance(error, Moved):  # whoever holds the connection tells the client where to go
             self._leave(guest, Leave(error=error))
-        elif isinstance(error, EdgeRTError):
-            self._refuse(guest, error)
         else:
-            self._log(f"{type(error).__name__} in a request: {error}")
-            self._refuse(guest, EdgeRTError(f"internal error: {type(error).__name__}: {error}"))
+            self._refuse(guest, error)
 
-    def _refuse(self, guest: _Guest, error: EdgeRTError) -> None:
+    def _refuse(self, guest: _Guest, error: Exception) -> None:
         self._send(guest, [guest.connection.refusal(guest.request, error, guest.came_ns)])
 
     def _send(self, guest: _Guest, parts: Sequence[wire.Buffer]) -> None:

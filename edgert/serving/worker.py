@@ -28,7 +28,6 @@ from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, ShuttingDown
 from edgert.installed import load_version
 from edgert.log import log
-from edgert.manifest import Manifest
 from edgert.serving import channel, golden
 from edgert.serving.agreement import scores_output
 from edgert.serving.batcher import Batcher
@@ -156,7 +155,7 @@ class Worker:
         self._seats = Seats(serving.connections_max)
         self._crowd = Crowd()
         self._reactor: Reactor | None = None
-        if _answers_quickly(model, self._batcher, manifest):
+        if _answers_quickly(model, self._batcher):
             self._reactor = Reactor(self._pipeline, self._batcher.cap, self._crowd, self._leaves, log)
         self._last_word = wire.json_frame(wire.MOVED, {})
         self._stopping = False
@@ -440,14 +439,14 @@ def _beside_old(order: LoadOrder) -> Shadow | None:
     return Shadow(lambda: ReferenceProcess(given), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
-def _answers_quickly(model: LoadedModel, batcher: Batcher, manifest: Manifest) -> bool:
+def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
     """Whether its requests may wait for each other in one thread: the engine's part is short, and is all there is.
 
     A target for its latency needs the batcher to see who waits; an image takes milliseconds to decode.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
-    plain = batcher.tuner is None and batcher.instances == 1 and manifest.preprocess is None
+    plain = batcher.tuner is None and batcher.instances == 1 and model.version.manifest.preprocess is None
     return plain and run_us <= QUICK_US_MAX
 
 
