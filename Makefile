@@ -32,8 +32,9 @@ $(VENV)/installed: pyproject.toml
 demo: setup
 	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
 
+# ROOM=host/packager: the tests of one room of the tree, tests/host/packager.
 test: setup servers
-	@$(TESTS)
+	@$(TESTS) $(if $(ROOM),tests/$(ROOM))
 
 # DUT=hil/duts/my-board.toml: a device of yours; without, a container on this machine.
 hil: setup servers

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgert import wire
-from edgert.local_socket import timeval
+from edgert.protocol import wire
+from edgert.protocol.local_socket import timeval
 
 NICE = 10
 CROWD = 3000

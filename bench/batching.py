@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from bench.bundles import make_bundle
 from bench.common import Ask, Clients, Load, deploy, edgertd, emit, median_load, start
 from edgert import Client
-from edgert.signing import SigningKey, new_key
+from edgert.bundle.signing import SigningKey, new_key
 
 SETTINGS = {"cap 1": 1, "cap 8": 8, "cap 32": 32, "learned": 0}
 MODELS = ("dense", "conv")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.bundle import write_bundle
+from edgert.bundle.bundle_file import write_bundle
+from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.bundle.signing import SigningKey
 from edgert.engines import engine_by_name
-from edgert.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
-from edgert.signing import SigningKey
 from edgert.tensors import DATATYPES, TensorSpec
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bench.bundles import make_null_bundle
-from edgert.signing import new_key
+from edgert.bundle.signing import new_key
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ROOT / "examples/digits"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import Ask
-from edgert.local_socket import SEND_BUFFER_BYTES
+from edgert.protocol.local_socket import SEND_BUFFER_BYTES
 
 ANSWER = bytes(192)
 WORD = bytes(64)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet_load import Load
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0

@@ -28,12 +28,12 @@ import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
-from edgert_deploy.fleet import schema
-from edgert_deploy.fleet.heard import MINUTE_MS, Batch, Heard
 from edgert_deploy.fleet.packed import WINDOW, Pool
-from edgert_deploy.fleet.query import Answer, FleetQuery, Question
-from edgert_deploy.fleet.store import Store
-from tests.databases import postgres
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Heard
+from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.store import Store
+from tests.support.databases import postgres
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS
 ASKED = {

@@ -25,8 +25,8 @@ from typing import Any
 
 from bench.fleet import Program
 from bench.fleet_load import Load
-from tests.brokers import Broker
-from tests.browser import Browser
+from tests.support.brokers import Broker
+from tests.support.browser import Browser
 
 WINDOW_S = 60.0
 WATCHED_S = 60.0

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from bench.common import emit
+from edgert.bundle.rules import Preprocess
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.processing.preprocess import Preprocessor
-from edgert.rules import Preprocess
-from edgert_deploy.builders import builder_for
-from edgert_deploy.calibration import CalibrationSet
-from edgert_deploy.fold import folded
-from edgert_deploy.profiles import load_profile
-from edgert_deploy.source import SourceModel, load_source
-from tests import models
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.builders.folded_preprocessing import folded
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
 
 COLUMNS = ("engine", "side", "on_device_us", "folded_us", "times")
 ENGINES = {"onnxruntime": "this-machine", "openvino": "intel-nuc", "tflite": "raspberry-pi-4"}

@@ -35,9 +35,9 @@ from bench.common import DIGITS, ROOT, digits_device, edgertd, emit, processes, 
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact
 from edgert import Client
+from edgert.daemon.memory import process_mb
 from edgert.errors import Unavailable
-from edgert.serving.memory import process_mb
-from tests.brokers import Broker
+from tests.support.brokers import Broker
 
 COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0

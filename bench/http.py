@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from bench.http_client import HttpAsker
 from edgert import Client
-from edgert.serving.control import ask
-from edgert.serving.memory import process_mb
-from tests.devices import Device, a_device, wait_until
+from edgert.daemon.memory import process_mb
+from edgert.protocol.control import ask
+from tests.support.devices import Device, a_device, wait_until
 
 SIZES_BYTES = (4096, 150_528, 1_228_800)
 ROUNDS, REQUESTS = 30, 20

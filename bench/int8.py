@@ -29,12 +29,12 @@ import numpy as np
 from bench.architectures import ARCHITECTURES, write_model
 from bench.common import DIGITS, emit
 from edgert.engines import EngineOptions, Session, engine_by_name
-from edgert_deploy.accuracy import local_artifact, run_samples
-from edgert_deploy.builders import Artifact, Precision, builder_for
-from edgert_deploy.calibration import CalibrationSet, load_samples
-from edgert_deploy.metrics import Metric, Question, metric_for
-from edgert_deploy.profiles import load_profile
-from edgert_deploy.source import SourceModel, load_source
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
+from edgert_deploy.packager.accuracy.metrics import Metric, Question, metric_for
+from edgert_deploy.packager.builders import Artifact, Precision, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
 MODELS = ("digits", *ARCHITECTURES)
 ENGINES = {"tflite": "raspberry-pi-4", "openvino": "intel-nuc", "onnxruntime": "generic-x86-64"}

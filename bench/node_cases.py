@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert_deploy.tflite_lowering.writer import TENSOR_TYPES
+from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -155,7 +155,7 @@ def _work(pipe: Connection, tests: Sequence[NodeTest], indices: Sequence[int]) -
 def attempt(test: NodeTest) -> tuple[str, str]:
     """Lower, run and compare `test` in this process: its status, and a line about it."""
     from edgert.errors import EdgeRTError
-    from edgert_deploy.tflite_lowering import lower
+    from edgert_deploy.packager.tflite_lowering import lower
 
     try:
         model, inputs = bound(test)

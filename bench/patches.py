@@ -16,8 +16,8 @@ import zstandard
 
 from bench.common import emit
 from bench.transfer import weights
-from edgert.parcel import WINDOW_BYTES_MAX
-from edgert_deploy import parcels
+from edgert.bundle.delta import WINDOW_BYTES_MAX
+from edgert_deploy.rollout import delta as parcels
 
 COLUMNS = ("change", "made_by", "bytes", "seconds", "bytes_over_ours", "seconds_over_ours")
 

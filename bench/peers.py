@@ -33,7 +33,7 @@ from bench.peer_servers.servers import PEERS, running
 from bench.peer_servers.session import write_spec
 from bench.raw import live_artifact, open_session
 from edgert import Client
-from edgert.serving.memory import process_mb
+from edgert.daemon.memory import process_mb
 
 OURS, RAW = "EdgeRT", "Session.run"
 PLACEMENTS: dict[str, set[int] | None] = {"one core": {0}, "free": None}

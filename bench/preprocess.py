@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import emit
+from edgert.bundle.rules import Detect, Preprocess, Resize
 from edgert.processing.classify import best_classes, softmax, top_k
 from edgert.processing.detect import detections
 from edgert.processing.placement import Placement
 from edgert.processing.preprocess import Preprocessor
-from edgert.rules import Detect, Preprocess, Resize
 from edgert.tensors import TensorSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

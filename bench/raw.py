@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgert.config import StateDir, read_config
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
-from edgert.installed import load_version
-from edgert.slots import SlotStore
+from edgert.versions.installed import load_version
+from edgert.versions.slots import SlotStore
 
 
 def open_session(state_folder: Path, threads: int, model: str = "digits") -> Session:

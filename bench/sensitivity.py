@@ -18,16 +18,16 @@ from typing import Any
 
 from bench.common import DIGITS
 from edgert.engines.onnxruntime import sdk
-from edgert_deploy.accuracy import artifact_outputs, reference_outputs
-from edgert_deploy.builders import builder_for
-from edgert_deploy.builders.qdq import prepared, quantize
-from edgert_deploy.calibration import CalibrationSet, load_samples
-from edgert_deploy.layers import Layer, layers_of
-from edgert_deploy.metrics import sqnr_db
-from edgert_deploy.profiles import load_profile
-from edgert_deploy.sensitivity import SAMPLES, Sensitivity, recipe_like
-from edgert_deploy.source import SourceModel, load_source
-from tests import models
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.metrics import sqnr_db
+from edgert_deploy.packager.accuracy.sensitivity import SAMPLES, Sensitivity, recipe_like
+from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.builders.layers import Layer, layers_of
+from edgert_deploy.packager.builders.qdq import prepared, quantize
+from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
 
 MAX_DROP = 0.01
 

@@ -41,8 +41,8 @@ from bench.attacks import ATTACKS, Attacker
 from bench.bundles import make_null_bundle
 from bench.common import DIGITS, deploy, digits_device, edgertd, emit, own_mb, serving
 from edgert import Client
+from edgert.bundle.signing import new_key
 from edgert.errors import EdgeRTError
-from edgert.signing import new_key
 
 SWAP_EVERY_S = 7.0
 KILL_EVERY_S = 70.0  # so that each worker has lived long enough for the crash before to be forgotten

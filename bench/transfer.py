@@ -29,11 +29,11 @@ import numpy as np
 
 from bench.common import ROOT, edgertd, emit, start
 from bench.link import HERE, Link, Quality, why_not
-from edgert.signing import new_key
-from edgert_deploy.inventory import Inventory
+from edgert.bundle.signing import new_key
+from edgert_deploy.devices.inventory import Inventory
 from hil.keys import new_keys
 from hil.sshd import SshDevice, start_sshd
-from tests.bundles import make_null_bundle
+from tests.support.bundles import make_null_bundle
 
 COLUMNS = ("what", "release", "seconds", "send_seconds", "link_mb", "bytes_over_edgert", "seconds_over_edgert")
 CHANGED_SHARE = 50

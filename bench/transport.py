@@ -30,7 +30,7 @@ from bench.common import Ask, Clients, Load, emit, null_device, pin, serving
 from bench.echo import echo
 from bench.raw import open_session
 from edgert import AsyncClient, Client
-from edgert.sharing import SHARE_BYTES_MIN
+from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
 HIT = "150 KB"

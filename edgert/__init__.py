@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edgert.errors import EdgeRTError
 
 if TYPE_CHECKING:
-    from edgert.aio import AsyncClient as AsyncClient
-    from edgert.client import Client as Client
+    from edgert.client.aio import AsyncClient as AsyncClient
+    from edgert.client.blocking import Client as Client
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "EdgeRTError", "__version__", "include_dir"]
@@ -25,11 +25,11 @@ def include_dir() -> str:
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        from edgert.client import Client
+        from edgert.client.blocking import Client
 
         return Client
     if name == "AsyncClient":
-        from edgert.aio import AsyncClient
+        from edgert.client.aio import AsyncClient
 
         return AsyncClient
     raise AttributeError(f"module 'edgert' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 STATE/config.toml            who the device is, its profile, its broker (this file's dataclasses)
 STATE/keys/*.pem             public keys whose bundles are accepted
-STATE/models/<model>/        slots (edgert.slots)
+STATE/models/<model>/        slots (edgert.versions.slots)
 STATE/incoming/              bundles and parcels on their way in
 STATE/cache/                 what engines compiled; may be removed at any time
 STATE/learned/               what was measured when a model was loaded; likewise

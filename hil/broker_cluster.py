@@ -24,7 +24,7 @@ from types import TracebackType
 
 from edgert.errors import EdgeRTError
 from edgert.telemetry.mqtt import Connection, MqttSettings
-from tests.brokers import free_port, until
+from tests.support.brokers import free_port, until
 
 NODES = 3
 STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores

@@ -30,16 +30,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from edgert.bundle import open_bundle
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.delta import HOWS, parts_of
 from edgert.config import read_config
 from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
-from edgert.gate import Gate
-from edgert.installed import load_version
-from edgert.installer import held_files, install
-from edgert.parcel import HOWS, parts_of
-from edgert.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
-from edgert_deploy.parcels import Has, Parcels
-from tests.devices import Device
+from edgert.versions.install import held_files, install
+from edgert.versions.installed import load_version
+from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
+from edgert.versions.trial_limits import Gate
+from edgert_deploy.rollout.delta import Has, Parcels
+from tests.support.devices import Device
 
 MODEL = "echo"
 OLD, NEW, OTHER = 1, 2, 3  # other: nobody's release, but weights of its own

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgert.signing import SigningKey, read_signing_key
-from edgert_deploy.inventory import Device, Inventory
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import Result, open_transport
+from edgert.bundle.signing import SigningKey, read_signing_key
+from edgert_deploy.devices.inventory import Device, Inventory
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import Result, open_transport
 from hil.dut import Dut
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import fingerprint
+from edgert_deploy.devices.inventory import fingerprint
 
 INSTALL = "apt-get install openssh-server openssh-client"
 

@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.runtime import FINISH, script_text
+from edgert_deploy.bootstrap.runtime import FINISH, script_text
 from hil.disk import ForgetfulDisk
 from hil.mounted import MountedDisk, ext4, why_not
-from tests.test_runtime import NEW, OLD, STAND_IN
+from tests.host.bootstrap.test_runtime import NEW, OLD, STAND_IN
 
 DISK_BYTES = 48 * 1024**2
 FILES = 60

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import Device
+from edgert_deploy.devices.inventory import Device
 from hil.keys import INSTALL, HasKeys, greets, new_keys
 
 START_S_MAX = 20.0

@@ -20,9 +20,9 @@ from hil import rootfs
 from hil.containers import Container, running_container
 from hil.dut import Dut, reached
 from hil.host import Host
-from tests.bundles import make_null_bundle
-from tests.devices import wait_until
-from tests.trees import another_tree
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import wait_until
+from tests.support.trees import another_tree
 
 PROFILE = "generic-x86-64"
 NAME = "board"
@@ -146,7 +146,7 @@ def test_a_runtime_that_computes_something_else_never_comes_into_use(world: Worl
 def test_a_daemon_that_does_not_come_up_is_taken_back_by_the_device(world: World) -> None:
     """Its self-test passes: only the trial can show it."""
     broken = world.another(
-        "broken", "edgert/cli/serve.py", "    from edgert.serving", "    raise SystemExit(3)\n    from edgert.serving"
+        "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.serving"
     )
     before = world.current()
     failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial-s", TRIAL_S, code=9)
@@ -161,8 +161,8 @@ def test_power_lost_in_a_trial_brings_the_runtime_before_back(world: World) -> N
     hanging = world.another(
         "hanging",
         "edgert/cli/serve.py",
-        "    from edgert.serving",
-        "    import time; time.sleep(9999)\n    from edgert.serving",
+        "    from edgert.daemon",
+        "    import time; time.sleep(9999)\n    from edgert.daemon",
     )
     before = world.current()
     upgrade = threading.Thread(

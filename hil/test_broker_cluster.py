@@ -22,12 +22,12 @@ import sqlalchemy as sa
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection, MqttSettings
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet import schema
-from edgert_deploy.fleet.query import FleetQuery, Question
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.broker_cluster import NODES, BrokerCluster, why_not
-from tests.brokers import until
-from tests.test_fleet_export import scraped
-from tests.test_mqtt import Device
+from tests.device.telemetry.test_forwarder import Device
+from tests.host.fleet.export.test_export import scraped
+from tests.support.brokers import until
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from edgert.errors import EdgeRTError
-from edgert_deploy.facts import probe
-from edgert_deploy.profiles import DeviceProfile, load_profile
-from edgert_deploy.transports import open_transport
+from edgert_deploy.devices.facts import probe
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.devices.transports import open_transport
 from hil.dut import Bench, Dut, opened, read_dut, why_not
 from hil.host import DIGITS, ROOT, Host
-from tests.bundles import make_null_bundle
-from tests.devices import wait_until
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import wait_until
 
 DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
 COMMAND_S_MAX = 3600
@@ -139,7 +139,7 @@ def test_it_is_measured_beside_what_may_come_and_as_apps_see_it(device: UnderTes
 
 def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
     if device.dut.virtual == "sshd":
-        pytest.skip("tests/test_end_to_end_ssh.py has it")
+        pytest.skip("tests/end_to_end/test_ssh.py has it")
     (again,) = device.host.edgert("bootstrap", device.dut.name)["devices"]
     assert again["changed"] == []
     assert again["status"]["daemon"]["running"] is True

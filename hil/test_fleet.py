@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from edgert.errors import Interrupted
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import open_transport
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
 from hil.containers import Container, running_container
 from hil.dut import Dut, reached
 from hil.host import Host
-from tests.bundles import make_null_bundle
-from tests.devices import wait_until
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import wait_until
 
 DEVICES = 10
 PROFILE = "generic-x86-64"

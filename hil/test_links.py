@@ -1,6 +1,6 @@
 """Links as the field has them: cut at any byte, slow, dead without a word; and hosts that die in the middle.
 
-tests/test_transports.py has the transport's own promises; here is what becomes of whole files, devices and fleets.
+tests/host/devices/test_transports.py has the transport's own promises; here is what becomes of whole files, devices and fleets.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeviceUnreachable
-from edgert_deploy.transports.ssh import SshTransport
-from edgert_deploy.transports.ssh_login import LinkLimits
+from edgert_deploy.devices.transports.ssh import SshTransport
+from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from hil.relay import Relay
 from hil.sshd import SshDevice, running_sshd
 

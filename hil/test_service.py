@@ -1,6 +1,6 @@
 """The service units where they really run: systemd in a container, as root and as another user.
 
-tests/test_systemd.py has what can be said of a unit without starting it.
+tests/host/devices/test_service.py has what can be said of a unit without starting it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hil.containers import Container, running_container
 from hil.dut import Dut, reached
 from hil.host import Host
 from hil.sshd import free_port
-from tests.brokers import PASSWORD, USER, Broker, mosquitto
-from tests.bundles import make_null_bundle
-from tests.devices import wait_until
+from tests.support.brokers import PASSWORD, USER, Broker, mosquitto
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import wait_until
 
 PROFILE = "generic-x86-64"
 NAME = "board"

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgert.bundle.signing import write_key_pair
 from edgert.config import read_config
-from edgert.installer import install
-from edgert.signing import write_key_pair
-from edgert.slots import BOOT_ID_VARIABLE, SlotStore
-from edgert_deploy.transports import open_transport
+from edgert.versions.install import install
+from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore
+from edgert_deploy.devices.transports import open_transport
 from hil import containers, images, machines, mounted
 from hil.containers import running_container
 from hil.disk import ForgetfulDisk
@@ -31,8 +31,8 @@ from hil.dut import Dut, reached
 from hil.host import ROOT, Host
 from hil.machines import Machine
 from hil.sshd import free_port
-from tests.bundles import make_null_bundle
-from tests.devices import Device
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import Device
 
 ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "victim", "echo"
 AGENT_PORT, AGENT = 7777, "/opt/rig"
@@ -224,7 +224,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
             host.edgert("deploy", bundle, "--to", NAME)
         transport = open_transport(host.device(NAME))
         transport.put(ROOT / "hil/on_device/slots_agent.py", f"{AGENT}/slots_agent.py")
-        transport.put(ROOT / "tests/bundles.py", f"{AGENT}/tests/bundles.py")
+        transport.put(ROOT / "tests/support/bundles.py", f"{AGENT}/tests/support/bundles.py")
         transport.put(host.folder / "keys/default.key.pem", f"{AGENT}/key.pem", mode=0o600)
         transport.close()
         unit = container.root / "etc/systemd/system/slots-agent.service"

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from edgert.reporting import stop_reporting
-from edgert.signing import SigningKey, new_key
-from tests.browser import Browser, chromium_path
-from tests.databases import new_database, postgres, postgres_folder
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.vendor_telemetry import stop_reporting
+from tests.support.browser import Browser, chromium_path
+from tests.support.databases import new_database, postgres, postgres_folder
+from tests.support.paths import ROOT
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+DIGITS = ROOT / "examples" / "digits"
 
 stop_reporting()  # before a test imports a vendor's SDK by itself
 
@@ -30,21 +31,21 @@ def signing_key() -> SigningKey:
 
 @pytest.fixture(scope="session")
 def digits_source() -> Any:
-    from edgert_deploy.source import load_source
+    from edgert_deploy.packager.sources.source_model import load_source
 
     return load_source(DIGITS / "digits.onnx")
 
 
 @pytest.fixture(scope="session")
 def digits_calibration(digits_source: Any) -> Any:
-    from edgert_deploy.calibration import load_samples
+    from edgert_deploy.packager.samples.samples import load_samples
 
     return load_samples(DIGITS / "calibration.npz", digits_source, at_least=10)
 
 
 @pytest.fixture(scope="session")
 def digits_holdout(digits_source: Any) -> Any:
-    from edgert_deploy.calibration import load_samples
+    from edgert_deploy.packager.samples.samples import load_samples
 
     return load_samples(DIGITS / "holdout.npz", digits_source, at_least=10)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
+from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit, progress
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir, read_config
-from edgert.gate import LIMIT_NAMES, WATCH_S, Gate, parse_limits
-from edgert.serving.trial_aid import fit_for
+from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, Gate, parse_limits
 
 
 @click.command()

@@ -12,7 +12,7 @@ from edgert.cli.output import emit, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import TransitionRefused
-from edgert.slots import ON_TRIAL, SlotStore
+from edgert.versions.slots import ON_TRIAL, SlotStore
 
 CLIENTS_MAX = 64
 
@@ -43,9 +43,9 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
       edgertd bench /tmp/candidates --json
       edgertd bench --model digits
     """
-    from edgert.serving.bench import bench as measure
-    from edgert.serving.bench import live_piece, read_work
-    from edgert.serving.bench_live import bench_live, live_version, serving_of
+    from edgert.checks.bench import bench as measure
+    from edgert.checks.bench import live_piece, read_work
+    from edgert.checks.bench_live import bench_live, live_version, serving_of
 
     if folder is None:
         if model is None:

@@ -11,7 +11,7 @@ from edgert.cli.output import emit
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
-from edgert.serving.control import ask
+from edgert.protocol.control import ask
 
 
 @click.command()
@@ -28,7 +28,7 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
     Example:
       edgertd check digits --json
     """
-    from edgert.serving.health import check_served
+    from edgert.checks.health import check_served
 
     with under_claim(state, token):
         result = check_served(model, store_of(state, model), state, read_config(state))

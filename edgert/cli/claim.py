@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-from edgert.claims import LASTS_S_MAX, Claims
+from edgert.bundle.manifest import MODEL_NAME
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.manifest import MODEL_NAME
+from edgert.versions.claims import LASTS_S_MAX, Claims
 
 CLAIMING_S = 60.0  # renewed while it is needed: for how long one that was killed stands in the way
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.reporting import stop_reporting
+from edgert.vendor_telemetry import stop_reporting
 
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from edgert.bundle.delta import PATCH_BYTES_MAX, has_zstd
+from edgert.bundle.manifest import MODEL_NAME
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid
-from edgert.installer import held_files
-from edgert.manifest import MODEL_NAME
-from edgert.parcel import PATCH_BYTES_MAX, has_zstd
+from edgert.versions.install import held_files
 
 MEMORY_SHARE = 6  # a patch takes the old file, the window and buffers: at most so small a part of what is free
 

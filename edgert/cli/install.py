@@ -24,7 +24,7 @@ def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
       edgertd install digits.edgert
       edgertd install digits.edgert && edgertd activate digits && edgertd check digits && edgertd mark-good digits
     """
-    from edgert.installer import install as install_bundle
+    from edgert.versions.install import install as install_bundle
 
     with under_claim(state, token):
         done = install_bundle(bundle, state, read_config(state), progress)

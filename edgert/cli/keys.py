@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from edgert.bundle.signing import read_keyring
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
 from edgert.durable import sync_folder
 from edgert.errors import ConfigInvalid, StorageFailed, TransitionRefused
-from edgert.signing import read_keyring
 
 
 @click.group()

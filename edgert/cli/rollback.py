@@ -9,7 +9,7 @@ from edgert.cli.output import emit
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
 from edgert.errors import TransitionRefused
-from edgert.slots import SlotState, State
+from edgert.versions.slots import SlotState, State
 
 
 @click.command()

@@ -9,7 +9,7 @@ import click
 from edgert import __version__
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
-from edgert.slots import SlotStore
+from edgert.versions.slots import SlotStore
 
 
 @click.command("self-test")
@@ -26,7 +26,7 @@ def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
     Example:
       /opt/edgert/venvs/0123456789abcdef/bin/edgertd self-test
     """
-    from edgert.serving.self_test import self_test as test_model
+    from edgert.checks.self_test import self_test as test_model
 
     config = read_config(state)
     names = models or tuple(

@@ -18,6 +18,6 @@ def serve(state: StateDir) -> None:
     Example:
       edgertd --state /var/lib/edgert serve
     """
-    from edgert.serving.supervisor import Supervisor
+    from edgert.daemon.supervisor import Supervisor
 
     Supervisor(state).run()

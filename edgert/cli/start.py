@@ -13,9 +13,9 @@ import click
 
 from edgert.cli.output import emit, progress
 from edgert.config import StateDir, read_config
+from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_keeper
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
-from edgert.serving.control import ask
-from edgert.serving.keeper import LOG_BYTES_MAX, has_lost_its_keeper
+from edgert.protocol.control import ask
 
 START_S_MAX = 30.0
 
@@ -55,7 +55,7 @@ def _start(state: StateDir) -> dict[str, Any]:
         raise StorageFailed(f"cannot write {state.log}: {error.strerror}") from error
     with log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "edgert.serving.keeper", "--state", os.fspath(state.root)],
+            [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

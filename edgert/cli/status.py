@@ -12,17 +12,17 @@ from typing import Any
 import click
 
 from edgert import __version__
-from edgert.claims import Claims
+from edgert.bundle.signing import read_keyring
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
-from edgert.serving.control import ask
-from edgert.signing import read_keyring
-from edgert.slots import BootClock, SlotState, SlotStore, Version
-from edgert.telemetry.host import temp_c
+from edgert.machine import temp_c
+from edgert.protocol.control import ask
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
+from edgert.versions.claims import Claims
+from edgert.versions.slots import BootClock, SlotState, SlotStore, Version
 
 GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
 DAMAGED = "damaged"  # the state of a model whose state.json cannot be read; nothing else is known of it

@@ -10,7 +10,7 @@ import click
 from edgert.cli.output import emit
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, DeviceError
-from edgert.serving.control import ask
+from edgert.protocol.control import ask
 
 STOP_S_MAX = 30.0
 

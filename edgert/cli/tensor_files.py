@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.arrays import IMAGE_STARTS
 from edgert.errors import InputError, StorageFailed
+from edgert.protocol.arrays import IMAGE_STARTS
 
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edgert.config import StateDir
-from edgert.serving.control import ask
+from edgert.protocol.control import ask
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"

@@ -12,8 +12,8 @@ from edgert.cli.output import emit
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
-from edgert.serving.control import ask
-from edgert.slots import ON_TRIAL, SlotStore
+from edgert.protocol.control import ask
+from edgert.versions.slots import ON_TRIAL, SlotStore
 
 LOOK_S = 0.2
 UNDER_WAY = ("loading", "watching", "filling")

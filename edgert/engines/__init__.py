@@ -1,6 +1,6 @@
 """The engine seam: `Engine.load(artifact) -> Session`, one file a vendor, SDKs imported lazily.
 
-Adding an engine is one file here, one line in `ENGINES` and one row in `tests/test_engines.py`.
+Adding an engine is one file here, one line in `ENGINES` and one row in `tests/device/engines/test_engines.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ENGINES = {
     "onnxruntime": "edgert.engines.onnxruntime:ONNXRuntimeEngine",
     "tensorrt": "edgert.engines.tensorrt:TensorRTEngine",
 }
+UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
 
 
 @dataclass(frozen=True)

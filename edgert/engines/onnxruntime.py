@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgert.engines import EngineOptions, LocalArtifact
 from edgert.errors import EngineFailed, EngineMissing
-from edgert.reporting import stop_reporting
 from edgert.tensors import TensorSpec
+from edgert.vendor_telemetry import stop_reporting
 
 _LOG_FATAL_ONLY = 4
 

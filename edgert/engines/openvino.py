@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from edgert.engines import EngineOptions, LocalArtifact, bucket_for
 from edgert.errors import EngineFailed, EngineMissing
-from edgert.reporting import stop_reporting
 from edgert.tensors import TensorSpec, batchable
+from edgert.vendor_telemetry import stop_reporting
 
 _DEVICE = "CPU"
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edgert import Client, __version__
-from edgert.calls import Priority
+from edgert.client.calls import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse, json_response
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.http.statistics import model_statistics
-from edgert.serving.control import ask
+from edgert.protocol.control import ask
 from edgert.tensors import TensorSpec, batchable
 
 STATUS_S_MAX = 5.0

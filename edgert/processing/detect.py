@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
 from edgert.processing.placement import Placement
-from edgert.rules import Detect
 
 CANDIDATES_MAX = 1000  # boxes of an image that are compared with each other, the best by score
 TOGETHER_MAX = 192  # as many are compared all with all, at once

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.placement import Placement, plan
-from edgert.rules import Preprocess, Resize
 
 STORED_PIXELS_MAX = 64 * 1024**2  # by a file's header
 PIXELS_MAX = 16 * 1024**2  # unpacked, a JPEG at its reduced size: 4 bytes each, twice while they are converted

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.rules import Preprocess
 from edgert.errors import BundleError
-from edgert.rules import Preprocess
 from edgert.tensors import TensorSpec
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgert.rules import Resize
+from edgert.bundle.rules import Resize
 
 
 class Placement(NamedTuple):

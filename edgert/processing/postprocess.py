@@ -7,11 +7,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgert.manifest import Manifest
+from edgert.bundle.manifest import Manifest
+from edgert.bundle.rules import DETECTED
 from edgert.processing.classify import best_classes
 from edgert.processing.detect import detections
 from edgert.processing.placement import Placement
-from edgert.rules import DETECTED
 from edgert.tensors import TensorSpec
 
 Arrays = list[NDArray[Any]]

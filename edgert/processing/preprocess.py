@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.rules import Preprocess
 from edgert.errors import RequestError
 from edgert.processing.image import ImageReader
 from edgert.processing.normalise import Normaliser
 from edgert.processing.placement import Placement
-from edgert.rules import Preprocess
 from edgert.tensors import TensorSpec, fits
 
 EXPANDED_BYTES_MAX = 64 * 1024**2  # what the images of one request may become: a small file may hold a large image

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgert import machine as host
 from edgert.errors import ConfigInvalid, EdgeRTError, StorageFailed
 from edgert.log import log
 from edgert.names import checked_id
-from edgert.telemetry import host, messages
+from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery
 from edgert.telemetry.link import write_link
 from edgert.telemetry.messages import Topics

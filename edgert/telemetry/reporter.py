@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from edgert import machine as host
 from edgert.errors import EdgeRTError
 from edgert.names import checked_id
-from edgert.telemetry import host, messages
+from edgert.telemetry import messages
 from edgert.telemetry.alarms import Alarms, Readings
 from edgert.telemetry.messages import Scalar, Topics
 from edgert.telemetry.spans import WindowRecorder, WindowReport

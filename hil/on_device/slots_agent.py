@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 
 from edgert import Client
+from edgert.bundle.signing import read_signing_key
 from edgert.cli.owner import act_as_owner
 from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
-from edgert.installer import install
-from edgert.serving.control import ask
-from edgert.signing import read_signing_key
-from edgert.slots import BOOT_ID_VARIABLE, SlotStore
+from edgert.protocol.control import ask
 from edgert.tensors import InferResponse
-from tests.bundles import make_null_bundle  # sent along
+from edgert.versions.install import install
+from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore
+from tests.support.bundles import make_null_bundle  # sent along
 
 MODEL, PROFILE = "echo", "generic-x86-64"
 PORT, KEY_FILE, STATE, SOCKET = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]

@@ -8,7 +8,7 @@ import click
 
 from edgert import __version__
 from edgert.cli.command import LazyGroup, main_with_errors
-from edgert_deploy.project import find_project
+from edgert_deploy.common.project import find_project
 
 # name -> ("module:attribute", the line that --help shows)
 COMMANDS = {

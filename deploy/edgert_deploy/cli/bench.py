@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from edgert.errors import EdgeRTError, Interrupted
-from edgert_deploy.bench_on import bench_bundle_on, bench_live_on
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.stop import Stop, for_each
-from edgert_deploy.transports import open_transport
+from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.devices.bench import bench_bundle_on, bench_live_on
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.transports import open_transport
 
 FIRST = "stopping: devices not asked yet are not measured. Ctrl-C again lets go of the others too"
 SECOND = "let go: what still runs over there ends by itself"

@@ -12,26 +12,26 @@ import click
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.signing import PublicKey, read_public_key
-from edgert_deploy.bootstrap import (
+from edgert_deploy.bootstrap.bootstrap import (
     Bootstrapped,
     BootstrapPlan,
     Wishes,
     go_back,
     plan_bootstrap,
 )
-from edgert_deploy.bootstrap import bootstrap as set_up
+from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
+from edgert_deploy.bootstrap.runtime import TRIAL_S
+from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
 from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import SelectorWord, emit, inventory_option, json_option, say
 from edgert_deploy.cli.own_broker import of_this_broker
-from edgert_deploy.device_files import Broker, broker_doubt, check_settings
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.key_files import key_paths, keys_dir
-from edgert_deploy.profiles import load_profile
-from edgert_deploy.runtime import TRIAL_S
-from edgert_deploy.transports import Transport
-from edgert_deploy.wheelhouse import ENGINES_WITHOUT_WHEELS
+from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.devices.transports import Transport
 
 
 @click.command()

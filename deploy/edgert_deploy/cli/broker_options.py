@@ -10,8 +10,8 @@ import click
 
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
-from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.cli.own_broker import of_this_broker
+from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
 # What [broker] of a project says besides the address, and what each is where nobody says it.

@@ -11,21 +11,21 @@ from typing import Any
 
 import click
 
+from edgert.bundle.expiry import expiry_from
+from edgert.bundle.rules import Classify, Detect
+from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
-from edgert.expiry import expiry_from
-from edgert.rules import Classify, Detect
-from edgert.signing import read_signing_key
-from edgert_deploy.build_cache import default_cache
-from edgert_deploy.calibration import load_samples
-from edgert_deploy.choice import Choice
 from edgert_deploy.cli.fleet_options import NewBundlePath, columns, inventory_option
 from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.convert import Conversion, read_inputs
-from edgert_deploy.fold import folded
-from edgert_deploy.inventory import find_inventory
-from edgert_deploy.key_files import key_paths, keys_dir
-from edgert_deploy.measure import MeasureHere, MeasureOn, Measurer
-from edgert_deploy.pack import (
+from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.sizes import size_text
+from edgert_deploy.devices.inventory import find_inventory
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.build_cache import default_cache
+from edgert_deploy.packager.builders.folded_preprocessing import folded
+from edgert_deploy.packager.choice import Choice
+from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
+from edgert_deploy.packager.pack import (
     CALIBRATION_SAMPLES_MIN,
     HOLDOUT_SAMPLES_MIN,
     BuildRequest,
@@ -33,10 +33,10 @@ from edgert_deploy.pack import (
     BuildRow,
     build_bundle,
 )
-from edgert_deploy.processing import read_classify, read_postprocess, read_preprocess
-from edgert_deploy.profiles import DeviceProfile, load_profile
-from edgert_deploy.sizes import size_text
-from edgert_deploy.source import load_source
+from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
+from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.source_model import load_source
 
 COLUMNS = (
     ("target", 18),

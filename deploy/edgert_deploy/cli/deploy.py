@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from edgert.errors import ConfigInvalid, Interrupted, NotBootstrapped
-from edgert.gate import LIMIT_NAMES, parse_limits
-from edgert_deploy.bootstrap import Wishes
-from edgert_deploy.bootstrap import bootstrap as set_up
-from edgert_deploy.campaign import Campaign, CampaignStore, go_on
+from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
+from edgert_deploy.bootstrap.bootstrap import Wishes
+from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.fleet_options import (
     BundlePath,
@@ -26,15 +25,17 @@ from edgert_deploy.cli.fleet_options import (
     json_option,
     say,
 )
-from edgert_deploy.gate_table import gate_for
-from edgert_deploy.inventory import Device, Inventory, config_folder, find_inventory
-from edgert_deploy.profiles import load_profile
-from edgert_deploy.project import find_project
-from edgert_deploy.rollout import Outcome, Rollout, Say, exit_code, read_offer
-from edgert_deploy.rollout import deploy as roll_out
-from edgert_deploy.sizes import size_text
-from edgert_deploy.transports import Transport, open_transport
-from edgert_deploy.waves import PARALLEL, PARALLEL_MAX, Strategy
+from edgert_deploy.common.folders import config_folder
+from edgert_deploy.common.project import find_project
+from edgert_deploy.common.sizes import size_text
+from edgert_deploy.common.trial_limits import gate_for
+from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.devices.transports import Transport, open_transport
+from edgert_deploy.rollout.deployment import Outcome, Rollout, Say, exit_code, read_offer
+from edgert_deploy.rollout.deployment import deploy as roll_out
+from edgert_deploy.rollout.rollout import Campaign, CampaignStore, go_on
+from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
 SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"

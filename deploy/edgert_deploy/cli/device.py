@@ -14,9 +14,9 @@ from edgert_deploy.cli.device_probe import probe_
 from edgert_deploy.cli.device_set import set_
 from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
-from edgert_deploy.facts import describe, misfits, pick_profile, probe
-from edgert_deploy.inventory import Device, SshAddress, find_inventory, fingerprint
-from edgert_deploy.profiles import list_profiles, load_profile
+from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
+from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory, fingerprint
+from edgert_deploy.devices.profiles import list_profiles, load_profile
 
 
 @click.group()
@@ -191,7 +191,7 @@ def _completed(
     draft: Device, profile_name: str | None, home: str | None, state: str | None, devices_dir: Path | None
 ) -> tuple[Device, str]:
     """The device with what it says of itself filled in, and that in one line."""
-    from edgert_deploy.transports import open_transport
+    from edgert_deploy.devices.transports import open_transport
 
     transport = open_transport(draft)
     try:

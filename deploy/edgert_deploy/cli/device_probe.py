@@ -13,11 +13,11 @@ import click
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
-from edgert_deploy.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
-from edgert_deploy.inventory import SELECTED_BY, Device, Inventory, SshAddress, find_inventory
-from edgert_deploy.profiles import DeviceProfile, list_profiles
-from edgert_deploy.stop import AT_ONCE_MAX
-from edgert_deploy.transports import open_transport
+from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
+from edgert_deploy.devices.inventory import SELECTED_BY, Device, Inventory, SshAddress, find_inventory
+from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
+from edgert_deploy.devices.transports import open_transport
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import click
 
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
-from edgert_deploy.inventory import Device, SshAddress, find_inventory
-from edgert_deploy.profiles import load_profile
+from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
+from edgert_deploy.devices.profiles import load_profile
 
 
 @click.command("set")

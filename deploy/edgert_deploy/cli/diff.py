@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from edgert.bundle import open_bundle
-from edgert.manifest import ArtifactEntry, Manifest
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.compare import Change, Comparison, compare
-from edgert_deploy.sizes import size_text
+from edgert_deploy.common.sizes import size_text
+from edgert_deploy.packager.report.compare import Change, Comparison, compare
 
 SHOWN_LETTERS_MAX = 60
 NAMES_SHOWN_MAX = 8

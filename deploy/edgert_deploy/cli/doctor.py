@@ -11,10 +11,10 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.common.project import find_project
+from edgert_deploy.devices.inventory import ALL, find_inventory
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
-from edgert_deploy.inventory import ALL, find_inventory
-from edgert_deploy.project import find_project
-from edgert_deploy.stop import AT_ONCE_MAX
 
 
 @click.command()

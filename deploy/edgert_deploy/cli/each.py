@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from edgert.errors import EdgeRTError, EngineMissing, HealthCheckFailed, Interrupted, RolledBack
-from edgert_deploy.inventory import Device
-from edgert_deploy.stop import Stop, for_each
-from edgert_deploy.transports import Transport, open_transport
+from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import Transport, open_transport
 
 FIRST = "stopping: devices under way are brought to their end, others are left as they are (Ctrl-C again lets go)"
 SECOND = "let go; devices under way decide for themselves"

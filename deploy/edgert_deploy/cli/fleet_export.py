@@ -10,14 +10,14 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
-from edgert_deploy.broker_address import host_and_port
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.stopping import stopping
-from edgert_deploy.fleet import otlp
-from edgert_deploy.fleet.bridge import BY_DEFAULT, DIMENSIONS, Bridge
-from edgert_deploy.fleet.ledger import FLUSH_EVERY_S, Ledger
-from edgert_deploy.fleet.prometheus import Exposition
-from edgert_deploy.fleet.scrape import ScrapeServer
+from edgert_deploy.common.broker_address import host_and_port
+from edgert_deploy.fleet.export import otlp
+from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Bridge
+from edgert_deploy.fleet.export.ledger import FLUSH_EVERY_S, Ledger
+from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.export.scrape import ScrapeServer
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464

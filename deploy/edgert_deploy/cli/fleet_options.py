@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgert_deploy.project import find_bundle, find_project
+from edgert_deploy.common.project import find_bundle, find_project
 
 F = TypeVar("F", bound=Callable[..., Any])
 

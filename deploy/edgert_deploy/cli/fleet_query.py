@@ -12,7 +12,7 @@ import click
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_options import columns
 from edgert_deploy.cli.store_options import store_option
-from edgert_deploy.fleet.query import DIMENSIONS, Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.query import DIMENSIONS, Answer, FleetQuery, Question
 
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 PERCENTILES_MAX = 20

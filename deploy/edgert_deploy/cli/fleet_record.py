@@ -10,10 +10,10 @@ from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.store_options import store_option
-from edgert_deploy.fleet.heard import KEEP_WINDOWS_H
-from edgert_deploy.fleet.recorder import Recorder
-from edgert_deploy.fleet.schema import StoreFailed
-from edgert_deploy.fleet.store import FINE_HOURS, KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_GB_MAX, Retention, Store
+from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.schema import StoreFailed
+from edgert_deploy.fleet.store.store import FINE_HOURS, KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_GB_MAX, Retention, Store
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 FLUSH_EVERY_S = 1.0

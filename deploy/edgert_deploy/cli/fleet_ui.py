@@ -17,10 +17,10 @@ from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.deploy import campaigns_folder
 from edgert_deploy.cli.stopping import stopping
-from edgert_deploy.fleet.query import FleetQuery
-from edgert_deploy.fleet.recorder import Recorder
-from edgert_deploy.fleet.schema import StoreFailed
-from edgert_deploy.fleet.store import Retention, Store
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.schema import StoreFailed
+from edgert_deploy.fleet.store.store import Retention, Store
 from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers

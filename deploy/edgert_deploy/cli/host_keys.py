@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.inventory import Device, SshAddress, fingerprint
+from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 
 DEVICE_KEY = "--fingerprint"
 JUMP_KEY = "--jump-fingerprint"
@@ -20,7 +20,7 @@ def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind
     `behind` is the device that it belongs to, for its jump host. Raises DeviceUnreachable, HostKeyMismatch, and
     ConfigInvalid where nobody agreed.
     """
-    from edgert_deploy.transports.ssh_login import Jump, scan_host_key
+    from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 
     key = scan_host_key(address, wanted, jump=Jump.of(behind) if behind is not None else None)
     shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"

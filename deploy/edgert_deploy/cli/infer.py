@@ -15,9 +15,9 @@ from edgert.cli.tensor_files import as_json as described
 from edgert.config import default_socket
 from edgert.errors import EdgeRTError, InputError
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import open_transport
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
 
 ASK_S_MAX = 300.0
 QUICK_S_MAX = 60.0

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from edgert.bundle.signing import new_key, write_key_pair
 from edgert.errors import ConfigInvalid
-from edgert.signing import new_key, write_key_pair
 from edgert_deploy.cli.fleet_options import emit, json_option
-from edgert_deploy.inventory import config_folder
-from edgert_deploy.key_files import key_paths, keys_dir
-from edgert_deploy.project import FILE_NAME, INVENTORY, find_project
+from edgert_deploy.common.folders import config_folder
+from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.project import FILE_NAME, INVENTORY, find_project
 
 PROJECT = """\
 # A project of EdgeRT: commands given in this folder, or below it, take from here what their options leave out.

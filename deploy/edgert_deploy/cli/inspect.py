@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle import open_bundle
-from edgert.manifest import ArtifactEntry, Manifest
-from edgert.rules import Detect, Preprocess
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert.bundle.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.report import Report, gather
-from edgert_deploy.sizes import size_text
+from edgert_deploy.common.sizes import size_text
+from edgert_deploy.packager.report import Report, gather
 
 Layers = dict[str, dict[str, int]]
 LABELS_SHOWN_MAX = 12

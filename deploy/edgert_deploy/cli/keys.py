@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.signing import new_key, read_public_key, write_key_pair
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.key_files import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.transports import open_transport
+from edgert_deploy.common.keys import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
 
 
 @click.group()

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.logs import LINES_MAX, LogRequest, following, parse_since, read_log
-from edgert_deploy.transports import open_transport
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
+from edgert_deploy.devices.transports import open_transport
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 
 
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:

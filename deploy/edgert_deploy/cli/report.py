@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle import open_bundle
+from edgert.bundle.bundle_file import open_bundle
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.report import Report, gather
-from edgert_deploy.report.page import page
-from edgert_deploy.sizes import size_text
+from edgert_deploy.common.sizes import size_text
+from edgert_deploy.packager.report import Report, gather
+from edgert_deploy.packager.report.page import page
 
 SHOWN_MAX = 5
 

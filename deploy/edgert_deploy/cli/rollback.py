@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from edgert.errors import EdgeRTError, Interrupted
-from edgert_deploy.claim import claimed
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.remote import ACTIVATE_S_MAX, RemoteDaemon
-from edgert_deploy.stop import Stop, for_each
-from edgert_deploy.transports import open_transport
+from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.rollout.claims import claimed
 
 FIRST = "stopping: devices not asked yet are left as they are. Ctrl-C again lets go of the others too"
 SECOND = "let go: look with edgert status how far the others came"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import click
 
-from edgert_deploy.campaign import ABORTED, DONE, RUNNING, Campaign, CampaignStore
 from edgert_deploy.cli.deploy import campaign_json, campaign_table, campaigns_folder, resume
 from edgert_deploy.cli.fleet_options import columns, emit, json_option
+from edgert_deploy.rollout.rollout import ABORTED, DONE, RUNNING, Campaign, CampaignStore
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edgert_deploy.cli.fleet_options import inventory_option
-from edgert_deploy.inventory import find_inventory
+from edgert_deploy.devices.inventory import find_inventory
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -34,7 +34,7 @@ def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, .
       edgert ssh kitchen -- uptime
       edgert ssh -t kitchen -- top
     """
-    from edgert_deploy.transports.system_ssh import ssh_command
+    from edgert_deploy.devices.transports.system_ssh import ssh_command
 
     device = find_inventory(inventory_file).device(name)
     command = command[1:] if command[:1] == ("--",) else command

@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped
-from edgert_deploy.campaign import CampaignStore
 from edgert_deploy.cli.deploy import campaigns_folder
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
-from edgert_deploy.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.facts import DeviceFacts
-from edgert_deploy.inventory import Device, find_inventory
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.stop import AT_ONCE_MAX
-from edgert_deploy.transports import open_transport
+from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.devices.facts import DeviceFacts
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.rollout import CampaignStore
 
 EXIT_DRIFT = 12
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from edgert_deploy.cli.fleet_options import columns, emit, json_option
-from edgert_deploy.profiles import list_profiles
+from edgert_deploy.devices.profiles import list_profiles
 
 
 @click.command()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from edgert.bundle import open_bundle
-from edgert.signing import read_public_key
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import read_public_key
 from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.key_files import key_paths, keys_dir
+from edgert_deploy.common.keys import key_paths, keys_dir
 
 
 @click.command()

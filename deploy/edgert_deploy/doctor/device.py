@@ -12,14 +12,13 @@ from typing import Any
 from edgert import __version__
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED
+from edgert_deploy.devices.facts import MachineFacts, misfits, probe
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.service import serves
+from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
-from edgert_deploy.facts import MachineFacts, misfits, probe
-from edgert_deploy.inventory import Device
-from edgert_deploy.profiles import DeviceProfile, load_profile
-from edgert_deploy.remote import RemoteDaemon
-from edgert_deploy.runtime import script_path
-from edgert_deploy.service import serves
-from edgert_deploy.transports import Transport, open_transport
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500

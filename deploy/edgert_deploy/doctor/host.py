@@ -14,17 +14,17 @@ from pathlib import Path
 import paramiko
 
 from edgert import __version__
+from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.signing import read_public_key, read_signing_key
-from edgert_deploy.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.folders import cache_folder, config_folder
+from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
+from edgert_deploy.common.project import Project, find_project
+from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.devices.profiles import list_profiles
+from edgert_deploy.devices.transports.ssh_login import read_ssh_config
 from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
-from edgert_deploy.inventory import Inventory, config_folder
-from edgert_deploy.key_files import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
-from edgert_deploy.profiles import list_profiles
-from edgert_deploy.project import Project, find_project
-from edgert_deploy.transports.ssh_login import read_ssh_config
-from edgert_deploy.wheelhouse import cache_folder
 
 PYTHON_RANGE = ((3, 10), (3, 13))
 # Engines that the packager runs artifacts in, and the packages that builders use.

@@ -21,7 +21,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
 from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report
-from edgert_deploy.fleet.seq import SeqTracker
+from edgert_deploy.fleet.sequence import SeqTracker
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64

@@ -17,11 +17,11 @@ from edgert.errors import ProtocolError
 from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic, parse_topic
-from edgert_deploy.fleet.begun import Begun
-from edgert_deploy.fleet.heard import trusted_ms
 from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, printable, stream_of
 from edgert_deploy.fleet.state import MODELS_PER_DEVICE_MAX, STALE_AFTER_WINDOWS, WINDOW_S_DEFAULT, note_alarm
-from edgert_deploy.fleet.store import PROFILE_UNKNOWN
+from edgert_deploy.fleet.store.batch import trusted_ms
+from edgert_deploy.fleet.store.store import PROFILE_UNKNOWN
+from edgert_deploy.fleet.stream_limit import Begun
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000

@@ -15,8 +15,8 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
-from edgert_deploy.fleet.heard import MINUTE_MS
-from edgert_deploy.fleet.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.ui.board import release
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}

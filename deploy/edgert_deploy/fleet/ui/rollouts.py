@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.campaign import RUNNING, Campaign, CampaignStore
+from edgert_deploy.rollout.rollout import RUNNING, Campaign, CampaignStore
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that did not take it

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edgert.errors import EdgeRTError
-from edgert_deploy.fleet.schema import StoreFailed
+from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotHere
 from edgert_deploy.fleet.ui.hub import View

@@ -1,0 +1,435 @@
+"""From a bare device to one that takes deployments: runtime, configuration, keys, service. And the same device again.
+
+First what is there is asked, and what has to change is planned; then exactly that is done. Done twice it changes nothing.
+A runtime that serves is replaced only where that is asked for, or where it lacks an engine, and then on trial
+(edgert_deploy.bootstrap.runtime). Whatever is cut in the middle, what served goes on, and the next bootstrap goes on where this
+one stopped.
+
+    HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
+    HOME/receipt             what bootstrap made besides, for `edgert unbootstrap`
+    STATE/config.toml        the device's configuration: what the user wrote there besides ours stays
+    STATE/keys/<id>.pem      the public keys whose bundles are accepted
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgert.bundle.signing import PublicKey
+from edgert.config import DeviceConfig
+from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
+from edgert_deploy.bootstrap import runtime, wheelhouse
+from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
+from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
+from edgert_deploy.devices import service
+from edgert_deploy.devices.device_files import Broker, DeviceFile, check_config, config_there, holds, put, wanted_files
+from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.service import Unit
+from edgert_deploy.devices.setup_claim import note_folders, setting_up
+from edgert_deploy.devices.transports import Transport
+
+QUICK_S_MAX = 60.0
+ANSWER_S_MAX = 60.0  # until the daemon of the runtime before answers again
+FIRST_ENGINE, ALL_ENGINES = "first", "all"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a bootstrap is to bring about besides the software.
+
+    `engines` is all of the profile's ladder, the first, or names separated by commas: those must load, while of the
+    ladder what has no wheels there or does not load is left out. `upgrade` replaces a runtime that serves by this
+    host's. `service` is systemd, keeper (edgertd's own, gone after a reboot), or auto: systemd where it runs.
+    `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}.
+    """
+
+    keys: tuple[PublicKey, ...]
+    broker: Broker | None = None
+    engines: str = ALL_ENGINES
+    refresh: bool = False
+    service: str = "auto"
+    settings: dict[str, Any] = field(default_factory=dict)
+    upgrade: bool = False
+    trial_s: float = TRIAL_S
+
+    @property
+    def exactly(self) -> bool:
+        """Whether each engine must load."""
+        return self.engines != ALL_ENGINES
+
+    def engines_of(self, profile: DeviceProfile) -> tuple[str, ...]:
+        if self.engines == ALL_ENGINES:
+            return profile.engines
+        if self.engines == FIRST_ENGINE:
+            return profile.engines[:1]
+        return tuple(dict.fromkeys(name.strip() for name in self.engines.split(",") if name.strip()))
+
+
+@dataclass
+class Bootstrapped:
+    """What was done: `changed` lists it, empty where all was so already. `engines` load there, `lacking` do not."""
+
+    device: str
+    profile: str
+    service: str
+    engines: list[str] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    runtime: dict[str, Any] | None = None
+    changed: list[str] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BootstrapPlan:
+    """What a bootstrap will do. `files` are those that differ; `runtime` is None for this machine's own environment."""
+
+    device: Device
+    profile: DeviceProfile
+    facts: MachineFacts
+    wishes: Wishes
+    service: str
+    runtime: RuntimePlan | None
+    files: tuple[DeviceFile, ...]
+    config: DeviceConfig
+    restart_due: bool
+    there: RuntimeThere = field(default_factory=RuntimeThere)
+    house: Wheelhouse | None = None
+
+    def steps(self) -> list[str]:
+        """In words, in order."""
+        lines = []
+        plan = self.runtime
+        if plan is not None and plan.changes:
+            lines.append(f"send {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+            made = f"make runtime {plan.id} (edgert {plan.edgert} with {', '.join(plan.engines)})"
+            lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
+            if plan.action == "upgrade":
+                lines.append(
+                    f"self-test it, then try it for {self.wishes.trial_s:.0f} s at most; else {plan.current} stays"
+                )
+        lines += [f"write {file.change}: {file.path}" for file in self.files]
+        if lines or self.restart_due:
+            lines.append("restart the daemon")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device.name,
+            "profile": self.profile.name,
+            "facts": asdict(self.facts),
+            "service": self.service,
+            "runtime": None if self.runtime is None else asdict(self.runtime),
+            "files": [file.path for file in self.files],
+            "steps": self.steps(),
+        }
+
+
+def bootstrap(
+    device: Device, profile: DeviceProfile, wishes: Wishes, transport: Transport, say: Say = lambda _: None
+) -> Bootstrapped:
+    """Bring `device` to where it takes deployments, and start its daemon.
+
+    Raises DeviceError (with what to install there by hand), ConfigInvalid, EngineMissing, StorageFailed, and RolledBack where
+    a new runtime failed its trial and the one before is in use; DeployUnderWay where another host is at it.
+    """
+    with setting_up(device, transport) as held:
+        return apply(plan_bootstrap(device, profile, wishes, held, say), held, say)
+
+
+def plan_bootstrap(
+    device: Device, profile: DeviceProfile, wishes: Wishes, transport: Transport, say: Say = lambda _: None
+) -> BootstrapPlan:
+    """What is there and what has to change; nothing is changed yet, but for a trial that had to be ended.
+
+    Raises as `bootstrap`.
+    """
+    facts = probe(transport, device.name)
+    say(describe(facts))
+    unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
+    if unit is None and wishes.service == "systemd":
+        raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service keeper")
+    there, house, plan = RuntimeThere(), None, None
+    if device.transport != "local":
+        _check_machine(device, profile, facts, transport)
+        there = runtime.look(transport, device)
+        if there.trial:
+            raise DeployUnderWay(
+                f"{device.name} is trying a new runtime at this moment: it decides within minutes, look again"
+            )
+        target = WheelTarget(facts.python, facts.machine, facts.glibc)
+        wanted = wishes.engines_of(profile)
+        house = wheelhouse.prepare(target, wanted, say, refresh=wishes.refresh, shrink=not wishes.exactly)
+        loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
+        plan = runtime.plan_runtime(there, facts, house, upgrade=wishes.upgrade, exactly=wishes.exactly, loaded=loaded)
+        if plan.action == "upgrade" and there.configured:
+            runtime.live_models(device, transport)  # before a byte is sent: no deployment is disturbed
+        for engine, why in house.lacking.items():
+            say(f"{engine} is left out: {why}")
+        if plan.action == "keep":
+            say(
+                f"runtime {plan.current} stays; this host's is {plan.id}, edgert {plan.edgert}: --upgrade changes to it"
+            )
+    files, config = wanted_files(
+        device, profile, facts, wishes.keys, wishes.broker, wishes.settings, unit is not None, transport
+    )
+    if unit is not None:
+        unit = service.unit_for(device, facts, (*profile.engines, *wishes.engines_of(profile)), config)
+        assert unit is not None
+        files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
+    if device.transport != "local":
+        files.insert(0, DeviceFile(script_path(device), runtime.script_text(), "runtime.sh"))
+    differing = tuple(file for file in files if not holds(transport, file))
+    due = there.restart_due
+    if device.transport == "local":
+        due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
+    kept_by = "systemd" if unit else "keeper"
+    return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
+
+
+def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
+    """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
+    device = plan.device
+    done = Bootstrapped(device.name, plan.profile.name, plan.service)
+    unit = _unit(plan, plan.config)
+    if plan.runtime is not None and plan.house is not None:
+        _bring_runtime(plan, plan.runtime, plan.house, transport, say, done)
+    _write(plan, [file for file in plan.files if file.change not in ("unit", "runtime.sh")], transport, done)
+    if unit is not None:
+        if not unit.user and service.give_to_user(transport, device):
+            _mark(transport, device)
+            done.changed.append("user")
+        _write(plan, [file for file in plan.files if file.change == "unit"], transport, done)
+        service.enable(transport, device, unit)  # also where a bootstrap before was cut short behind the file
+    # Keys are read at each install, the script at each start.
+    if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
+        say("starting the daemon")
+        service.restart(transport, device, unit)
+        transport.run(["rm", "-f", _marker(device)], QUICK_S_MAX)
+        if not done.changed:
+            done.changed.append("daemon restarted")
+    elif not RemoteDaemon(transport, device).facts().daemon_running:
+        say("the daemon did not run: starting it")
+        service.start(transport, device)
+        done.changed.append("daemon started")
+    done.status = RemoteDaemon(transport, device).status()
+    _check_engines(plan, done)
+    if device.transport != "local":
+        runtime.collect(device, transport)
+    return done
+
+
+def go_back(device: Device, wishes: Wishes, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
+    """Change to the runtime before the one in use, on trial as any change. Raises DeviceError where there is none."""
+    with setting_up(device, transport, make=False) as held:
+        return _go_back(device, wishes, held, say)
+
+
+def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> Bootstrapped:
+    facts = probe(transport, device.name)
+    there = runtime.look(transport, device) if device.transport != "local" else RuntimeThere()
+    if there.trial:
+        raise DeployUnderWay(f"{device.name} is trying a new runtime at this moment: it decides within minutes")
+    if not there.previous or there.previous == there.current:
+        raise DeviceError(f"{device.name} has no runtime before the one in use: there is nothing to go back to")
+    unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
+    done = Bootstrapped(device.name, device.profile, "systemd" if unit else "keeper")
+    done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
+    _try_out(device, there.previous, facts, unit, wishes.trial_s, transport, say)
+    done.changed.append("runtime")
+    done.status = RemoteDaemon(transport, device).status()
+    done.engines = [name for name, version in done.status["engines"].items() if version]
+    return done
+
+
+def _bring_runtime(
+    plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, transport: Transport, say: Say, done: Bootstrapped
+) -> None:
+    """Install the runtime where it has to change, and have it come into use."""
+    device = plan.device
+    done.runtime = {
+        "action": change.action,
+        "current": change.current,
+        "id": change.id,
+        "sent_bytes": change.send_bytes,
+    }
+    _note_folders(plan, transport)
+    if change.changes:
+        runtime.install(device, plan.facts, change, plan.there, house, plan.wishes.exactly, transport, say)
+    if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
+        runtime.use_first(device, change, transport)
+        done.changed.append("environment")
+    _write(plan, [file for file in plan.files if file.change == "runtime.sh"], transport, done)
+    if change.action == "upgrade" and plan.there.configured:
+        models = runtime.live_models(device, transport)
+        say("testing the new runtime beside the one that serves")
+        try:
+            runtime.self_test(device, change, models, transport)
+        except RolledBack:
+            runtime.collect(device, transport)
+            raise
+        unit = _unit(plan, config_there(device, transport))
+        if unit is not None:
+            _put_trial_unit(device, unit, transport)
+        _try_out(device, change.id, plan.facts, unit, plan.wishes.trial_s, transport, say, models)
+        done.changed.append("runtime")
+
+
+_KEEP_UNIT = 'test -e "$1" || { cp -p "$2" "$1.new" && sync && mv "$1.new" "$1" && sync; }'
+
+
+def _put_trial_unit(device: Device, unit: Unit, transport: Transport) -> None:
+    """The unit as this host writes it, for the configuration as it is; the one there comes back with the runtime before."""
+    file = DeviceFile(unit.path, unit.text.encode(), "unit")
+    if not unit.user:
+        service.give_to_user(transport, device)
+    if not holds(transport, file):
+        if transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
+            must(transport, device, ["sh", "-c", _KEEP_UNIT, "sh", f"{device.home}/unit.before", unit.path])
+        put(transport, file)
+    service.enable(transport, device, unit)
+
+
+def _try_out(
+    device: Device,
+    wanted: str,
+    facts: MachineFacts,
+    unit: Unit | None,
+    trial_s: float,
+    transport: Transport,
+    say: Say,
+    models: tuple[str, ...] | None = None,
+) -> None:
+    manager = "keeper" if unit is None else "user" if unit.user else "system"
+    say(f"trying runtime {wanted}: the device switches back by itself unless it serves within {trial_s:.0f} s")
+    try:
+        live = runtime.live_models(device, transport) if models is None else models
+        runtime.try_out(device, wanted, live, manager, transport, say, trial_s)
+    except RolledBack:
+        _wait_for_an_answer(device, transport)
+        runtime.collect(device, transport)
+        raise
+
+
+def _wait_for_an_answer(device: Device, transport: Transport) -> None:
+    """Of the daemon of the runtime before; who asks next should find it."""
+    until = time.monotonic() + ANSWER_S_MAX
+    while time.monotonic() < until:
+        try:
+            if RemoteDaemon(transport, device).facts().daemon_running:
+                return
+        except EdgeRTError:
+            pass
+        time.sleep(1)
+
+
+def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
+    """Note which of the wanted engines load, by the daemon's own word. Raises EngineMissing where too few do."""
+    wanted = plan.wishes.engines_of(plan.profile)
+    done.engines = [engine for engine in wanted if done.status["engines"].get(engine) is not None]
+    known: dict[str, str] = {}
+    if plan.runtime is not None:
+        known = {**plan.there.lacking, **plan.runtime.lacking}
+    hint = {"tensorrt": runtime.TENSORRT_HINT}
+    done.lacking = {
+        engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
+        for engine in wanted
+        if engine not in done.engines
+    }
+    if done.lacking and (plan.wishes.exactly or not done.engines):
+        raise EngineMissing(f"{plan.device.name} runs, but: {'; '.join(done.lacking.values())}")
+
+
+def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
+    try:
+        return tuple(RemoteDaemon(transport, device).facts().engines)
+    except EdgeRTError:
+        return ()
+
+
+def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
+    if plan.service != "systemd":
+        return None
+    engines = (*plan.profile.engines, *plan.wishes.engines_of(plan.profile))
+    return service.unit_for(plan.device, plan.facts, engines, config)
+
+
+_WHAT_PYTHON = """
+for name in apt-get dnf zypper pacman apk opkg; do command -v $name >/dev/null && echo "installer=$name" && break; done
+for path in $(command -v python3 python python2) /usr/bin/python3.[0-9]* /usr/local/bin/python3.[0-9]*; do
+  test -x "$path" && "$path" -c 'import sys; print("has=%d.%d" % sys.version_info[:2])' 2>/dev/null
+done
+exit 0
+"""
+_INSTALLERS = {
+    "apt-get": "apt-get update && apt-get install -y python3",
+    "dnf": "dnf install -y python3 python3-pip",
+    "zypper": "zypper install python3 python3-pip",
+    "pacman": "pacman -S python",
+}
+
+
+def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, transport: Transport) -> None:
+    if not facts.python_path:
+        raise DeviceError(f"{device.name} {_python_to_install(facts, transport)}; then bootstrap again")
+    reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
+    if reasons:
+        raise DeviceError(
+            f"profile {profile.name} {', '.join(reasons)}; {device.name} is {describe(facts)}: "
+            "give the device a profile that fits it (edgert device remove, edgert device add --profile)"
+        )
+
+
+def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
+    """What is there and what to install: only somebody on the device can do that."""
+    lines = [line.partition("=") for line in transport.run(["sh", "-c", _WHAT_PYTHON], QUICK_S_MAX).stdout.splitlines()]
+    said = {key: value for key, _, value in lines}
+    system = facts.distribution or "an unknown Linux"
+    found = sorted({value for key, _, value in lines if key == "has"})
+    if not found:
+        how = _INSTALLERS.get(said.get("installer", ""), "install Python 3.10 to 3.13 with its venv module")
+        return f"({system}) has no Python: run there, as root: {how}"
+    return (
+        f"({system}) has Python {', '.join(found)} only, and EdgeRT runs on 3.10 to 3.13: upgrade the system (Debian and Raspberry Pi "
+        "OS from 12, Ubuntu from 22.04), or install a newer Python beside it that is found as python3.10 ... python3.13"
+    )
+
+
+def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: Bootstrapped) -> None:
+    """Bring files there. The marker comes first: cut behind a file, the next bootstrap restarts the daemon all the same."""
+    device = plan.device
+    wanted = [file for file in wanted if not holds(transport, file)]  # a trial may have brought the unit already
+    if not wanted:
+        return
+    if any(file.path.startswith(device.state) for file in wanted):
+        must(transport, device, ["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", device.state])
+    if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
+        _mark(transport, device)
+    for file in wanted:
+        if file.change == "configuration":
+            check_config(device, file, transport)
+        put(transport, file)
+        done.changed.append(file.change)
+
+
+def _marker(device: Device) -> str:
+    return f"{device.home or device.state}/restart-due"
+
+
+def _mark(transport: Transport, device: Device) -> None:
+    must(transport, device, ["sh", "-c", ': >"$1" && sync', "sh", _marker(device)])
+
+
+def _note_folders(plan: BootstrapPlan, transport: Transport) -> None:
+    device = plan.device
+    folders = [device.home, device.state]
+    if plan.service == "systemd" and plan.facts.uid != 0:
+        folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
+    note_folders(device, folders, transport)

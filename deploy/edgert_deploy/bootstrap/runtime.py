@@ -1,0 +1,482 @@
+"""The runtime on a device: Python environments side by side, one of them in use, and how another comes into use.
+
+    HOME/venvs/<id>/     environments, named by the wheels in them; complete where `.complete` says what they hold
+    HOME/venv            symbolic link to the one in use
+    HOME/previous        symbolic link to the one before, which is kept
+    HOME/wheels/         wheels on their way in; gone once they are installed
+    HOME/runtime.sh      decides on the device which one is in use (on_device/runtime.sh)
+    HOME/trial           there while a new one is tried
+    HOME/outcome         how the last trial ended
+    HOME/setup, working  who sets the device up at this moment, and the lock of what makes an environment (setup_claim)
+    HOME/restart-due     there while what runs is not what is installed and configured
+
+The decision is the device's alone: this side starts the trial and watches. What is sent and what it takes is planned
+first, from what `look` found.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+from packaging.utils import parse_wheel_filename
+
+from edgert.errors import (
+    DeployUnderWay,
+    DeviceError,
+    DeviceUnreachable,
+    EngineMissing,
+    HealthCheckFailed,
+    RolledBack,
+    StorageFailed,
+)
+from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
+from edgert_deploy.devices.facts import MachineFacts
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.transports import Result, Transport, sha256_command
+
+QUICK_S_MAX = 60.0
+VENV_S_MAX = 300.0
+INSTALL_S_MAX = 1800.0
+ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
+SELF_TEST_S_MAX = 1800.0  # TensorRT compiles a plan of its own version's
+TRIAL_S = 600.0
+WATCH_PAUSE_S = 1.0
+ID_LENGTH = 16
+INSTALLED_FACTOR = 1.4  # byte code and file system blocks, over the files' own sizes; measured: 1.3
+SPARE_BYTES = 32 * 1024**2  # left free
+PIP_OPTIONS = ("--isolated", "--disable-pip-version-check", "--no-input")
+TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
+
+# All of an environment's files have reached the disk before anything says that it is complete.
+FINISH = """
+sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
+"""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RuntimeThere:
+    """What lies on a device. `engines` is None for an environment of before they were written down.
+
+    `trial`: a new runtime is being tried at this moment. `sent` are the SHA-256 of wheels on their way in.
+    """
+
+    current: str = ""
+    previous: str = ""
+    edgert: str = ""
+    python: str = ""
+    system_site: bool = False
+    engines: tuple[str, ...] | None = None
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    wheels: Mapping[str, str] = field(default_factory=dict)
+    complete: frozenset[str] = frozenset()
+    sent: frozenset[str] = frozenset()
+    trial: bool = False
+    restart_due: bool = False
+    configured: bool = False
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RuntimePlan:
+    """What is to be done. `action` is install, upgrade, keep (another one is there and stays) or none.
+
+    `base` is the environment that the new one is made from, "" for none; `changed` are the names of the wheels that it
+    does not hold, `send` of those that the device lacks.
+    """
+
+    action: str
+    current: str
+    id: str
+    edgert: str
+    engines: tuple[str, ...]
+    lacking: Mapping[str, str]
+    base: str = ""
+    send: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    send_bytes: int = 0
+    disk_bytes: int = 0
+    free_bytes: int = 0
+
+    @property
+    def changes(self) -> bool:
+        return self.action in ("install", "upgrade")
+
+
+def script_text() -> bytes:
+    return (files("edgert_deploy") / "bootstrap" / "on_device" / "runtime.sh").read_bytes()
+
+
+_LOOK = """
+cd "$1" 2>/dev/null && {
+  test -e runtime.sh && sh runtime.sh settle
+  for link in venv previous; do
+    to=$(readlink $link) && test -e "$to/.complete" && test -x "$to/bin/python" && echo "$link ${to##*/}"
+  done
+  for each in venvs/*/.complete; do test -e "$each" && each=${each%/*} && echo "complete ${each##*/}"; done
+  test -e trial && echo "trial 1"
+  test -e restart-due && echo "restart_due 1"
+  test -e venv/.complete && echo "about $(cat venv/.complete)"
+  test -e venv/pyvenv.cfg && grep -E '^(version|include-system)' venv/pyvenv.cfg | sed 's/ = / /'
+  for wheel in wheels/*.whl; do test -e "$wheel" && echo "wheel $PWD/$wheel"; done
+}
+test -e "$2/config.toml" && echo "configured 1"
+there=$1
+while ! test -d "$there"; do there=$(dirname "$there"); done
+echo "free $(df -Pk "$there" | awk 'NR == 2 {print $4}')"
+"""
+
+
+def look(transport: Transport, device: Device) -> RuntimeThere:
+    """Ask what is there, after ending a trial that can no longer succeed. Raises DeviceError."""
+    result = must(transport, device, ["sh", "-c", _LOOK, "sh", device.home, device.state])
+    lines = [line.partition(" ") for line in result.stdout.splitlines()]
+    said = {key: value for key, _, value in lines}
+    paths = [value for key, _, value in lines if key == "wheel"]
+    digests = transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
+    about = _object(said.get("about", ""))
+    engines = about.get("engines")
+    return RuntimeThere(
+        current=said.get("venv", ""),
+        previous=said.get("previous", ""),
+        edgert=str(about.get("edgert", "")),
+        python=".".join(said.get("version", "").split(".")[:2]),
+        system_site=said.get("include-system-site-packages") == "true",
+        engines=None if engines is None else tuple(map(str, engines)),
+        lacking={str(k): str(v) for k, v in about.get("lacking", {}).items()},
+        wheels={str(k): str(v) for k, v in about.get("wheels", {}).items()},
+        complete=frozenset(value for key, _, value in lines if key == "complete"),
+        sent=frozenset(digests),
+        trial="trial" in said,
+        restart_due="restart_due" in said,
+        configured="configured" in said,
+        free_bytes=int(said.get("free") or 0) * 1024,
+    )
+
+
+def plan_runtime(
+    there: RuntimeThere,
+    facts: MachineFacts,
+    house: Wheelhouse,
+    *,
+    upgrade: bool,
+    exactly: bool,
+    loaded: Sequence[str] = (),
+) -> RuntimePlan:
+    """Whether the runtime has to change, and what that takes.
+
+    One that serves stays unless `upgrade`, or unless it lacks an engine of `house`; what it was found to lack before
+    counts only where the engines were named (`exactly`). `loaded` are the engines that load there by its own word.
+    """
+    name = house.digest[:ID_LENGTH]
+    if not there.current:
+        action = "install"
+    elif there.current == name:
+        action = "none"
+    else:
+        has = {*(loaded if there.engines is None else there.engines), *(() if exactly else there.lacking)}
+        action = "upgrade" if upgrade or not has.issuperset(house.engines) else "keep"
+    plan = RuntimePlan(
+        action, there.current, name, house.version, house.engines, house.lacking, free_bytes=there.free_bytes
+    )
+    if not plan.changes or name in there.complete:
+        return plan
+    alike = (there.python, there.system_site) == (facts.python, _system_site(house.engines))
+    base = there.current if there.wheels and alike else ""
+    changed = tuple(
+        wheel
+        for wheel, digest in house.pins.items()
+        # edgert's own brings the commands, which name their environment.
+        if not base or there.wheels.get(wheel) != digest or parse_wheel_filename(wheel)[0] == "edgert"
+    )
+    send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
+    size = house.size_bytes(send)
+    disk = size + int(house.installed_bytes(changed) * INSTALLED_FACTOR)
+    return replace(plan, base=base, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
+
+
+def install(
+    device: Device,
+    facts: MachineFacts,
+    plan: RuntimePlan,
+    there: RuntimeThere,
+    house: Wheelhouse,
+    exactly: bool,
+    transport: Transport,
+    say: Say,
+) -> tuple[str, ...]:
+    """Make the environment `plan.id`, complete, beside the one in use; the engines that load in it.
+
+    Nothing points at it yet. Raises StorageFailed before the first byte where there is no room, EngineMissing where no engine
+    loads (with `exactly`, one of those named), DeviceError.
+    """
+    venv = f"{device.home}/venvs/{plan.id}"
+    if plan.id in there.complete:
+        return tuple(_about(transport, venv).get("engines") or plan.engines)
+    if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
+        raise StorageFailed(
+            f"{device.name} has {plan.free_bytes / 1e6:.0f} MB free at {device.home}, the runtime takes "
+            f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some, or install fewer engines (--engines first)"
+        )
+    wheels = f"{device.home}/wheels"
+    say(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+    for wheel in house.wheels:
+        if wheel.name in plan.send:
+            transport.put(wheel, f"{wheels}/{wheel.name}")
+    say("making the environment" + (" from the one there" if plan.base else ""))
+    if plan.base:
+        _copy_venv(device, f"{device.home}/venvs/{plan.base}", venv, transport)
+        _remove_packages(device, venv, there, house, transport)
+    else:
+        _make_venv(device, facts, venv, transport, system_site=_system_site(plan.engines))
+    _pip_install(device, house, plan, venv, transport)
+    loading, lacking = _try_engines(device, plan.engines, venv, transport)
+    if lacking and (exactly or not loading):
+        transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
+        before = "; what was there before serves on" if there.current else ""
+        raise EngineMissing(f"{device.name}: {'; '.join(lacking.values())}{before}")
+    for engine, why in lacking.items():
+        say(f"{engine} is left out: {why}")
+    about = {
+        "edgert": plan.edgert,
+        "engines": list(loading),
+        "lacking": {**plan.lacking, **lacking},
+        "wheels": dict(house.pins),
+    }
+    _must_alone(transport, device, ["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
+    return loading
+
+
+def use_first(device: Device, plan: RuntimePlan, transport: Transport) -> None:
+    """Point at the environment where none was in use before: nothing serves, so nothing can be tried against it."""
+    script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
+    must(transport, device, ["sh", "-c", script, "sh", device.home, plan.id])
+
+
+def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
+    """The models that serve now, by the word of the runtime in use; () where it says nothing any more.
+
+    Raises DeployUnderWay where one is being deployed or on trial: two trials at once could not be told apart.
+    """
+    try:
+        status = RemoteDaemon(transport, device).status()
+    except DeviceError:
+        return ()
+    for claim in status.get("claims", ()):  # an edgertd of before says none
+        raise DeployUnderWay(
+            f"a deploy of {claim['model']} is under way on {device.name} (since {claim['since']}, by {claim['by']}): change "
+            f"its runtime when that is over; if nothing more comes of it, its claim runs out in {claim['left_s']:.0f} s"
+        )
+    on_trial = [model["model"] for model in status["models"] if "trial" in str(model["state"])]
+    if on_trial:
+        raise DeployUnderWay(
+            f"{device.name} has {', '.join(on_trial)} on trial: change its runtime when that is over, or end it with: "
+            f"edgert rollback {on_trial[0]} --on {device.name}"
+        )
+    serving = ("ready", "degraded", "unloaded", "waiting", "loading")
+    return tuple(m["model"] for m in status["models"] if (m.get("serving") or {}).get("state") in serving)
+
+
+def self_test(device: Device, plan: RuntimePlan, models: Sequence[str], transport: Transport) -> None:
+    """Have the new runtime load each model and answer its golden inputs, beside the daemon. Raises RolledBack."""
+    words = [f"{device.home}/venvs/{plan.id}/bin/edgertd", "--state", device.state, "self-test", *models, "--json"]
+    result = transport.run(words, SELF_TEST_S_MAX)
+    if not result.ok:
+        error = _object(result.stdout).get("error", {})
+        raise RolledBack(
+            f"{device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}; "
+            "what was there before serves on, nothing was switched"
+        )
+
+
+def try_out(
+    device: Device,
+    runtime: str,
+    models: Sequence[str],
+    manager: str,
+    transport: Transport,
+    say: Say,
+    trial_s: float = TRIAL_S,
+) -> None:
+    """Have the device switch to `runtime` on trial, and watch until it has decided.
+
+    `manager` is system, user or keeper. Raises RolledBack with the device's reason, and DeviceUnreachable where the link
+    stays away: the device decides all the same.
+    """
+    words = ["sh", script_path(device), "trial", manager, device.state, f"{trial_s:.0f}", runtime, *models]
+    _detach(device, words, manager, transport)
+    until = time.monotonic() + trial_s + QUICK_S_MAX
+    lost: DeviceUnreachable | None = None
+    while time.monotonic() < until:
+        time.sleep(WATCH_PAUSE_S)
+        try:
+            verdict, of, reason = _outcome(device, transport)
+            lost = None
+        except DeviceUnreachable as error:
+            lost = error
+            continue
+        if of != runtime or verdict == "running":
+            continue
+        if verdict == "kept":
+            say("the new runtime has shown that it serves" + (f" ({reason})" if reason else ""))
+            return
+        raise RolledBack(f"{device.name}: the new runtime was given up, the one before is in use: {reason}")
+    if lost is not None:
+        raise DeviceUnreachable(
+            f"{lost.message}; {device.name} decides alone which runtime stays: edgert bootstrap {device.name} tells"
+        )
+    raise HealthCheckFailed(
+        f"{device.name} has not decided on its new runtime in {trial_s:.0f} s: edgert bootstrap {device.name} ends the trial"
+    )
+
+
+def collect(device: Device, transport: Transport) -> None:
+    """Remove what is neither in use nor the one before: flash is small."""
+    transport.run(["sh", script_path(device), "collect"], VENV_S_MAX)
+
+
+def _detach(device: Device, words: Sequence[str], manager: str, transport: Transport) -> None:
+    """Run `words` there so that they outlive the link; a service manager starts them again where they are killed."""
+    script = 'rm -f "$1/outcome"; shift; '
+    if manager == "keeper":
+        # As Restart=on-abnormal does below: begun again, it goes back.
+        script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
+        script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
+    else:
+        user = "--user" if manager == "user" else ""
+        script += (
+            "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
+            f"systemd-run {user} --quiet --collect --unit=edgertd-trial -p Restart=on-abnormal -p RestartSec=1 "
+            '--description="EdgeRT tries a new runtime" -- "$@"'
+        )
+    must(transport, device, ["sh", "-c", script, "sh", device.home, *words])
+
+
+def _outcome(device: Device, transport: Transport) -> tuple[str, str, str]:
+    """kept, back or running; of which runtime; why. All "" where nothing is known yet."""
+    lines = transport.run(["cat", f"{device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
+    if len(lines) < 3:
+        return "", "", ""
+    return lines[0], lines[1], lines[2]
+
+
+def _system_site(engines: Sequence[str]) -> bool:
+    """JetPack puts TensorRT where the system's Python looks."""
+    return "tensorrt" in engines
+
+
+_COPY = """
+rm -rf "$2" "$2.new"
+cp -al "$1" "$2.new" 2>/dev/null || { rm -rf "$2.new"; cp -a "$1" "$2.new"; }
+rm -f "$2.new/.complete" && mv "$2.new" "$2" || exit 1
+for file in "$2"/bin/*; do
+  test -L "$file" || ! grep -qI . "$file" || { sed "s|$1|$2|g" "$file" >"$file.new" && chmod 755 "$file.new" && mv -f "$file.new" "$file"; }
+done
+"""
+
+
+def _copy_venv(device: Device, old: str, new: str, transport: Transport) -> None:
+    """A copy whose files are the old one's own (hard links): pip replaces files, and changes none."""
+    _must_alone(transport, device, ["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
+
+
+def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Wheelhouse, transport: Transport) -> None:
+    keep = {parse_wheel_filename(name)[0] for name in house.pins}
+    gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
+    if gone:
+        _must_alone(
+            transport,
+            device,
+            [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
+            INSTALL_S_MAX,
+        )
+
+
+def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transport, *, system_site: bool) -> None:
+    """An environment without pip, which comes as a wheel like the rest: Debian's Python has none to put into one."""
+    options = ["--system-site-packages"] if system_site else []
+    words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
+    made = _alone(transport, device, words, VENV_S_MAX)
+    if made.ok:
+        return
+    if "No module named venv" in made.stdout + made.stderr:
+        raise DeviceError(
+            f"{facts.python_path} on {device.name} cannot make virtual environments: run there, as root, "
+            f"apt-get install python{facts.python}-venv, then bootstrap again"
+        )
+    raise DeviceError(f"{device.name}: {made.complaint()}")
+
+
+def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str, transport: Transport) -> None:
+    """Exactly these wheels: pip decides nothing, and refuses one whose hash is another."""
+    wheels = f"{device.home}/wheels"
+    itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
+    pip = (
+        [f"{venv}/bin/python", f"{wheels}/{itself}/pip"]
+        if itself in plan.changed
+        else [f"{venv}/bin/python", "-m", "pip"]
+    )
+    options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
+    command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
+    script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
+    _must_alone(transport, device, ["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
+
+
+def _try_engines(
+    device: Device, engines: Sequence[str], venv: str, transport: Transport
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Those that load in the environment, and why the others do not: each in a process of its own, as it may crash."""
+    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+    loading, lacking = [], {}
+    for engine in engines:
+        result = transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
+        if result.ok:
+            loading.append(engine)
+            continue
+        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        hint = TENSORRT_HINT if engine == "tensorrt" else ""
+        lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
+    return tuple(loading), lacking
+
+
+def _about(transport: Transport, venv: str) -> dict[str, Any]:
+    return _object(transport.run(["cat", f"{venv}/.complete"], QUICK_S_MAX).stdout)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# Held by the command itself and what it starts: where the link falls it may go on, and nobody should work beside it.
+_ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
+
+
+def _alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
+    result = transport.run(["sh", "-c", _ALONE, "sh", f"{device.home}/working", *argv], timeout_s)
+    return replace(result, argv=tuple(argv))
+
+
+def _must_alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
+    return _succeeded(device, _alone(transport, device, argv, timeout_s))
+
+
+def must(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+    return _succeeded(device, transport.run(argv, timeout_s))
+
+
+def _succeeded(device: Device, result: Result) -> Result:
+    if not result.ok:
+        raise DeviceError(f"{device.name}: {result.complaint()}")
+    return result

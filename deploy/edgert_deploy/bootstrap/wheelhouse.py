@@ -1,0 +1,431 @@
+"""The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
+
+A device needs no internet: it installs from this folder alone, and only wheels whose hashes were pinned when they were
+collected. The requirements come out of edgert's own wheel.
+pip judges environment markers by the interpreter it runs in, also when it downloads for another machine; so
+markers are judged here, for the device, over the whole tree, and what pip left out is asked for by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.message
+import email.parser
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+import edgert
+from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.common.folders import cache_folder
+
+ROUNDS_MAX = 6  # each adds what the markers of the last round's wheels ask for
+PIP_S_MAX = 1800.0
+KEY_FORMAT = "3"
+PINS_NAME = "pins.txt"  # in a collected folder: the SHA-256 and the name of each wheel, as they came
+PIWHEELS_HINT = (
+    ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
+)
+# What needs no install: these engines are edgert's own.
+ENGINES_WITHOUT_WHEELS = ("null", "fault")
+OWN_PACKAGES = ("edgert", "edgert_deploy")
+# What a device can be told to do later on, when pip cannot reach an index there: `[http]`. 32-bit ARM has no wheels of it.
+EXTRAS_ALONG = ("http",)
+MACHINES_WITHOUT_EXTRAS = ("armv7l", "armv6l")
+WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a wheel packed again: the same content, the same bytes
+
+
+@dataclass(frozen=True)
+class WheelTarget:
+    """Where the wheels are to run: Python `3.11`, `uname -m`, glibc `2.36`."""
+
+    python: str
+    machine: str
+    glibc: str
+
+    def platforms(self) -> tuple[str, ...]:
+        """The platform tags that fit, newest first (PEP 600; the old names of PEP 513, 571 and 599 too)."""
+        major, _, minor = self.glibc.partition(".")
+        if major != "2" or not minor.isdigit():
+            raise ConfigInvalid(
+                f"glibc {self.glibc!r} is none that wheels are made for: EdgeRT runs on glibc from 2.28 up"
+            )
+        newest_first = [f"manylinux_2_{n}_{self.machine}" for n in range(int(minor), 4, -1)]
+        old_names = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+        old = [f"{name}_{self.machine}" for n, name in old_names.items() if n <= int(minor)]
+        return (*newest_first, *old, f"linux_{self.machine}")
+
+    def environment(self, extra: str = "") -> dict[str, str]:
+        """What environment markers (PEP 508) say there."""
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": f"{self.python}.0",
+            "python_version": self.python,
+            "sys_platform": "linux",
+            "extra": extra,
+        }
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """Wheels for one kind of device. `pins` are their SHA-256 by file name; `digest` names the whole.
+
+    `engines` are those whose wheels are among them, `lacking` says why another that was asked for is not.
+    """
+
+    wheels: tuple[Path, ...]
+    pins: Mapping[str, str]
+    version: str
+    engines: tuple[str, ...]
+    digest: str
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def requirements(self, names: Iterable[str] | None = None) -> str:
+        """What pip is to install, each wheel pinned by version and hash; all where `names` is None."""
+        lines = []
+        for file in sorted(self.pins if names is None else names):
+            name, version, _, _ = parse_wheel_filename(file)
+            lines.append(f"{name}=={version} --hash=sha256:{self.pins[file]}\n")
+        return "".join(lines)
+
+    def size_bytes(self, names: Iterable[str] | None = None) -> int:
+        """Of the wheels as they travel."""
+        wanted = set(self.pins if names is None else names)
+        return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in wanted)
+
+    def installed_bytes(self, names: Iterable[str] | None = None) -> int:
+        """Of their files once unpacked, byte code not counted."""
+        wanted = set(self.pins if names is None else names)
+        total = 0
+        for wheel in self.wheels:
+            if wheel.name in wanted:
+                with zipfile.ZipFile(wheel) as archive:
+                    total += sum(entry.file_size for entry in archive.infolist())
+        return total
+
+
+def prepare(
+    target: WheelTarget,
+    engines: Sequence[str],
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    refresh: bool = False,
+    shrink: bool = False,
+) -> Wheelhouse:
+    """Collect edgert's wheel and all that it needs with `engines` on `target`.
+
+    With `shrink`, an engine that has no wheels for the target is left out, as long as one remains. What was collected
+    before is used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a wheel that
+    changed since it was collected.
+    """
+    with _COLLECTING:
+        return _prepare(target, engines, say, refresh, shrink)
+
+
+_COLLECTING = threading.Lock()  # devices of one kind share what is collected
+_OWN: dict[Path, Path] = {}  # by cache folder: edgert's own wheel, made once in a process
+
+
+def _prepare(
+    target: WheelTarget, engines: Sequence[str], say: Callable[[str], None], refresh: bool, shrink: bool
+) -> Wheelhouse:
+    if cache_folder() not in _OWN or not _OWN[cache_folder()].exists():
+        _OWN[cache_folder()] = own_wheel(say)
+    own = _OWN[cache_folder()]
+    lacking: dict[str, str] = {}
+    wanted = list(engines)
+    for engine in engines if shrink else ():
+        try:
+            _direct_requirements(own, (engine,), target)
+        except EngineMissing as error:
+            wanted.remove(engine)
+            lacking[engine] = error.message
+    if not wanted:
+        raise EngineMissing("; ".join(lacking.values()))
+    try:
+        folder = _collected(own, wanted, target, say, refresh)
+    except ConfigInvalid:
+        if not shrink or len(engines) == 1:
+            raise
+        for engine in list(wanted):  # which of them it was that has none
+            try:
+                _collected(own, (engine,), target, say, refresh)
+            except ConfigInvalid as error:
+                wanted.remove(engine)
+                lacking[engine] = error.message
+        if not wanted:
+            raise
+        folder = _collected(own, wanted, target, say, refresh)
+    pins = {own.name: _sha256(own), **_checked_pins(folder)}
+    wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
+    version = str(parse_wheel_filename(own.name)[1])
+    return Wheelhouse(wheels, pins, version, tuple(wanted), _digest(pins), lacking)
+
+
+def _collected(
+    own: Path, engines: Sequence[str], target: WheelTarget, say: Callable[[str], None], refresh: bool
+) -> Path:
+    """The folder with what edgert needs with `engines` on `target`, filled where it is not there yet."""
+    requirements = _direct_requirements(own, engines, target)
+    folder = cache_folder() / "wheels" / _key(target, requirements)
+    if refresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        named = f" with {', '.join(engines)}" if engines else ""
+        say(f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}")
+        with _beside(folder) as partial:
+            _collect(partial, requirements, target, say)
+            lines = [f"{_sha256(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
+            (partial / PINS_NAME).write_text("".join(lines))
+    return folder
+
+
+def _checked_pins(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each wheel in `folder`, by name. Raises ConfigInvalid where one is not as it was collected."""
+    try:
+        lines = [line.split("  ", 1) for line in (folder / PINS_NAME).read_text().splitlines()]
+        pins = {name: digest for digest, name in lines}
+        changed = [name for name, digest in pins.items() if _sha256(folder / name) != digest]
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"the wheels in {folder} cannot be read ({error}): collect them anew, --refresh") from error
+    if changed:
+        raise ConfigInvalid(f"{folder / changed[0]} is not what was collected: collect the wheels anew, --refresh")
+    return pins
+
+
+def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
+    """edgert's own wheel: built from the source tree this runs from, else packed again from what is installed.
+
+    So a device always gets the very code that its host runs. Packing again needs no index and no build tool.
+    """
+    kept_in = cache_folder() / "own"
+    kept_in.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept_in) as folder:
+        source = source_tree()
+        if source is not None:
+            say(f"building edgert's wheel from {source}")
+            wheel = _build(source, Path(folder))
+        else:
+            say("packing edgert's wheel from what is installed here")
+            wheel = repack(installed_distribution(), Path(folder))
+        kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
+        kept.parent.mkdir(exist_ok=True)
+        os.replace(wheel, kept)
+        return kept
+
+
+def source_tree() -> Path | None:
+    """The repository that this very code runs from, or None where it was installed from a wheel."""
+    root = Path(edgert.__file__).resolve().parents[1]
+    return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
+
+
+def installed_distribution() -> Distribution:
+    """The installed package that this very code comes from. Raises ConfigInvalid where there is none."""
+    here = Path(edgert.__file__).resolve()
+    for found in distributions(name="edgert"):
+        if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
+            return found
+    raise ConfigInvalid(f"edgert runs from {here.parent}, which no installer put there: pip install 'edgert[host]'")
+
+
+def repack(installed: Distribution, folder: Path) -> Path:
+    """A wheel in `folder` with what RECORD says of an installed edgert: the same files give the same bytes.
+
+    Left out is what an installer adds (byte code, scripts, its own notes). Raises ConfigInvalid where a file is gone.
+    """
+    listed = [str(path) for path in installed.files or ()]
+    info = next((name.split("/")[0] for name in listed if name.endswith(".dist-info/METADATA")), "")
+    names = sorted(name for name in listed if _belongs_in_wheel(name, info))
+    if not info or "edgert/__init__.py" not in names or "edgert_deploy/__init__.py" not in names:
+        raise ConfigInvalid("edgert's own files are not listed where it is installed: pip install --force-reinstall it")
+    content = {}
+    for name in names:
+        try:
+            content[name] = Path(str(installed.locate_file(name))).read_bytes()
+        except OSError as error:
+            raise ConfigInvalid(
+                f"{name} of the installed edgert cannot be read: pip install --force-reinstall it"
+            ) from error
+    rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in content.items()]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    wheel = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(name, WHEEL_TIME)
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return wheel
+
+
+def _build(source: Path, folder: Path) -> Path:
+    # Without isolation nothing is fetched: it works offline wherever hatchling is at hand.
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder), str(source)], "build edgert's own wheel")
+    return next(folder.glob("edgert-*.whl"))
+
+
+def _belongs_in_wheel(name: str, info: str) -> bool:
+    top, _, rest = name.partition("/")
+    if top in OWN_PACKAGES:
+        return not name.endswith(".pyc")
+    return top == info and rest not in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+
+
+def _record_hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
+    """What the tree below `roots` needs on `target` and no wheel of `wheels` is: pip's blind spot."""
+    by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
+    todo, seen, absent = list(roots), set[tuple[str, str]](), []
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *sorted(requirement.extras)):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            if name in by_name:
+                todo += _needs(by_name[name], extra, target)
+            elif not extra:
+                absent.append(requirement)
+    return absent
+
+
+def _collect(
+    folder: Path, requirements: Sequence[Requirement], target: WheelTarget, say: Callable[[str], None]
+) -> None:
+    wanted = list(requirements)
+    for _ in range(ROUNDS_MAX):
+        _download(folder, wanted, target)
+        more = missing(requirements, list(folder.glob("*.whl")), target)
+        if not more:
+            return
+        say(f"also for that machine: {', '.join(str(each) for each in more)}")
+        wanted += more
+    raise ConfigInvalid(f"the wheels for {target} were not complete after {ROUNDS_MAX} rounds; last: {wanted[-1]}")
+
+
+def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
+    platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
+    # Markers were judged for the device already; pip would judge them for this host.
+    plain = [str(_without_marker(requirement)) for requirement in wanted]
+    _pip(
+        ["download", "--only-binary=:all:", "--dest", str(folder), "--implementation", "cp"]
+        + ["--python-version", target.python, *platforms, *plain],
+        f"find wheels for Python {target.python} on {target.machine} with glibc {target.glibc}",
+    )
+
+
+def _pip(words: Sequence[str], doing: str) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigInvalid(f"pip is missing in {sys.prefix}, and is needed to {doing}: {sys.executable} -m ensurepip")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigInvalid(f"pip did not {doing} within {PIP_S_MAX:.0f} s: check the network") from error
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()[-600:]]
+        hint = PIWHEELS_HINT if any("armv7l" in word for word in words) else ""
+        raise ConfigInvalid(f"cannot {doing}: {' '.join(errors)[-800:]}{hint}")
+
+
+def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:
+    """What edgert needs on `target` with `engines`. Raises EngineMissing for one that has no wheels there."""
+    # pip comes along: many systems' Python is installed without it, and cannot put it into an environment either.
+    found = [Requirement("pip"), *_needs(wheel, "", target)]
+    for extra in EXTRAS_ALONG if target.machine not in MACHINES_WITHOUT_EXTRAS else ():
+        found += _needs(wheel, extra, target)
+    known = _metadata(wheel).get_all("Provides-Extra") or []
+    for engine in engines:
+        if engine in ENGINES_WITHOUT_WHEELS:
+            continue
+        if engine not in known:
+            raise EngineMissing(f"edgert knows no wheels for engine {engine!r}: install it on the device by hand")
+        more = _needs(wheel, engine, target)
+        if not more:
+            raise EngineMissing(
+                f"engine {engine} has no wheels for Python {target.python} on {target.machine}: "
+                "give the device another engine (--engines) or another Python"
+            )
+        found = found + more
+    return sorted({str(requirement): requirement for requirement in found}.values(), key=str)
+
+
+def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
+    """The requirements of a wheel that hold on `target`; with `extra`, those that the extra adds."""
+    found = []
+    for line in _metadata(wheel).get_all("Requires-Dist") or []:
+        requirement = Requirement(line)
+        holds = requirement.marker is None or requirement.marker.evaluate(target.environment(extra))
+        always = requirement.marker is None or requirement.marker.evaluate(target.environment(""))
+        if holds and (not extra or not always):
+            found.append(requirement)
+    return found
+
+
+def _metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA") and n.count("/") == 1)
+        return email.parser.BytesParser().parsebytes(archive.read(name), headersonly=True)
+
+
+def _without_marker(requirement: Requirement) -> Requirement:
+    plain = Requirement(str(requirement))
+    plain.marker = None
+    return plain
+
+
+def _key(target: WheelTarget, requirements: Sequence[Requirement]) -> str:
+    words = [KEY_FORMAT, target.python, target.machine, target.glibc, *(str(r) for r in requirements)]
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return f"py{target.python}-{target.machine}-glibc{target.glibc}-{digest}"
+
+
+def _digest(pins: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{pins[name]}  {name}\n" for name in sorted(pins)).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A new folder that becomes `folder` when the block ends well, and vanishes when it does not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first with the same content
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""A project: the folder that holds a fleet's inventory and bundles, known by its `edgert.toml`.
+
+Commands look for that file in the working folder, then in each one above it, as git does for its own. It says what
+options that were left out are; paths in it begin at its folder. It holds no secret, and no signing key lies below it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.trial_limits import check_table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_NAME = "edgert.toml"
+INVENTORY = "inventory.toml"
+FILE_BYTES_MAX = 64 * 1024
+# The commands that listen to the broker, and those that a selector may be left out of. Rolling back and changing the
+# inventory take one that is said.
+_LISTEN = (("watch",), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
+_SELECT = (("status",), ("doctor",), ("bootstrap",), ("deploy",))
+_DEVICES = (("targets",), ("bootstrap",), ("doctor",), ("device", "add"), ("device", "set"), ("device", "probe"))
+
+
+@dataclass(frozen=True)
+class BrokerDefaults:
+    """`[broker]`. `address` is HOST[:PORT]; the files are paths, "" for none."""
+
+    address: str = ""
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    username: str = ""
+    password_file: str = ""
+    protocol: str = "auto"
+
+
+@dataclass(frozen=True)
+class Project:
+    """What `edgert.toml` says, paths absolute; None and "" where it says nothing."""
+
+    root: Path
+    inventory: Path
+    selector: str = ""
+    bundles: Path | None = None
+    keys: Path | None = None
+    devices: Path | None = None
+    broker: BrokerDefaults = BrokerDefaults()
+    gate: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
+
+    def option_defaults(self) -> dict[str, Any]:
+        """click's default_map: what parameters of the commands are where they were left out."""
+        found: dict[str, Any] = {}
+
+        def give(command: tuple[str, ...], values: dict[str, Any]) -> None:
+            table = found
+            for word in command:
+                table = table.setdefault(word, {})
+            table.update({name: value for name, value in values.items() if value})
+
+        broker = self.broker
+        if broker.address:
+            listening = {f.name: getattr(broker, f.name) for f in fields(broker) if f.name != "address"}
+            for command in _LISTEN:
+                give(command, {"broker": broker.address, **listening})
+            reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
+            secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
+            give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
+        for command in _SELECT:
+            give(command, {"selector": self.selector})
+        if self.devices is not None:
+            for command in _DEVICES:
+                give(command, {"devices_dir": str(self.devices)})
+            give(("build",), {"devices": str(self.devices)})
+        return found
+
+
+def find_project(start: Path | None = None) -> Project | None:
+    """The project that `start` (the working folder) lies in, or None. Raises ConfigInvalid for a file that is wrong."""
+    try:
+        here = (start or Path.cwd()).resolve()
+    except OSError:  # the working folder was removed
+        return None
+    for folder in (here, *here.parents):
+        file = folder / FILE_NAME
+        if file.is_file():
+            return read_project(file)
+    return None
+
+
+def read_project(file: Path) -> Project:
+    """Raises ConfigInvalid."""
+    try:
+        owner = file.stat().st_uid
+        if owner not in _trusted_users():
+            raise ConfigInvalid(
+                f"{file} belongs to user {owner}, and decides where devices and brokers are: chown it, or work elsewhere"
+            )
+        data = file.read_bytes()
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigInvalid(f"{file} has {len(data)} bytes; at most {FILE_BYTES_MAX} are read")
+        value = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{file} is not TOML: {error}") from error
+    return _project(file, value)
+
+
+def find_bundle(given: Path) -> Path:
+    """`given`, or where a mere name is no file here, the one of that name in the project's folder of bundles."""
+    if given.parent == Path() and not given.is_absolute() and not given.exists():
+        project = find_project()
+        if project is not None and project.bundles is not None and (project.bundles / given).exists():
+            return project.bundles / given
+    return given
+
+
+def _project(file: Path, value: dict[str, Any]) -> Project:
+    root = file.parent
+    broker, gate = value.pop("broker", {}), value.pop("gate", {})
+    known = ("inventory", "selector", "bundles", "keys", "devices")
+    if unknown := sorted(set(value) - set(known)):
+        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [gate]")
+    for key, given in value.items():
+        if not isinstance(given, str) or not given:
+            raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
+
+    def path(key: str) -> Path | None:
+        return _path(root, value[key]) if key in value else None
+
+    try:
+        gate = check_table(gate)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"{file}: {error.message}") from error
+    devices = path("devices") or (root / "devices" if (root / "devices").is_dir() else None)
+    if (keys := path("keys")) is not None and keys.resolve().is_relative_to(root):
+        raise ConfigInvalid(f"{file}: keys = {value['keys']!r} lies in the project: keep signing keys outside of it")
+    return Project(
+        root=root,
+        inventory=path("inventory") or root / INVENTORY,
+        selector=value.get("selector", ""),
+        bundles=path("bundles"),
+        keys=keys,
+        devices=devices,
+        broker=_broker(file, broker),
+        gate=gate,
+    )
+
+
+def _broker(file: Path, table: Any) -> BrokerDefaults:
+    known = {f.name: f for f in fields(BrokerDefaults)}
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{file}: [broker] must be a table, got {table!r}")
+    for key, given in table.items():
+        if key not in known:
+            raise ConfigInvalid(f"[broker] in {file} has an unknown key {key!r}; known: {', '.join(known)}")
+        if type(given).__name__ != str(known[key].type):
+            raise ConfigInvalid(f"[broker] in {file}: {key} must be {known[key].type}, got {given!r}")
+    files = ("ca", "cert", "key", "password_file")
+    paths = {key: str(_path(file.parent, table[key])) for key in files if table.get(key)}
+    return BrokerDefaults(**{**table, **paths})
+
+
+def _path(root: Path, text: str) -> Path:
+    return root / Path(text).expanduser()
+
+
+def _trusted_users() -> set[int]:
+    """Root, whoever runs this, and who became root by sudo for it."""
+    sudo = os.environ.get("SUDO_UID", "")
+    return {0, os.geteuid(), *([int(sudo)] if os.geteuid() == 0 and sudo.isdigit() else [])}

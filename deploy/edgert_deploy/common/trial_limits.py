@@ -1,0 +1,82 @@
+"""The limits of a deployment's trial: what stands in the project's edgert.toml, changed by the command line.
+
+    [gate]                    # for every model
+    watch = "10m"
+    temp_c = 80
+    error_rate = "0.1%"
+    unattended = false        # devices keep it by themselves once all limits held
+
+    [gate.digits]             # for this model, before what stands above
+    p99_ms = 8
+    agreement = "99%"
+
+The command line stands before both; `off` leaves a limit out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, Gate, limit_value, seconds
+
+_OTHER_KEYS = ("watch", "unattended")
+
+
+def gate_for(
+    model: str,
+    table: Mapping[str, Any],
+    limits: Mapping[str, float | None],
+    watch: str = "",
+    unattended: bool | None = None,
+    trial_s: float = 60.0,
+) -> Gate | None:
+    """The gate of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
+
+    None where nobody set a limit or a time. Raises ConfigInvalid.
+    """
+    given = {**_said(table, model), **limits}
+    if watch:
+        given["watch"] = seconds(watch)
+    if unattended is not None:
+        given["unattended"] = unattended
+    kept = {name: value for name, value in given.items() if name in LIMIT_NAMES and value is not None}
+    if not kept and "watch" not in given:
+        if given.get("unattended"):
+            raise ConfigInvalid("unattended keeps what was watched: give a limit or a time to watch as well")
+        return None
+    return Gate(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
+
+
+def check_table(table: Any) -> dict[str, Any]:
+    """`table`, where every line of it is understood. Raises ConfigInvalid."""
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"[gate] must be a table, got {table!r}")
+    for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:
+        _said(table, model)
+    return table
+
+
+def _said(table: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """What `[gate]` and then `[gate.MODEL]` say."""
+    general = {key: one for key, one in table.items() if not isinstance(one, dict)}
+    return {**_read(general, "[gate]"), **_read(table.get(model, {}), f"[gate.{model}]")}
+
+
+def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        for key, given in table.items():
+            if key == "unattended" and isinstance(given, bool):
+                found[key] = given
+            elif key == "watch" and isinstance(given, (int, float, str)) and not isinstance(given, bool):
+                found[key] = seconds(str(given))
+            elif key in LIMIT_NAMES and isinstance(given, (int, float, str)) and not isinstance(given, bool):
+                found[key] = limit_value(key, given)
+            else:
+                known = ", ".join((*LIMIT_NAMES, *_OTHER_KEYS))
+                raise ConfigInvalid(f"{key} = {given!r} is not understood; known: {known}")
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"{where}: {error.message}") from error
+    return found

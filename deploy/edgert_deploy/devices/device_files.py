@@ -1,0 +1,219 @@
+"""What a device is told by files: its configuration, the keys that it trusts, the broker's secrets.
+
+Files are written only where they differ, and what the runtime there would refuse is not written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from edgert.bundle.signing import PublicKey
+from edgert.config import DeviceConfig, parse_config
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.devices.facts import MachineFacts
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.transports import Transport, sha256_command
+
+QUICK_S_MAX = 60.0
+BROKER_S_MAX = 3.0
+PASSWORD_NAME = "mqtt-password"
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where the device reports to. Files are the host's; their content is copied to the device."""
+
+    host: str
+    port: int = 1883
+    username: str = ""
+    password_file: Path | None = None
+    ca: Path | None = None
+    tls: bool = False
+
+    @classmethod
+    def parse(
+        cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
+    ) -> Broker:
+        """HOST[:PORT]. TLS, and then port 8883, also where a certificate authority is given. Raises ConfigInvalid."""
+        tls = tls or ca is not None
+        return cls(*host_and_port(text, PORT_TLS if tls else PORT_PLAIN), username, password_file, ca, tls)
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A file as it is to lie on the device; `change` is what its change is called."""
+
+    path: str
+    data: bytes
+    change: str
+    mode: int = 0o644
+
+
+def wanted_files(
+    device: Device,
+    profile: DeviceProfile,
+    facts: MachineFacts,
+    keys: Sequence[PublicKey],
+    broker: Broker | None,
+    settings: Mapping[str, Any],
+    has_unit: bool,
+    transport: Transport,
+) -> tuple[list[DeviceFile], DeviceConfig]:
+    """Keys, the broker's secrets and configuration as they are to be, and what is then configured. Raises ConfigInvalid."""
+    state = device.state
+    wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
+    ours: dict[str, Any] = {
+        "device": device.name,
+        "site": device.site,
+        "profile": profile.name,
+        "machine": facts.machine,
+    }
+    if has_unit and facts.uid == 0:
+        ours["socket"] = profile.socket  # systemd makes its folder under /run
+    if broker is not None:
+        ours["mqtt"], secrets = _broker_files(broker, state)
+        wanted += secrets
+    for name, value in settings.items():
+        ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
+    present = _text_there(f"{state}/config.toml", transport)
+    if broker is not None:
+        present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
+    text = merged_config(present, ours)
+    # What the daemon would refuse is refused here, before it is written.
+    config = parse_config(text, f"{state}/config.toml")
+    return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
+
+
+def config_there(device: Device, transport: Transport) -> DeviceConfig:
+    return parse_config(_text_there(f"{device.state}/config.toml", transport), f"{device.state}/config.toml")
+
+
+def _text_there(path: str, transport: Transport) -> str:
+    present = transport.run(["cat", path], QUICK_S_MAX)
+    return present.stdout if present.ok else ""
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked.
+
+    And for another broker: with it goes the login that was given for the one before, which --broker takes care of.
+    """
+    mqtt = settings.get("mqtt")
+    for key in ("host", "port"):
+        if isinstance(mqtt, dict) and key in mqtt:
+            raise ConfigInvalid(
+                f"--set mqtt.{key} would leave another broker's login in place: give --broker HOST:PORT"
+            )
+    fixed = {"device": "any", "profile": "any"}
+    parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
+
+
+def broker_doubt(broker: Broker) -> str:
+    """Why devices may not reach the broker, as far as this host can tell; "" where it can be reached from here."""
+    try:
+        socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
+        return ""
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        return (
+            f"broker {broker.host}:{broker.port} cannot be reached from this host ({reason}); "
+            "devices keep their reports until they can reach it"
+        )
+
+
+def merged_config(present: str, ours: dict[str, Any]) -> str:
+    """The device's configuration with our values in it; what the user wrote besides, comments too, stays."""
+    try:
+        document = tomlkit.parse(present)
+    except TOMLKitError as error:
+        raise ConfigInvalid(f"the device's config.toml is not TOML ({error}): repair or remove it there") from error
+    for key, value in ours.items():
+        if isinstance(value, dict):
+            table: Any = document.setdefault(key, tomlkit.table())
+            if not isinstance(table, dict):
+                raise ConfigInvalid(f"the device's config.toml has {key} = {table!r}, no table: repair it there")
+            for inner, given in value.items():
+                if table.get(inner) != given:
+                    table[inner] = given
+        elif document.get(key) != value:
+            document[key] = value
+    return tomlkit.dumps(document)
+
+
+def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
+    """The configuration less the login that a bootstrap before wrote for a broker at another address."""
+    try:
+        document = tomlkit.parse(present)
+    except TOMLKitError:  # said where it is merged
+        return present
+    table = document.get("mqtt")
+    if not isinstance(table, dict) or table.get("password_file") != password_file:
+        return present
+    if (table.get("host"), table.get("port")) != (broker.host, broker.port):
+        for key in ("username", "password_file"):
+            table.pop(key, None)
+    return tomlkit.dumps(document)
+
+
+def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
+    """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
+    table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
+    if broker.username:
+        table["username"] = broker.username
+    wanted = []
+    for source, name, key, mode in (
+        (broker.password_file, PASSWORD_NAME, "password_file", 0o600),
+        (broker.ca, "mqtt-ca.pem", "ca", 0o644),
+    ):
+        if source is None:
+            continue
+        try:
+            data = source.read_bytes()
+        except OSError as error:
+            raise ConfigInvalid(f"cannot read {source}: {error.strerror}") from error
+        table[key] = f"{state}/{name}"
+        wanted.append(DeviceFile(table[key], data, name, mode))
+    return table, wanted
+
+
+def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
+    """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
+    if device.transport == "local":
+        return
+    program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
+    words = [f"{device.home}/venv/bin/python", "-c", program, file.path]
+    result = transport.run(words, QUICK_S_MAX, input=file.data)
+    if not result.ok:
+        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        raise ConfigInvalid(
+            f"{device.name}: the runtime there does not take that configuration ({said}); nothing was changed: "
+            "leave the setting away, or bring a newer runtime with --upgrade"
+        )
+
+
+def holds(transport: Transport, file: DeviceFile) -> bool:
+    there = transport.run(sha256_command(file.path), QUICK_S_MAX)
+    return there.ok and there.stdout.strip() == _sha256(file.data)
+
+
+def put(transport: Transport, file: DeviceFile) -> None:
+    """Make the device hold the file."""
+    with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
+        copy.write(file.data)
+        copy.flush()
+        transport.put(Path(copy.name), file.path, mode=file.mode)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,314 @@
+"""What a device says of itself: as a bare machine (before anything is installed) and through `edgertd status`.
+
+Profiles are matched against the first; plans are made from the second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert.versions.slots import Returned
+from edgert.versions.trial_limits import Gate
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.transports import Transport
+
+PROBE_S_MAX = 30.0
+PYTHON_MIN = (3, 10)
+LOCAL_PROFILE = "this-machine"
+MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
+
+# `uname -m` tells the kernel's word size; a 32-bit system may run on a 64-bit kernel, so Python is asked as well.
+_PYTHON_LINE = "import sys; print('python=%d.%d %d' % (*sys.version_info[:2], 64 if sys.maxsize > 2**32 else 32))"
+_ENGINES_LINES = (
+    "import importlib.metadata as m\n"
+    "for d in m.distributions():\n"
+    "    n = (d.metadata['Name'] or '').lower()\n"
+    "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
+)
+# Its word is the Python of the environment that bootstrap made, where there is one.
+_PROBE = rf"""
+echo machine=$(uname -m)
+echo uid=$(id -u)
+echo "home=$HOME"
+echo glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
+echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
+echo "model=$(tr -d '\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
+echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
+echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
+(. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
+test $(id -u) = 0 && place=/ || place=$HOME
+echo "disk_kb=$(df -Pk "$place" 2>/dev/null | awk 'NR == 2 {{print $4}}')"
+test -d /run/systemd/system && echo systemd=1
+echo "l4t=$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\).*/\1.\2/p' /etc/nv_tegra_release 2>/dev/null)"
+for file in /sys/class/drm/renderD*/device/vendor; do test -r $file && echo accelerator=gpu $(cat $file); done
+for file in /sys/class/accel/accel*/device/vendor; do test -r $file && echo accelerator=npu $(cat $file); done
+for file in /dev/nvhost-gpu /dev/nvidia0 /dev/apex_0 /dev/hailo0; do test -e $file && echo accelerator=$file; done
+for file in /sys/bus/usb/devices/*/idVendor; do
+  test -r $file && echo accelerator=usb $(cat $file):$(cat ${{file%idVendor}}idProduct)
+done
+for name in python3 python3.13 python3.12 python3.11 python3.10; do
+  found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
+done
+test -x "$1" && own=$1 || own=python3
+"$own" -c "{_ENGINES_LINES}" 2>/dev/null
+exit 0
+"""
+_ACCELERATORS = {
+    "gpu 0x8086": "Intel GPU",
+    "gpu 0x10de": "NVIDIA GPU",
+    "gpu 0x1002": "AMD GPU",
+    "npu 0x8086": "Intel NPU",
+    "npu 0x1022": "AMD NPU",
+    "/dev/nvhost-gpu": "NVIDIA GPU",
+    "/dev/nvidia0": "NVIDIA GPU",
+    "/dev/apex_0": "Coral Edge TPU",
+    "/dev/hailo0": "Hailo",
+    "usb 1a6e:089a": "Coral Edge TPU",  # before its firmware is loaded, and after
+    "usb 18d1:9302": "Coral Edge TPU",
+}
+_32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """A machine as it came. `python` is the version of `python_path`, both "" where there is none from 3.10 up.
+
+    `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` are the packages that can be imported there, by
+    their names on the index, with versions; those of edgert's own environment where it has one. `disk_free_mb` is of
+    the file system that bootstrap installs on, 0 where that is not known.
+    """
+
+    machine: str
+    python: str
+    python_path: str
+    glibc: str
+    memory_mb: int
+    uid: int
+    home: str
+    model: str
+    systemd: bool
+    cpu: str = ""
+    cpus: int = 0
+    distribution: str = ""
+    disk_free_mb: int = 0
+    l4t: str = ""
+    accelerators: tuple[str, ...] = ()
+    engines: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def default_state(self) -> str:
+        return "/var/lib/edgert" if self.uid == 0 else f"{self.home}/.local/state/edgert"
+
+    @property
+    def default_home(self) -> str:
+        return "/opt/edgert" if self.uid == 0 else f"{self.home}/.local/share/edgert"
+
+
+@dataclass(frozen=True)
+class VersionFacts:
+    """A version in a slot."""
+
+    release: int
+    digest: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's slots. `ratchet` is the highest release known to have been good there. `damaged` says why they cannot be
+    read, and what mends it; nothing else is known then.
+
+    `gate` holds the limits of the trial under way, `returned` the version that one last went back from there.
+    """
+
+    state: str
+    active: VersionFacts | None
+    spare: VersionFacts | None
+    ratchet: int
+    gate: Gate | None = None
+    returned: Returned | None = None
+    damaged: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What `edgertd status` says. `engines` names the installed ones only."""
+
+    device: str
+    profile: str
+    machine: str
+    edgert: str
+    daemon_running: bool
+    disk_free_bytes: int
+    engines: Mapping[str, str]
+    keys: tuple[str, ...]
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    parcels: int = 0  # the format of parcels that it takes; 0 where it takes whole bundles only
+    gates: int = 0  # likewise of a trial's limits
+    temp_c: float | None = None
+
+    @classmethod
+    def from_status(cls, value: Mapping[str, Any]) -> DeviceFacts:
+        """Raises DeviceError when `value` is not what `edgertd status` gives."""
+        try:
+            return cls(
+                device=str(value["device"]),
+                profile=str(value["profile"]),
+                machine=str(value["machine"]),
+                edgert=str(value["edgert"]),
+                daemon_running=bool(value["daemon"]["running"]),
+                disk_free_bytes=int(value["disk_free_bytes"]),
+                engines={str(k): str(v) for k, v in value["engines"].items() if v is not None},
+                keys=tuple(str(key) for key in value["keys"]),
+                models={str(model["model"]): _model(model) for model in value["models"]},
+                parcels=int(value.get("parcels") or 0),
+                gates=int(value.get("gates") or 0),
+                temp_c=None if value.get("temp_c") is None else float(value["temp_c"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigInvalid) as error:
+            raise DeviceError(
+                f"the device's status cannot be read ({type(error).__name__}: {error}): bootstrap it again with this edgert"
+            ) from error
+
+
+def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:
+    """Ask a machine, which may be bare. `own_python` is that of edgert's environment, if there is one.
+
+    Raises DeviceError where it is not a Linux that we can read.
+    """
+    result = transport.run(["sh", "-c", _PROBE, "sh", own_python], PROBE_S_MAX)
+    found: dict[str, list[str]] = {}
+    for key, _, value in (line.partition("=") for line in result.stdout.splitlines()):
+        found.setdefault(key, []).append(value.strip())
+
+    def said(key: str) -> str:
+        return found.get(key, [""])[0]
+
+    if not result.ok or not said("machine"):
+        raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
+    pythons = [value.split(" ", 2) for value in found.get("python", [])]
+    usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
+    python, bits, path = usable[0] if usable else ("", "64", "")
+    machine = said("machine")
+    engines = [words.partition(" ") for words in found.get("engine", [])]
+    return MachineFacts(
+        machine=_32_BIT.get(machine, machine) if bits == "32" else machine,
+        python=python,
+        python_path=path,
+        glibc=said("glibc"),
+        memory_mb=_whole(said("memory_kb")) // 1024,
+        uid=_whole(said("uid")),
+        home=said("home"),
+        model=said("model"),
+        systemd="systemd" in found,
+        cpu=said("cpu"),
+        cpus=_whole(said("cpus")),
+        distribution=said("distribution"),
+        disk_free_mb=_whole(said("disk_kb")) // 1024,
+        l4t=said("l4t"),
+        accelerators=tuple(
+            dict.fromkeys(_ACCELERATORS[raw] for raw in found.get("accelerator", []) if raw in _ACCELERATORS)
+        ),
+        engines={engine: release for engine, _, release in engines},
+    )
+
+
+def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
+    """Why `profile` is not for this machine; empty where it is."""
+    reasons = []
+    if profile.machines and facts.machine not in profile.machines:
+        reasons.append(f"is for {', '.join(profile.machines)}")
+    if not facts.python or version(facts.python) < version(profile.python):
+        reasons.append(f"needs Python {profile.python}")
+    elif profile.python_max and version(facts.python) > version(profile.python_max):
+        reasons.append(f"needs Python {profile.python_max} or lower")
+    if version(facts.glibc) < version(profile.glibc):
+        reasons.append(f"needs glibc {profile.glibc}")
+    if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
+        reasons.append(f"needs {profile.memory_mb} MB of memory")
+    l4t = facts.l4t.partition(".")[0]
+    if profile.match.l4t and l4t and l4t not in profile.match.l4t:
+        reasons.append(f"is for L4T {', '.join(profile.match.l4t)}")
+    return reasons
+
+
+def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
+    """The profile that is this machine's own, else the generic one, else the only one that fits.
+
+    Raises ConfigInvalid: with what none fits on, or with the candidates where several fit.
+    """
+    fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
+    if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
+        return mine[0]
+    most = max((_likeness(p, facts) for p in fitting), default=0)
+    named = [p for p in fitting if most and _likeness(p, facts) == most]
+    generic = [p for p in fitting if p.name.startswith("generic-")]
+    for candidates in (named, generic, fitting):
+        if len(candidates) == 1:
+            return candidates[0]
+    if fitting:
+        names = ", ".join(p.name for p in fitting)
+        raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}; say which with --profile")
+    why = "; ".join(f"{p.name} {', '.join(misfits(p, facts))}" for p in profiles if local or p.name != LOCAL_PROFILE)
+    raise ConfigInvalid(
+        f"no profile fits {describe(facts)}: {why or 'there are no profiles'}. "
+        "Write one under devices/, or say which with --profile"
+    )
+
+
+def describe(facts: MachineFacts) -> str:
+    """The machine in one line."""
+    model = f"{facts.model}, " if facts.model else ""
+    python = f"Python {facts.python}" if facts.python else "no Python from 3.10 up"
+    return f"{model}{facts.machine}, {python}, glibc {facts.glibc or 'none'}, {facts.memory_mb} MB of memory"
+
+
+def version(text: str) -> tuple[int, ...]:
+    """`3.11.2` as (3, 11, 2); () for what is no version."""
+    return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
+
+
+def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
+    """How surely `profile` means this very machine; 0 where nothing says so. The processor says more than the box."""
+    match = profile.match
+    if not (match.model or match.cpu):
+        return int(_says(facts.model, profile.name.replace("-", " ")))
+    return int(any(_says(facts.model, words) for words in match.model)) + 2 * any(
+        _says(facts.cpu, words) for words in match.cpu
+    )
+
+
+def _says(text: str, words: str) -> bool:
+    """Whether `words` stand in `text` one after the other. A number ends where it ends, and so does a word: `NUC` is in
+    NUC11PAHi5, `Raspberry Pi 4` is not in Raspberry Pi 400.
+    """
+    pattern = r"[^a-z0-9]+".join(map(re.escape, words.lower().split()))
+    ends = "(?![0-9])" if pattern[-1:].isdigit() else "(?![a-z])"
+    return re.search(rf"(?<![a-z0-9]){pattern}{ends}", text.lower()) is not None
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _model(value: Mapping[str, Any]) -> ModelFacts:
+    active, spare = _version(value["active"]), _version(value["spare"])
+    known_good = [v.release for v in (active, spare) if v is not None and v.good]
+    gate, returned = value.get("gate"), value.get("returned")
+    return ModelFacts(
+        state=str(value["state"]),
+        active=active,
+        spare=spare,
+        ratchet=max([0, int(value.get("ratchet") or 0), *known_good]),
+        gate=None if gate is None else Gate.from_json(gate),
+        returned=None if returned is None else Returned(**returned),
+        damaged=str(value.get("damaged") or ""),
+    )
+
+
+def _version(value: Mapping[str, Any] | None) -> VersionFacts | None:
+    return None if value is None else VersionFacts(int(value["release"]), str(value["digest"]), bool(value["good"]))

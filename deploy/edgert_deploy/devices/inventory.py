@@ -1,0 +1,411 @@
+"""The inventory: the fleet as the user wrote it, one TOML table a device.
+
+    [devices.kitchen]
+    transport = "ssh"
+    address = "pi@10.0.0.7"            # user and port may be left to ~/.ssh/config
+    host_key = "ssh-ed25519 AAAA..."   # the only key that this device may show
+    profile = "raspberry-pi-4"
+    state = "/home/pi/.local/state/edgert"
+    home = "/home/pi/.local/share/edgert"
+    site = "plant-1"
+    groups = ["canary"]
+    tags = ["rack=3", "outdoors"]
+    jump = "ops@bastion"               # a machine that it is reached through
+    jump_host_key = "ssh-ed25519 AAAA..."
+
+People edit this file: comments and order survive every change that a command makes, and a change replaces
+the file at once or not at all. Look-up order: --inventory, ./inventory.toml where there is one,
+the project's (`project.py`), $EDGERT_CONFIG_DIR/inventory.toml, ~/.config/edgert/inventory.toml.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Table
+
+from edgert.durable import replace_file
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.folders import config_folder
+from edgert_deploy.common.project import find_project
+
+# Names become MQTT topic segments and file names.
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
+ALL = "all"
+TAGS_MAX = 64
+LISTS = ("groups", "tags")
+SELECTED_BY = ("tag:", "site:", "profile:", "!")
+KNOWN_SHOWN_MAX = 20
+DEVICES_MAX = 10_000
+INVENTORY_BYTES_MAX = 16 * 1024**2
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
+
+    `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local. `jump` is an
+    address like that of the device; "" leaves the way there to ~/.ssh/config. `become` is "sudo"
+    where whoever logs in acts as root by it.
+    """
+
+    name: str
+    transport: str
+    address: str
+    profile: str
+    state: str
+    home: str = ""
+    host_key: str = ""
+    identity: str = ""
+    site: str = "default"
+    groups: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    jump: str = ""
+    jump_host_key: str = ""
+    become: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, and the host key's fingerprint (None where there is no key)."""
+        lists = {key: list(getattr(self, key)) for key in LISTS}
+        return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
+
+
+@dataclass(frozen=True)
+class SshAddress:
+    """[USER@]HOST[:PORT]; what is None is for ~/.ssh/config and the defaults to say."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SshAddress:
+        """Raises ConfigInvalid. An IPv6 address with a port stands in brackets: pi@[fe80::1]:2222."""
+        user, at, rest = text.rpartition("@")
+        match = re.fullmatch(
+            r"\[([^\]]+)\](?::(\d{1,5}))?|([^:\[\]]+)(?::(\d{1,5}))?|((?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*(?:%\w+)?)",
+            rest,
+        )
+        # Hosts and users become words of commands, such as a ProxyCommand's, which a shell reads.
+        odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
+        if not match or (at and not user) or odd:
+            raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
+        host = match[1] or match[3] or match[5]
+        port = match[2] or match[4]
+        if port is not None and not 0 < int(port) < 65536:
+            raise ConfigInvalid(f"{text!r} has port {port}; give one from 1 to 65535")
+        return cls(host, user or None, int(port) if port else None)
+
+
+class Inventory:
+    """An inventory file. Every method reads it anew; changes lock it against other commands."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def devices(self) -> list[Device]:
+        """Every device, in the file's order; none where the file is missing. Raises ConfigInvalid."""
+        return _devices(self._read(), self.path)
+
+    def device(self, name: str) -> Device:
+        """Raises ConfigInvalid for a name that is not there, and for more than a name."""
+        chosen = select(self.devices(), name, self.path, groups=False)
+        if [d.name for d in chosen] != [name.strip()]:
+            raise ConfigInvalid(f"{name!r} is more than one name: give one device")
+        return chosen[0]
+
+    def select(self, selector: str) -> list[Device]:
+        """The devices of `selector`, as `select` below reads it. Raises ConfigInvalid."""
+        return select(self.devices(), selector, self.path)
+
+    def add(self, device: Device) -> None:
+        """Raises ConfigInvalid where the name is taken by a device or a group, or is no name."""
+        _check_device(device, f"device {device.name}")
+        with self._changing() as document:
+            present = _devices(document, self.path)
+            if device.name in {d.name for d in present}:
+                raise ConfigInvalid(
+                    f"{self.path} has a device {device.name} already: edgert device set {device.name} changes it, "
+                    f"edgert device remove {device.name} takes it out"
+                )
+            _check_groups([*present, device], self.path)
+            tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
+            tables[device.name] = _as_table(device)
+
+    def remove(self, name: str) -> Device:
+        """Take a device out and return it. Raises ConfigInvalid for a name that is not there."""
+        with self._changing() as document:
+            (gone,) = select(_devices(document, self.path), name, self.path, groups=False)
+            del document["devices"][name]
+            return gone
+
+    def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
+        """Make each of these devices what `edit` makes of it as it stands now; those that changed, as they are then.
+
+        What another command changed since the caller read it stays, and so do places and comments. Raises ConfigInvalid for
+        a name that is not there, and for what no device may be.
+        """
+        with self._changing() as document:
+            present = _devices(document, self.path)
+            changed = []
+            for name in names:
+                (before,) = select(present, name, self.path, groups=False)
+                after = edit(before)
+                if after != before:
+                    _check_device(after, f"device {name}")
+                    _change_table(document["devices"][name], before, after)
+                    changed.append(after)
+            new = {device.name: device for device in changed}
+            _check_groups([new.get(device.name, device) for device in present], self.path)
+        return changed
+
+    def _read(self) -> tomlkit.TOMLDocument:
+        try:
+            data = self.path.read_bytes()
+            if len(data) > INVENTORY_BYTES_MAX:
+                raise ConfigInvalid(f"{self.path} has {len(data)} bytes; at most {INVENTORY_BYTES_MAX} are read")
+            return tomlkit.parse(data)
+        except FileNotFoundError:
+            return tomlkit.document()
+        except (OSError, ValueError, TOMLKitError) as error:
+            raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
+        """Read under a lock, let the caller change the document, replace the file."""
+        try:
+            target = self.path.resolve()  # who comes by a link waits for the same lock
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigInvalid(f"cannot write inventory {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            document = self._read()
+            yield document
+            _replace_file(self.path, tomlkit.dumps(document).encode())
+        finally:
+            os.close(lock)
+
+
+def find_inventory(given: Path | None = None) -> Inventory:
+    """The inventory by the look-up order above."""
+    if given is not None:
+        return Inventory(given)
+    here = Path("inventory.toml")
+    if here.exists():
+        return Inventory(here)
+    project = find_project()
+    return Inventory(project.inventory if project is not None else config_folder() / "inventory.toml")
+
+
+def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
+    """The devices that `selector` means, each once, in the inventory's order.
+
+    Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
+    `!` before a word leaves its devices out; where every word has one, out of all. A word that no device answers to
+    is refused, so that a slip of the pen selects no other fleet than was meant. Raises ConfigInvalid.
+    """
+    words = [word.strip() for word in selector.split(",") if word.strip()]
+    if words and not devices:
+        raise ConfigInvalid(f"{path} has no device yet: edgert device add")
+    wanted = [word for word in words if not word.startswith("!")]
+    chosen = {d.name for d in devices} if words and not wanted else set[str]()
+    for word in wanted:
+        chosen |= _meant(devices, word, path, groups)
+    for word in words:
+        if word.startswith("!"):
+            chosen -= _meant(devices, word[1:], path, groups)
+    if not chosen:
+        raise ConfigInvalid(f"no device is selected by {selector!r}: give names, groups, tag:KEY, site:NAME or {ALL}")
+    return [d for d in devices if d.name in chosen]
+
+
+def _meant(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
+    found = {d.name for d in devices if (_answers(d, word) if groups else d.name == word)}
+    if not found:
+        raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
+    return found
+
+
+def _answers(device: Device, word: str) -> bool:
+    kind, colon, value = word.partition(":")
+    if not colon:
+        return word in (ALL, device.name, *device.groups)
+    if kind == "tag":
+        return value in device.tags or any(tag.partition("=")[0] == value for tag in device.tags)
+    return value == {"site": device.site, "profile": device.profile}.get(kind)
+
+
+def fingerprint(host_key: str) -> str:
+    """SHA256:... of an OpenSSH public key line, as ssh-keygen -l shows it. Raises ConfigInvalid."""
+    try:
+        blob = base64.b64decode(host_key.split()[1], validate=True)
+    except (IndexError, binascii.Error) as error:
+        raise ConfigInvalid(f"{host_key[:60]!r} is no host key: it reads `ssh-ed25519 AAAA...`") from error
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _what(word: str, groups: bool) -> str:
+    if not groups:
+        return f"device {word!r}"
+    return f"device with {word!r}" if ":" in word else f"device or group {word!r}"
+
+
+def _known(devices: list[Device], word: str) -> str:
+    """What could have been meant by `word`, shortened."""
+    kind = word.partition(":")[0] if ":" in word else ""
+    if kind == "tag":
+        return f"tags {_first({tag for d in devices for tag in d.tags})}"
+    if kind in ("site", "profile"):
+        return f"{kind}s {_first({getattr(d, kind) for d in devices})}"
+    if kind:
+        return "tag:, site: and profile: to select by"
+    groups = {group for d in devices for group in d.groups}
+    return f"devices {_first([d.name for d in devices])}" + (f"; groups {_first(groups)}" if groups else "")
+
+
+def _first(names: Iterable[str]) -> str:
+    ordered = list(names) if isinstance(names, list) else sorted(names)
+    return ", ".join(ordered[:KNOWN_SHOWN_MAX]) or "none"
+
+
+def _check_name(what: str, name: str) -> None:
+    if name == ALL or not NAME.fullmatch(name):
+        raise ConfigInvalid(f"{what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, and not {ALL!r}")
+
+
+def _check_device(device: Device, where: str) -> None:
+    _check_name("device", device.name)
+    for group in device.groups:
+        _check_name("group", group)
+    _check_tags(where, device.tags)
+    _checked(device, where)
+
+
+def _check_tags(where: str, tags: Sequence[str]) -> None:
+    for tag in tags:
+        if not TAG.fullmatch(tag):
+            raise ConfigInvalid(
+                f"{where}: tag {tag!r}: use KEY or KEY=VALUE, the key of a-z 0-9 _ . - (63 at most), the value of "
+                "letters, digits and _ . + : / @ - (63 at most)"
+            )
+    keys = [tag.partition("=")[0] for tag in tags]
+    if len(tags) > TAGS_MAX or len(set(keys)) != len(keys):
+        raise ConfigInvalid(f"{where}: at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
+
+
+def _check_groups(devices: list[Device], path: Path) -> None:
+    names = {d.name for d in devices}
+    for device in devices:
+        for group in names.intersection(device.groups):
+            raise ConfigInvalid(f"{path}: {group!r} is a device and also a group of {device.name}: rename one")
+
+
+def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
+    value = document.unwrap()
+    tables = value.get("devices", {})
+    if not isinstance(tables, dict) or set(value) - {"devices"}:
+        raise ConfigInvalid(f"{path}: every device is a table [devices.NAME]; found {', '.join(map(str, value))}")
+    if len(tables) > DEVICES_MAX:
+        raise ConfigInvalid(f"{path} has {len(tables)} devices; at most {DEVICES_MAX} are read")
+    devices = [_device(name, table, path) for name, table in tables.items()]
+    _check_groups(devices, path)
+    return devices
+
+
+def _device(name: str, table: Any, path: Path) -> Device:
+    where = f"[devices.{name}] in {path}"
+    _check_name("device", name)
+    known = {f.name for f in fields(Device)} - {"name"}
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{where} is no table")
+    if unknown := set(table) - known:
+        raise ConfigInvalid(f"{where} has an unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
+    for key, given in table.items():
+        _check_value(where, key, given)
+    try:
+        lists = {key: tuple(table.get(key, ())) for key in LISTS}
+        device = Device(name=name, **{**table, **lists})
+    except TypeError as error:
+        raise ConfigInvalid(f"{where}: transport, address, profile and state must be there") from error
+    return _checked(device, where)
+
+
+def _check_value(where: str, key: str, given: Any) -> None:
+    if key in LISTS:
+        if not isinstance(given, list) or not all(isinstance(g, str) for g in given):
+            raise ConfigInvalid(f"{where}: {key} must be a list of strings")
+        if key == "tags":
+            _check_tags(where, given)
+        for group in given if key == "groups" else ():
+            _check_name("group", group)
+    elif not isinstance(given, str):
+        raise ConfigInvalid(f"{where}: {key} must be a string, got {given!r}")
+
+
+def _checked(device: Device, where: str) -> Device:
+    checks: dict[str, Callable[[], bool]] = {
+        'become must be "sudo", or not be there': lambda: device.become in ("", "sudo"),
+        "state must be an absolute path": lambda: device.state.startswith("/"),
+        "home must be an absolute path": lambda: device.home.startswith("/") or device.transport != "ssh",
+        "host_key must be there: remove the device and add it again": lambda: (
+            bool(device.host_key) or device.transport != "ssh"
+        ),
+        "jump and jump_host_key go together, and with ssh only: edgert device set --jump": lambda: (
+            bool(device.jump) == bool(device.jump_host_key) and not (device.jump and device.transport != "ssh")
+        ),
+    }
+    for message, holds in checks.items():
+        if not holds():
+            raise ConfigInvalid(f"{where}: {message}")
+    if device.transport == "ssh":
+        SshAddress.parse(device.address)
+        fingerprint(device.host_key)
+    if device.jump:
+        SshAddress.parse(device.jump)
+        fingerprint(device.jump_host_key)
+    return device
+
+
+def _as_table(device: Device) -> Table:
+    """The device's fields, those left at their default not written."""
+    table = tomlkit.table()
+    for field in fields(Device):
+        given = getattr(device, field.name)
+        if field.name != "name" and given != field.default:
+            table.add(field.name, list(given) if isinstance(given, tuple) else given)
+    return table
+
+
+def _change_table(table: Table, before: Device, after: Device) -> None:
+    for field in fields(Device):
+        given = getattr(after, field.name)
+        if field.name == "name" or given == getattr(before, field.name):
+            continue
+        if given == field.default:
+            table.pop(field.name, None)
+        else:
+            table[field.name] = list(given) if isinstance(given, tuple) else given
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    """At once or not at all; an inventory that is a link stays one, and keeps its mode."""
+    target = path.resolve()
+    try:
+        replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else None)
+    except OSError as error:
+        raise ConfigInvalid(f"cannot write inventory {path}: {error.strerror}") from error

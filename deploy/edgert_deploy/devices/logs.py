@@ -1,0 +1,155 @@
+"""A device's log: its journal where systemd keeps the daemon, else the file in its state folder.
+
+One script over there finds out which, so that a log can be read of a daemon that does not start, too.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.service import serves
+from edgert_deploy.devices.transports import Transport
+
+READ_S_MAX = 60.0
+LINES_MAX = 50_000
+LINES_SEARCHED = 20_000  # for those of one model
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NO_LOG = 66
+
+# $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: go on with what comes,
+# $5 what the unit says that serves that folder.
+# A follower ends with its input, which closes with the connection: nothing stays behind there.
+_SCRIPT = r"""
+case "$3" in -*) from=$(( $(date +%s) $3 )) ;; @*) from=${3#@} ;; *) from= ;; esac
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
+follow() { "$@" </dev/null & child=$!; trap 'kill $child 2>/dev/null' EXIT; cat >/dev/null; }
+journal() {
+  unit=$1; shift
+  set -- journalctl $unit --no-pager --quiet --output short-iso --no-hostname --lines "$@"
+  test -z "$from" || set -- "$@" --since "@$from"
+  if test -n "$going_on"; then follow "$@" --follow; else "$@"; fi
+  exit
+}
+state=$1 lines=$2 going_on=$4
+if test -d /run/systemd/system; then
+  test $(id -u) = 0 || { systemctl --user cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --user-unit=edgertd.service "$lines"; }
+  systemctl cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --unit=edgertd.service "$lines"
+fi
+log=$state/edgertd.log
+test -r "$log" || { echo "there is no journal of edgertd, and no $log" >&2; exit 66; }
+if test -n "$from"; then
+  stamp=$(date -u -d "@$from" +%Y-%m-%dT%H:%M:%SZ)
+  awk -v from="$stamp" '$1 ~ /^[0-9]+-[0-9]+-[0-9]+T/ && $1 >= from {on = 1} on' "$log" | tail -n "$lines"
+  lines=0
+fi
+if test -n "$going_on"; then follow tail -n "$lines" -F "$log"; elif test -z "$from"; then tail -n "$lines" "$log"; fi
+"""
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """Which lines: the last `lines`, those since `since` ("" for any time) and about `model` ("" for all)."""
+
+    lines: int = 200
+    since: str = ""
+    model: str = ""
+
+    def words(self, device: Device, *, follow: bool = False) -> list[str]:
+        """The command that prints them there. Those about one model are looked for in more, and picked here."""
+        lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
+        words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
+        return ["sh", "-c", _SCRIPT, "sh", *words]
+
+    def wanted(self) -> Callable[[str], bool]:
+        if not self.model:
+            return lambda line: True
+        pattern = re.compile(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])")
+        return lambda line: pattern.search(line) is not None
+
+
+def parse_since(text: str, now: datetime | None = None) -> str:
+    """`10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC unless it says otherwise), for LogRequest.
+
+    Raises ConfigInvalid.
+    """
+    if match := re.fullmatch(r"(\d{1,7})([smhd])", text):
+        return f"-{int(match[1]) * _UNITS_S[match[2]]}"
+    try:
+        given = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise ConfigInvalid(f"--since {text!r}: give 30s, 10m, 2h, 1d, or a time such as 2026-11-21T07:30") from error
+    return f"@{int((given if given.tzinfo else given.replace(tzinfo=timezone.utc)).timestamp())}"
+
+
+def read_log(transport: Transport, device: Device, request: LogRequest) -> list[str]:
+    """Raises DeviceError where there is none, or it may not be read."""
+    result = transport.run(request.words(device), READ_S_MAX)
+    if not result.ok:
+        raise _no_log(device, result.exit_code, result.stderr)
+    return [line for line in result.stdout.splitlines() if request.wanted()(line)][-request.lines :]
+
+
+@contextmanager
+def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
+    """The last lines and then each as it comes, until the block ends. Over the system's ssh, for there is no end to it.
+
+    Raises DeviceError, and DeviceUnreachable where the connection ends.
+    """
+    from edgert_deploy.devices.transports.ssh import SUDO
+    from edgert_deploy.devices.transports.system_ssh import ssh_command
+
+    words = request.words(device, follow=True)
+    if device.transport != "ssh":
+        with _lines(device, request, words) as lines:
+            yield lines
+        return
+    if device.become:
+        words = [*SUDO, *words]
+    with ssh_command(device) as ssh, _lines(device, request, [*ssh, shlex.join(words)]) as lines:
+        yield lines
+
+
+@contextmanager
+def _lines(device: Device, request: LogRequest, words: Sequence[str]) -> Iterator[Iterator[str]]:
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield _until_it_ends(device, request, process)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.terminate()
+        process.wait()
+
+
+def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Popen[str]) -> Iterator[str]:
+    from edgert_deploy.devices.transports.system_ssh import EXIT_FAILED
+
+    assert process.stdout is not None
+    wanted = request.wanted()
+    for line in process.stdout:
+        if wanted(line):
+            yield line.rstrip("\n")
+    code = process.wait()
+    if code == EXIT_FAILED:
+        raise DeviceUnreachable(f"{device.name}: ssh ended; what it said stands above. edgert doctor {device.name}")
+    if code != 0:
+        raise _no_log(device, code, "")
+
+
+def _no_log(device: Device, code: int, said: str) -> DeviceError:
+    if code == _NO_LOG:
+        return DeviceError(f"{device.name} has no log yet: nothing ran there (edgert bootstrap {device.name})")
+    advice = "root may read it, and members of the group systemd-journal" if "permission" in said.lower() else ""
+    return DeviceError(
+        f"{device.name}: its log cannot be read: {said.strip()[-300:] or f'exit code {code}'} {advice}".strip()
+    )

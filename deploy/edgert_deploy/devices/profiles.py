@@ -1,0 +1,156 @@
+"""Device profiles: reviewed data about a kind of device, one TOML file each, no code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from edgert.engines import ENGINES
+from edgert.errors import ConfigInvalid
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+PROFILE_BYTES_MAX = 64 * 1024
+PRECISIONS = ("auto", "int8", "fp16", "fp32")
+SOCKET_LENGTH_MAX = 107  # of sun_path, less its closing zero byte
+
+
+@dataclass(frozen=True)
+class Match:
+    """What tells this kind of device from others: words of the board's or box's own name, of the processor's, and
+    major versions of a Jetson's system. One of each list is enough; an empty one says nothing.
+    """
+
+    model: tuple[str, ...] = ()
+    cpu: tuple[str, ...] = ()
+    l4t: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """One `devices/<name>.toml`.
+
+    `engines` is the ladder, best first. `machines` are values of `uname -m`; empty means any.
+    `python` is the lowest version the engine's wheels need there, `glibc` likewise; `python_max` is the highest, "" for
+    none. `wheels` says, for each engine, what bootstrap installs there for it, as it was reviewed; installed is what
+    edgert's own extras say, and a test holds the two together.
+    """
+
+    name: str
+    description: str
+    machines: tuple[str, ...]
+    engines: tuple[str, ...]
+    precision: str
+    python: str
+    glibc: str
+    memory_mb: int
+    socket: str
+    python_max: str = ""
+    match: Match = Match()
+    wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+
+def load_profile(name: str, devices_dir: Path | None = None) -> DeviceProfile:
+    """Look up `name` in `devices_dir`, else ./devices, else the profiles that ship. Raises ConfigInvalid."""
+    if not PROFILE_NAME.fullmatch(name):
+        raise ConfigInvalid(f"{name[:80]!r} is no profile name; use a-z, 0-9 and -, as in: raspberry-pi-4")
+    if devices_dir is not None and not devices_dir.is_dir():
+        raise ConfigInvalid(f"{devices_dir} is not a folder; give the one that holds your profiles")
+    for folder in _folders(devices_dir):
+        if (folder / f"{name}.toml").is_file():
+            return _read(folder / f"{name}.toml")
+    known = ", ".join(sorted({path.stem for folder in _folders(devices_dir) for path in folder.glob("*.toml")}))
+    raise ConfigInvalid(f"no device profile is called {name!r}; known: {known or 'none'}")
+
+
+def list_profiles(devices_dir: Path | None = None) -> list[DeviceProfile]:
+    """Every profile of the first folder in the look-up order that exists."""
+    for folder in _folders(devices_dir):
+        if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
+            return [_read(path) for path in found]
+    return []
+
+
+def _folders(devices_dir: Path | None) -> Iterator[Path]:
+    here = Path(__file__).resolve().parent
+    # The last is the repository's own folder: an editable install does not see packaged data.
+    for folder in (devices_dir, Path("devices"), here / "shipped", here.parents[2] / "devices"):
+        if folder is not None and folder.is_dir():
+            yield folder
+
+
+def _read(path: Path) -> DeviceProfile:
+    try:
+        data = path.read_bytes()
+        if len(data) > PROFILE_BYTES_MAX:
+            raise ConfigInvalid(f"profile {path} has {len(data)} bytes; at most {PROFILE_BYTES_MAX}")
+        values = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read profile {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are both ValueErrors
+        raise ConfigInvalid(f"profile {path} is not TOML: {error}") from error
+    return _checked(path, values)
+
+
+def _checked(path: Path, values: dict[str, Any]) -> DeviceProfile:
+    """The profile that `values` state. Raises ConfigInvalid at the first that breaks the schema."""
+    wanted = {one.name: str(one.type) for one in fields(DeviceProfile)}
+    needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
+    if not needed <= set(values) <= set(wanted):
+        missing, extra = sorted(needed - set(values)), sorted(set(values) - set(wanted))
+        raise ConfigInvalid(f"profile {path}: missing keys {missing}, unknown keys {extra}")
+    tables = {key: values[key] for key in ("match", "wheels") if key in values}
+    for key, value in values.items():
+        if key not in tables and not _is_kind(value, wanted[key]):
+            raise ConfigInvalid(f"profile {path}: {key} = {value!r} should be a {wanted[key]}")
+    for key, table in tables.items():
+        if not isinstance(table, dict) or not all(_is_kind(value, "tuple") for value in table.values()):
+            raise ConfigInvalid(f"profile {path}: [{key}] should be a table of lists of text, got {table!r}")
+    checked: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    for key, table in tables.items():
+        checked[key] = {name: tuple(value) for name, value in table.items()}
+    try:
+        profile = DeviceProfile(**{**checked, "match": Match(**checked.get("match", {}))})
+    except TypeError as error:
+        raise ConfigInvalid(f"profile {path}: [match] takes {', '.join(one.name for one in fields(Match))}") from error
+    problem = next(_problems(path, profile), None)
+    if problem is not None:
+        raise ConfigInvalid(f"profile {path}: {problem}")
+    return profile
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if kind.startswith("tuple"):
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return type(value).__name__ == kind  # exact: TOML's true is no whole number
+
+
+def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
+    if profile.name != path.stem or not PROFILE_NAME.fullmatch(profile.name):
+        yield f"its name {profile.name!r} must be that of the file, in a-z 0-9 -"
+    unknown = [engine for engine in profile.engines if engine not in ENGINES]
+    if unknown or not profile.engines or len(set(profile.engines)) != len(profile.engines):
+        yield f"engines {list(profile.engines)} must be one or more of {', '.join(ENGINES)}, each once"
+    if not all(re.fullmatch(r"[a-z0-9_]+", machine) for machine in profile.machines):
+        yield f"machines {list(profile.machines)} must be values of `uname -m`, such as aarch64"
+    if profile.precision not in PRECISIONS:
+        yield f"precision {profile.precision!r} must be one of {', '.join(PRECISIONS)}"
+    for key in ("python", "glibc", *(["python_max"] if profile.python_max else [])):
+        if not re.fullmatch(r"\d+\.\d+", getattr(profile, key)):
+            yield f"{key} {getattr(profile, key)!r} must be a version such as 3.11"
+    if strange := sorted(set(profile.wheels) - set(profile.engines)):
+        yield f"[wheels] names {', '.join(strange)}, which is not of its engines"
+    if not all(version.isdigit() for version in profile.match.l4t):
+        yield f"[match] l4t {list(profile.match.l4t)} must be major versions, such as 36"
+    if profile.memory_mb < 1:
+        yield f"memory_mb {profile.memory_mb} must be 1 or more"
+    if not profile.socket.startswith("/") or len(profile.socket.encode()) > SOCKET_LENGTH_MAX:
+        yield f"socket {profile.socket!r} must be an absolute path of at most {SOCKET_LENGTH_MAX} bytes"

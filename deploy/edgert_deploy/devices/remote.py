@@ -1,0 +1,93 @@
+"""`edgertd` on a device, called over its transport: JSON in, errors back as the classes they were there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped
+from edgert_deploy.devices.facts import DeviceFacts
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import LineSink, Result, Transport
+
+QUICK_S_MAX = 60.0
+INSTALL_S_MAX = 3600.0  # an engine may compile for many minutes, once
+ACTIVATE_S_MAX = 900.0
+CHECK_S_MAX = 180.0
+
+_COMMAND_NOT_FOUND = (126, 127)
+
+
+class RemoteDaemon:
+    """The commands of `edgertd` on one device. What they say on stderr goes to `say`, line by line."""
+
+    def __init__(self, transport: Transport, device: Device, say: LineSink | None = None) -> None:
+        self.transport, self.device, self._say = transport, device, say
+
+    def status(self) -> dict[str, Any]:
+        return self.call("status")
+
+    def facts(self) -> DeviceFacts:
+        return DeviceFacts.from_status(self.status())
+
+    def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
+        """What `edgertd WORDS --json` prints. Raises the error that it reports, or NotBootstrapped."""
+        say = None if words == ("status",) else self._say  # asked of devices that may have no edgertd yet
+        result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=say)
+        value = _object(result.stdout)
+        if result.ok and value is not None:
+            return value
+        raise self._error(result, value)
+
+    def _error(self, result: Result, value: dict[str, Any] | None) -> EdgeRTError:
+        name = self.device.name
+        advice = f"EdgeRT is not set up on {name}: edgert bootstrap {name}"
+        if result.exit_code in _COMMAND_NOT_FOUND or "No module named 'edgert" in result.stderr:
+            return NotBootstrapped(advice)
+        reported = value.get("error") if value is not None else None
+        if not isinstance(reported, dict) or "code" not in reported:
+            return DeviceError(f"{name}: {result.complaint()}")
+        message = str(reported.get("message", ""))
+        if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
+            return NotBootstrapped(advice)
+        return error_class(str(reported["code"]))(f"{name}: {message}")
+
+
+def edgertd(device: Device) -> list[str]:
+    """The words that start `edgertd` there: the venv that bootstrap made, or, on this machine, this interpreter."""
+    program = (
+        [sys.executable, "-m", "edgert.cli"] if device.transport == "local" else [f"{device.home}/venv/bin/edgertd"]
+    )
+    return [*program, "--state", device.state]
+
+
+def script_path(device: Device) -> str:
+    """The script on the device that changes its runtime: `runtime.sh`."""
+    return f"{device.home}/runtime.sh"
+
+
+def error_class(code: str) -> type[EdgeRTError]:
+    """The class that bears `code`; the root class for one not known here."""
+    found: list[type[EdgeRTError]] = [EdgeRTError]
+    for cls in found:
+        if vars(cls).get("code") == code:
+            return cls
+        found += cls.__subclasses__()
+    return EdgeRTError
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The last line of `text` that is a JSON object."""
+    for line in reversed(text.splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    try:
+        value = json.loads(text)  # one object, indented
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,307 @@
+"""SSH through Fabric: one connection a device, the host key pinned (`ssh_login`), everything under a deadline.
+
+Files travel through `dd` and `cat` over an ordinary command channel: SFTP is another package on many small systems,
+and often left out.
+
+A link can die without a word. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection whose traffic
+nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, as long as something
+arrives, into a name that only the same content uses; the hash of what lies there is compared before it gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import select
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import fabric
+import paramiko
+
+from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import (
+    EOF_GRACE_S,
+    INPUT_BYTES_MAX,
+    ByteProgress,
+    LineBuffer,
+    LineSink,
+    Pace,
+    Result,
+    sha256_command,
+)
+from edgert_deploy.devices.transports.ssh_login import LinkLimits, Login, log_in
+
+_CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; also the unit in which an upload goes on
+# Blocks go to their own place in the file, so that what an old, dying channel still writes does no harm; the mode is
+# set before the first byte, as it may be a secret.
+_RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
+_SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
+_UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
+_MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
+_PAUSE_S_MAX = 30.0
+COMMAND_NOT_FOUND = 127  # as a shell says it
+SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
+HASH_S_MAX = 600.0
+QUICK_S_MAX = 30.0
+_NOTICE_S = 0.5
+_NO_EXIT_CODE = -1  # paramiko's word for a channel that closed without one: a lost link, or a signal over there
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Upload:
+    """A file on its way into `partial`; `arrived` is what was there when the device was last asked."""
+
+    local: Path
+    partial: str
+    size: int
+    progress: ByteProgress | None
+    mode: int
+    pace: Pace
+    arrived: int = 0
+
+
+class SshTransport:
+    """A `Transport` over one SSH connection, opened at the first call and again where it was lost."""
+
+    def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
+        self.device = device
+        self.limits = limits or LinkLimits()
+        self._login: Login | None = None
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        assert len(input) <= INPUT_BYTES_MAX, "send files with put"
+        with self._translated(), contextlib.closing(self._channel(argv)) as channel:
+            channel.sendall(input)
+            channel.shutdown_write()
+            out, err = LineBuffer(), LineBuffer(on_stderr)
+            self._follow(channel, out, err, time.monotonic() + timeout_s, f"`{argv[0]}`", timeout_s)
+            exit_code = channel.recv_exit_status()
+            if exit_code == _NO_EXIT_CODE and not self._alive():
+                raise EOFError("the connection ended while the command ran")
+            if self.device.become and exit_code == 1 and err.text().startswith(f"sudo: {argv[0]}: "):
+                return Result(tuple(argv), COMMAND_NOT_FOUND, out.text(), err.text())  # in whatever language
+            if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
+                raise DeviceError(
+                    f"{self.device.name}: {err.text().strip()[:200]}; allow that user sudo without a password (visudo: "
+                    "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
+                )
+            return Result(tuple(argv), exit_code, out.text(), err.text())
+
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
+        digest, size = _sha256(local)
+        target = PurePosixPath(remote)
+        # Two uploads into one name would write the same bytes to the same places; a secret's hash is nobody's to read.
+        partial = str(target.with_name(f".{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"))
+        upload = _Upload(local, partial, size, progress, mode, Pace(bytes_per_s))
+        try:
+            for _ in range(_UPLOADS_MAX if resumable else 1):
+                self._upload_all(upload)
+                if self._persist(lambda: self._name(partial, remote, digest), upload):
+                    return
+                self._must(["rm", "-f", partial])  # what an earlier upload left was damaged: from the beginning
+            raise StorageFailed(f"{self.device.name}: {remote} arrived with other bytes than were sent; send it again")
+        except BaseException:
+            if not resumable:
+                with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
+                    self.run(["rm", "-f", partial], QUICK_S_MAX)
+            raise
+
+    def get(self, remote: str, local: Path) -> None:
+        partial = local.with_name(f".{local.name}.{uuid.uuid4().hex}.part")
+        try:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            with self._translated():
+                self._download(remote, partial)
+            if self._remote_sha256(remote) != _sha256(partial)[0]:
+                raise StorageFailed(f"{self.device.name}: {remote} changed while it was read; read it again")
+            partial.replace(local)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {local}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        login, self._login = self._login, None
+        if login is not None:
+            login.close()
+
+    def _open(self) -> fabric.Connection:
+        if self._login is None or not self._login.connection.is_connected:
+            self.close()
+            self._login = log_in(self.device, self.limits)
+        return self._login.connection
+
+    def _channel(self, argv: Sequence[str]) -> Any:
+        channel = self._open().create_session()
+        channel.settimeout(self.limits.dead_after_s)
+        channel.exec_command(shlex.join([*(SUDO if self.device.become else ()), *argv]))
+        return channel
+
+    def _follow(
+        self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
+    ) -> None:
+        """Collect what the command prints until it ended and its pipes are empty."""
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        ended_at: float | None = None
+        while True:
+            while channel.recv_ready():
+                out.feed(channel.recv(65536))
+            while channel.recv_stderr_ready():
+                err.feed(channel.recv_stderr(65536))
+            now = time.monotonic()
+            if out.full or err.full:
+                raise DeviceError(f"{what} on {self.device.name} printed more than a command may; it was given up")
+            if channel.exit_status_ready():
+                ended_at = ended_at or now
+                empty = not channel.recv_ready() and not channel.recv_stderr_ready()
+                if empty and (channel.eof_received or channel.closed or now > ended_at + EOF_GRACE_S):
+                    return
+            if now > deadline:
+                raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s and was given up")
+            # After the other side's end of file the descriptor stays readable: only the clock may wait then.
+            if channel.eof_received:
+                time.sleep(0.01)
+            else:
+                poll.poll(100)
+
+    def _upload_all(self, upload: _Upload) -> None:
+        self._persist(lambda: self._upload(upload), upload)
+
+    def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
+        """`work()`, again where the link was lost: `attempts` times at most in which nothing arrived."""
+        left, arrived = self.limits.attempts, upload.arrived
+        while True:
+            try:
+                with self._translated():
+                    return work()
+            except DeviceUnreachable as error:
+                self.close()
+                left = left - 1 if upload.arrived < arrived + _MOVED_BYTES else self.limits.attempts - 1
+                arrived = max(arrived, upload.arrived)
+                if left == 0:
+                    raise DeviceUnreachable(
+                        f"{error.message}; gave up after {self.limits.attempts} attempts"
+                    ) from error
+                time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - left - 1), _PAUSE_S_MAX))
+
+    def _upload(self, upload: _Upload) -> None:
+        """Send the rest of the file behind what `partial` holds already."""
+        folder = str(PurePosixPath(upload.partial).parent)
+        there = self._must(["sh", "-c", _SIZE, "sh", upload.partial, folder]).stdout.strip()
+        blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
+        upload.arrived = done = blocks * _CHUNK_BYTES
+        argv = ["sh", "-c", _RECEIVE, "sh", upload.partial, f"{upload.mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        with upload.local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
+            source.seek(done)
+            while chunk := source.read(_CHUNK_BYTES):
+                try:
+                    channel.sendall(chunk)
+                except TimeoutError:
+                    raise
+                except OSError:
+                    if self._alive():  # the link stands, so it was dd that ended: its own words follow
+                        break
+                    raise
+                done += len(chunk)
+                if upload.progress is not None:
+                    upload.progress(done, upload.size)
+                upload.pace.passed(len(chunk))
+            self._end(channel, argv, "writing " + upload.partial)
+
+    def _name(self, partial: str, remote: str, digest: str) -> bool:
+        """Give what arrived its name; False where it is not what was sent."""
+        found = self.run(sha256_command(partial), HASH_S_MAX)
+        if not found.ok:  # the link may have been lost right after it got its name
+            return self._remote_sha256(remote) == digest
+        if found.stdout.strip() != digest:
+            return False
+        self._must(["mv", "-f", partial, remote])
+        return True
+
+    def _download(self, remote: str, partial: Path) -> None:
+        argv = ["cat", remote]
+        with partial.open("wb") as file, contextlib.closing(self._channel(argv)) as channel:
+            while data := channel.recv(1024**2):
+                file.write(data)
+            self._end(channel, argv, "reading " + remote)
+
+    def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
+        """Wait for the end of a command that a file went through. Raises StorageFailed with what it said."""
+        with contextlib.suppress(OSError):  # it may be closed already
+            channel.shutdown_write()
+        out, err = LineBuffer(), LineBuffer()
+        limit_s = HASH_S_MAX  # what is on its way may take as long to reach the disk
+        self._follow(channel, out, err, time.monotonic() + limit_s, f"`{argv[0]}`", limit_s)
+        exit_code = channel.recv_exit_status()
+        if exit_code == _NO_EXIT_CODE and not self._alive():
+            raise EOFError("the connection ended while a file was sent")
+        if exit_code != 0:
+            said = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
+            raise StorageFailed(f"{self.device.name} failed at {doing}: {said or f'exit code {exit_code}'}")
+
+    def _remote_sha256(self, path: str) -> str:
+        return self._must(sha256_command(path), HASH_S_MAX).stdout.strip()
+
+    def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+        result = self.run(argv, timeout_s)
+        if not result.ok:
+            raise StorageFailed(f"{self.device.name}: {result.complaint()}")
+        return result
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what paramiko and the socket raise into our errors, once."""
+        name = self.device.name
+        try:
+            yield
+        except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
+            raise self._link_died(error) from error
+        except OSError as error:
+            # paramiko's own for a channel that went down under it have no errno; the others are this host's files.
+            if error.errno is None:
+                raise self._link_died(error) from error
+            raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error
+
+    def _link_died(self, error: BaseException) -> DeviceUnreachable:
+        self.close()
+        reason = str(error) or type(error).__name__
+        return DeviceUnreachable(f"the link to {self.device.name} died: {reason}; check the network and try again")
+
+    def _alive(self) -> bool:
+        """Whether the connection stands, once paramiko's own thread had the time to notice that it fell."""
+        if self._login is None or self._login.transport is None:
+            return False
+        self._login.transport.join(_NOTICE_S)
+        return bool(self._login.transport.is_active())
+
+
+def _sha256(path: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(1024**2):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size

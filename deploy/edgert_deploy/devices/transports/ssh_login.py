@@ -1,0 +1,457 @@
+"""The way to a device over SSH, up to the moment when commands can be sent: hosts between, their keys, the login.
+
+The only host key ever accepted of a device is the one in the inventory. It is compared when the key exchange ends,
+before a user name, a login or a byte of payload is sent. The same holds for a jump host that the inventory names; one
+that only ~/.ssh/config names must stand in known_hosts. (Fabric's own default accepts any key.)
+
+Of ~/.ssh/config are used: Host, Match, Include, HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
+ProxyCommand, ConnectTimeout, UserKnownHostsFile. Keys may also come out of an agent, or be the user's default ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import glob
+import logging
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+from paramiko.config import SSHConfig
+from paramiko.hostkeys import InvalidHostKey
+from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
+from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
+
+# What paramiko logs as an error is raised as well: without a handler Python would print it, traceback and all.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+HOPS_MAX = 8
+INCLUDES_MAX = 64
+CONFIG_BYTES_MAX = 1024**2
+HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
+# OpenSSH's server turns away some of those beyond 10 who are not logged in yet (MaxStartups).
+JUMP_LOGINS_AT_ONCE_MAX = 8
+_JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
+_PROXY_END_S_MAX = 5.0
+_KEY_HEAD_BYTES = 256  # "-----BEGIN OPENSSH PRIVATE KEY-----" and its like stand there
+NO_KEY = "No authentication methods available"
+_SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+
+
+@dataclass(frozen=True)
+class LinkLimits:
+    """How long a link may keep us waiting, and how often it is tried again."""
+
+    connect_s: int = 10
+    keepalive_s: int = 5
+    dead_after_s: float = 20.0
+    attempts: int = 4
+    pause_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A machine that a device is reached through. `host_key` "" is for known_hosts to say."""
+
+    address: SshAddress
+    host_key: str = ""
+    identity: str = ""
+
+    @classmethod
+    def of(cls, device: Device) -> Jump | None:
+        """The one that the inventory names, which is let in with the device's own identity."""
+        return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
+
+
+class Login:
+    """An open connection, and those that it runs through."""
+
+    def __init__(self, connection: fabric.Connection, stack: ExitStack) -> None:
+        self.connection, self._stack = connection, stack
+
+    @property
+    def transport(self) -> Any:
+        """paramiko's; None before it was open."""
+        return self.connection.transport
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def log_in(device: Device, limits: LinkLimits) -> Login:
+    """Open a connection on which the device has shown its pinned key and let us in.
+
+    Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also for a host on the way), ConfigInvalid.
+    """
+    called = f"{device.name} ({device.address})"
+    target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)
+    with ExitStack() as stack:
+        hop = _way(target, Jump.of(device), limits, stack)
+        _open(hop, limits)
+        return Login(hop.connection, stack.pop_all())
+
+
+def scan_host_key(
+    address: SshAddress, wanted: str | None = None, limits: LinkLimits | None = None, jump: Jump | None = None
+) -> str:
+    """The host key that `address` shows, as an OpenSSH public key line. It is sent nothing but the key exchange.
+
+    A server has a key of each kind; with `wanted` (SHA256:...) the one of that fingerprint is looked for.
+    Raises DeviceUnreachable, and HostKeyMismatch where none is the wanted one.
+    """
+    seen: list[str] = []
+    disabled: list[str] = []
+    for _ in range(HOST_KEY_KINDS_MAX):
+        key = _scan_once(address, disabled, limits or LinkLimits(), jump, last=bool(seen))
+        if key is None:
+            break
+        seen.append(f"{key.get_name()} {key.get_base64()}")
+        if wanted is None or fingerprint(seen[-1]) == wanted:
+            return seen[-1]
+        disabled += ["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] if key.get_name() == "ssh-rsa" else [key.get_name()]
+    shown = ", ".join(fingerprint(key) for key in seen)
+    raise HostKeyMismatch(
+        f"{address.host} shows {shown}, not {wanted}: another machine answers there, or the fingerprint is another "
+        "device's. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    )
+
+
+def read_ssh_config() -> SSHConfig:
+    """The user's and the system's configuration, the files that they include in place. Raises ConfigInvalid."""
+    config = SSHConfig()
+    for path in (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")):
+        try:
+            config.parse(iter(_lines(path, path.parent, [INCLUDES_MAX])))
+        except (paramiko.SSHException, OSError, ValueError) as error:
+            raise ConfigInvalid(f"{path} cannot be read as ssh reads it: {error}") from error
+    return config
+
+
+class _Seen(Exception):  # carries a value out of paramiko, it is no error
+    def __init__(self, key: paramiko.PKey) -> None:
+        self.key = key
+
+
+class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko ships no types
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        raise _Seen(key)
+
+
+class _Hop:
+    """A machine on the way, the device being the last. Its connection is made here and opened later."""
+
+    def __init__(self, jump: Jump, called: str, device: str, disabled: dict[str, Any] | None = None) -> None:
+        self.host_key, self.called, self.device = jump.host_key, called, device
+        config = read_ssh_config()
+        self.connection = fabric.Connection(
+            jump.address.host,
+            user=jump.address.user,
+            port=jump.address.port,
+            gateway=False,
+            config=fabric.Config(ssh_config=config),
+        )
+        self.settings = self.connection.ssh_config
+        self.connection.connect_kwargs = {**_keys(self.settings, jump.identity), **(disabled or {})}
+        self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+
+    @property
+    def end(self) -> tuple[str, str, int]:
+        return self.connection.user, self.connection.host, self.connection.port
+
+    def proxy_jumps(self) -> list[SshAddress]:
+        """What ~/.ssh/config names, the first to be reached first."""
+        said = self.settings.get("proxyjump", "none")
+        return [] if said.lower() == "none" else [SshAddress.parse(_plain(word)) for word in said.split(",")]
+
+    def proxy_command(self) -> str | None:
+        """With %h, %p and %r filled in; None where a ProxyJump stands in its place."""
+        return None if self.proxy_jumps() else self.settings.get("proxycommand")
+
+
+def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> _Hop:
+    """Open everything before `target`; what it then connects over is in place."""
+    before = _hops_before(target, jump)
+    first = before[0] if before else target
+    if (command := first.proxy_command()) is not None:
+        first.connection.connect_kwargs["sock"] = stack.enter_context(_proxy(command, first.called))
+    for hop, following in pairwise([*before, target]):
+        with _JUMP_LOGINS:
+            _open(hop, limits)
+        stack.callback(hop.connection.client.close)
+        following.connection.connect_kwargs["sock"] = _forwarded(hop, following, limits)
+    stack.callback(target.connection.client.close)
+    return target
+
+
+def _hops_before(target: _Hop, jump: Jump | None) -> list[_Hop]:
+    """The jump hosts, the first to be reached first. The first may have some of its own in ~/.ssh/config."""
+
+    def hop(jump: Jump) -> _Hop:
+        where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
+        return _Hop(jump, f"the jump host {where} of {target.device}", target.device)
+
+    found = [hop(jump)] if jump is not None else [hop(Jump(address)) for address in target.proxy_jumps()]
+    while found and (more := [hop(Jump(address)) for address in found[0].proxy_jumps()]):
+        # Where a pattern such as `Host *` names a jump host, that host itself is reached without.
+        if {each.end for each in more} & {each.end for each in (*found, target)}:
+            break
+        found = [*more, *found]
+        if len(found) > HOPS_MAX:
+            raise ConfigInvalid(f"{target.called} is behind more than {HOPS_MAX} jump hosts in ~/.ssh/config")
+    if jump is None and any(each.end == target.end for each in found):
+        return []
+    return found
+
+
+def _open(hop: _Hop, limits: LinkLimits) -> None:
+    """Connect, compare the key, log in. Raises what `log_in` does."""
+    client = hop.connection.client
+    name = hop.connection.host if hop.connection.port == 22 else f"[{hop.connection.host}]:{hop.connection.port}"
+    if hop.host_key:
+        kind, blob = hop.host_key.split()[:2]
+        try:
+            key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
+        except (UnknownKeyType, paramiko.SSHException, ValueError) as error:
+            raise ConfigInvalid(
+                f"the pinned host key of {hop.called} is none that can be compared ({hop.host_key[:40]}...): "
+                f"edgert device set {hop.device} {_again(hop)}"
+            ) from error
+        client.get_host_keys().add(name, kind, key)
+    else:
+        files = hop.settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+        revoked: set[str] = set()
+        for path in (Path(file).expanduser() for file in (*files, _SYSTEM_KNOWN_HOSTS)):
+            if path.is_file():
+                revoked |= _load_known_hosts(client, path)
+        known = client.get_host_keys().lookup(name)
+        if known is not None and any(key.get_base64() in revoked for key in known.values()):
+            raise HostKeyMismatch(f"{hop.called} has a key that known_hosts marks as @revoked. Nothing was sent")
+        if known is None:
+            raise DeviceUnreachable(
+                f"{hop.called} is in no known_hosts: log in there once with ssh, or pin its key: "
+                f"edgert device set {hop.device} --jump {hop.connection.host}"
+            )
+    with _translated(hop):
+        _connect(hop.connection, limits)
+    transport = hop.connection.transport
+    transport.set_keepalive(limits.keepalive_s)
+    if isinstance(transport.sock, socket.socket) and transport.sock.family != socket.AF_UNIX:
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead_after_s * 1000))
+
+
+def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
+    """The keys that lines with @revoked name, whatever host they are for; @cert-authority says nothing here.
+
+    Raises ConfigInvalid: paramiko reads no further than a line that is broken, and knows neither mark.
+    """
+    try:
+        lines = path.read_text().splitlines()
+        with tempfile.NamedTemporaryFile("w", prefix="edgert-known-") as plain:
+            plain.write("\n".join("" if line.lstrip().startswith("@") else line for line in lines))
+            plain.flush()
+            client.get_host_keys().load(plain.name)
+        marked = [line.split() for line in lines if line.lstrip().startswith("@revoked")]
+        return {words[3] for words in marked if len(words) > 3}
+    except (OSError, UnicodeDecodeError, InvalidHostKey, paramiko.SSHException) as error:
+        line = f"{error.line[:60]!r}: " if isinstance(error, InvalidHostKey) else ""
+        raise ConfigInvalid(f"{path} cannot be read ({line}{error.args[-1]}): mend that line or remove it") from error
+
+
+def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
+    patience = ("banner_timeout", "auth_timeout", "channel_timeout")
+    connection.connect_kwargs = {**dict.fromkeys(patience, limits.connect_s), **connection.connect_kwargs}
+    if "connecttimeout" not in connection.ssh_config:
+        connection.connect_timeout = limits.connect_s
+    connection.open()
+
+
+@contextmanager
+def _translated(hop: _Hop) -> Iterator[None]:
+    """Turn what paramiko and the socket raise into our errors."""
+    try:
+        yield
+    except paramiko.BadHostKeyException as error:
+        shown = f"{error.key.get_name()} {error.key.get_base64()}"
+        raise HostKeyMismatch(
+            f"{hop.called} shows host key {fingerprint(shown)}; pinned is {_pinned(hop)}. Nothing was sent. If it was "
+            f"set up anew, compare the fingerprint on its own console, then: edgert device set {hop.device} {_again(hop)}"
+        ) from error
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        # paramiko has no class for a user without a single key.
+        if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error):
+            raise LoginRefused(
+                f"{hop.called} does not let {hop.connection.user} in: {str(error).rstrip('.')}. {_key_advice(error)}"
+            ) from error
+        raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}") from error
+
+
+def _again(hop: _Hop) -> str:
+    """The option that pins its key anew."""
+    return f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
+
+
+def _key_advice(error: BaseException) -> str:
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return "Give its passphrase to an agent (ssh-add)"
+    return "Put your public key there (ssh-copy-id), or name the private one with --identity"
+
+
+def _pinned(hop: _Hop) -> str:
+    return fingerprint(hop.host_key) if hop.host_key else "another one in known_hosts"
+
+
+def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
+    """A channel through `hop` to the next machine."""
+    _, host, port = following.end
+    try:
+        return hop.connection.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=limits.connect_s)
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise DeviceUnreachable(
+            f"{following.called} cannot be reached: {hop.called} does not get to {host}:{port}: {_reason(error)}"
+        ) from error
+
+
+@contextmanager
+def _proxy(command: str, called: str) -> Iterator[socket.socket]:
+    """Run a ProxyCommand on one end of a socket; the other end.
+
+    paramiko's own goes on reading after the command's end, for ever.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            try:
+                # As ssh does it: the shell that is replaced by the command ends with it.
+                words = ["/bin/sh", "-c", f"exec {command}"]
+                process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
+            except OSError as error:
+                raise DeviceUnreachable(
+                    f"{called}: ProxyCommand `{command}` cannot be run: {error.strerror}"
+                ) from error
+        try:
+            yield ours
+        finally:
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+            process.terminate()
+            try:
+                process.wait(_PROXY_END_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _scan_once(
+    address: SshAddress, disabled: list[str], limits: LinkLimits, jump: Jump | None, last: bool
+) -> paramiko.PKey | None:
+    target = _Hop(Jump(address), address.host, address.host, {"disabled_algorithms": {"keys": disabled}})
+    with ExitStack() as stack:
+        _way(target, jump, limits, stack)
+        target.connection.client.set_missing_host_key_policy(_OnlyLook())
+        try:
+            _connect(target.connection, limits)
+        except _Seen as seen:
+            return seen.key
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if last:  # no key of another kind to show
+                return None
+            raise DeviceUnreachable(f"{_at(address)} cannot be reached over SSH: {_reason(error)}") from error
+    raise AssertionError("a connection without a pinned key was opened")
+
+
+def _keys(settings: Any, identity: str) -> dict[str, Any]:
+    """What paramiko is to log in with. Files that ~/.ssh/config names and that are not there are passed over."""
+    if identity:
+        _check_identity(Path(identity).expanduser())
+    named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
+    files = [str(path) for path in (Path(name).expanduser() for name in named) if path.is_file()]
+    if settings.get("identitiesonly", "no").lower() != "yes":
+        return {"key_filename": files}
+    # Servers close the door after a few keys: only these are shown, out of the agent where it has one.
+    held = _held_by_agent(files)
+    return {"key_filename": files, "allow_agent": False, "look_for_keys": False, **({"pkey": held} if held else {})}
+
+
+def _check_identity(path: Path) -> None:
+    """Raises ConfigInvalid for what is no private key; whether it opens anything is for the server to say."""
+    if not path.is_file():
+        raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
+    try:
+        with path.open("rb") as file:
+            head = file.read(_KEY_HEAD_BYTES)
+    except OSError as error:
+        raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
+    if b"PRIVATE KEY" in head:
+        return
+    private = path.with_suffix("")
+    hint = f": give {private}" if path.suffix == ".pub" and private.is_file() else ": give the private key's path"
+    raise ConfigInvalid(f"identity {path} is {'a public' if path.suffix == '.pub' else 'no private'} key{hint}")
+
+
+def _held_by_agent(files: list[str]) -> paramiko.PKey | None:
+    blobs = {_public_blob(Path(f"{file}.pub")) for file in files} - {b""}
+    with contextlib.suppress(paramiko.SSHException, OSError):
+        return next((key for key in paramiko.Agent().get_keys() if key.asbytes() in blobs), None)
+    return None
+
+
+def _public_blob(path: Path) -> bytes:
+    try:
+        return base64.b64decode(path.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
+
+
+def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
+    """The lines of a configuration, those of included files in place of the `Include`; none where there is no file."""
+    if not path.is_file():
+        return
+    if path.stat().st_size > CONFIG_BYTES_MAX:
+        raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes")
+    section = "Host *"
+    for line in path.read_text().splitlines():
+        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if keyword.lower() != "include":
+            section = line if keyword.lower() in ("host", "match") else section
+            yield line
+            continue
+        for name in [name for word in shlex.split(rest) for name in _files(word, folder)]:
+            left[0] -= 1
+            if left[0] < 0:
+                raise ConfigInvalid(f"{path} includes more than {INCLUDES_MAX} files, or itself")
+            yield from _lines(name, folder, left)
+        yield section  # what follows belongs to what came before
+
+
+def _files(pattern: str, folder: Path) -> list[Path]:
+    return [Path(name) for name in sorted(glob.glob(str(folder / Path(pattern).expanduser())))]
+
+
+def _plain(word: str) -> str:
+    return word.strip().removeprefix("ssh://").rstrip("/")
+
+
+def _at(address: SshAddress) -> str:
+    return f"{address.host}:{address.port}" if address.port else address.host
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, NoValidConnectionsError):  # one error an address of the host
+        error = next(iter(error.errors.values()))
+    said = error.strerror if isinstance(error, OSError) else ""
+    text = said or str(error) or type(error).__name__
+    return f"{text}; is it on, and is the address right?"

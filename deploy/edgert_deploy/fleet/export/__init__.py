@@ -1,0 +1,1 @@
+"""Export the fleet's reports from MQTT to Prometheus and OpenTelemetry."""

@@ -1,0 +1,113 @@
+"""OTLP over HTTP: what a bridge holds, pushed as exponential histograms, sums and gauges.
+
+Histograms are cumulative and at scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for
+index. Cumulative, so that an endpoint that was down for a while misses nothing but points in time.
+(https://opentelemetry.io/docs/specs/otlp/#otlphttp)
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AggregationTemporality,
+    ExponentialHistogramDataPoint,
+    Metric,
+)
+
+from edgert import __version__
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.telemetry.sketch import SCALE, Sketch
+from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, families
+
+TIMEOUT_S = 10.0
+PATH = "/v1/metrics"
+_CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+
+
+class OtlpFailed(EdgeRTError):
+    """The endpoint did not take the metrics; the next push holds them too."""
+
+    code = "fleet.otlp_failed"
+    exit_code = 6
+    retryable = True
+
+
+def endpoint(url: str) -> str:
+    """The address to post to: `url`, with OTLP's path where it has none. Raises ConfigInvalid."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigInvalid(f"--otlp {url!r} is no address of OTLP over HTTP; give http://HOST:4318")
+    host_and_path = url.split("://", 1)[1].rstrip("/")
+    return url if "/" in host_and_path else url.rstrip("/") + PATH
+
+
+def push(url: str, bridge: Bridge, now: float, headers: Mapping[str, str]) -> None:
+    """Send all there is. `now` is seconds since 1970. Raises OtlpFailed."""
+    body = gzip.compress(request(bridge, now).SerializeToString(), 1)
+    said = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, said), timeout=TIMEOUT_S) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        raise OtlpFailed(
+            f"{url} answered {error.code} {error.reason}; check the address and its credentials"
+        ) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise OtlpFailed(
+            f"{url} does not take metrics: {str(reason).strip()}; check that the collector runs"
+        ) from error
+
+
+def request(bridge: Bridge, now: float) -> Any:
+    """The message that holds all of the bridge's series at `now`."""
+    asked = ExportMetricsServiceRequest()
+    resource = asked.resource_metrics.add()
+    service = {"service.name": "edgert-bridge", "service.instance.id": bridge.ledger.bridge}
+    resource.resource.attributes.extend(_attributes(service.items()))
+    scope = resource.scope_metrics.add()
+    scope.scope.name, scope.scope.version = "edgert", __version__
+    times = {"start_time_unix_nano": int(bridge.started_at * 1e9), "time_unix_nano": int(now * 1e9)}
+    with bridge.lock:
+        latency = scope.metrics.add(name=LATENCY.removesuffix("_milliseconds"), description=LATENCY_HELP, unit="ms")
+        latency.exponential_histogram.aggregation_temporality = _CUMULATIVE
+        for labels, group in bridge.groups.items():
+            point = latency.exponential_histogram.data_points.add(**times)
+            point.attributes.extend(_attributes(zip(bridge.by, labels, strict=True)))
+            _fill(point, group.latency)
+        for family in families(bridge):
+            metric = scope.metrics.add(name=family.name.removesuffix("_total"), description=family.help)
+            points = _points(metric, family.type == "counter")
+            for values, value in family.samples:
+                point = points.add(as_double=value, **times)
+                point.attributes.extend(_attributes(zip(family.names, values, strict=True)))
+    return asked
+
+
+def _points(metric: Metric, counter: bool) -> Any:
+    if not counter:
+        return metric.gauge.data_points
+    metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, _CUMULATIVE
+    return metric.sum.data_points
+
+
+def _fill(point: ExponentialHistogramDataPoint, sketch: Sketch) -> None:
+    point.scale, point.count, point.sum, point.zero_count = SCALE, sketch.count, sketch.sum, sketch.zero
+    if sketch.count:
+        point.min, point.max = sketch.min, sketch.max
+    if sketch.buckets:
+        first, last = min(sketch.buckets), max(sketch.buckets)
+        point.positive.offset = first
+        point.positive.bucket_counts.extend(sketch.buckets.get(index, 0) for index in range(first, last + 1))
+
+
+def _attributes(pairs: Iterable[tuple[str, str]]) -> list[KeyValue]:
+    return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in pairs]

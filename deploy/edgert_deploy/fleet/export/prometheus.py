@@ -1,0 +1,201 @@
+"""Prometheus' exposition: native histograms in protobuf for those who ask for it, classic ones as text for all.
+
+The protobuf form is a MetricFamily after another, each after its length
+(https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto); the message types are
+declared below with the fields that are used. Our buckets are those of schema 5, whose indices name the upper bound
+and so are one higher. Text has a classic bucket an octave: their bounds are bounds of ours, so their counts are
+exact too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from edgert.telemetry.sketch import INDEX_MIN, PER_OCTAVE, SCALE, Sketch
+from edgert_deploy.fleet.export.exporter import Bridge, Labels
+from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, Family, families
+
+PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OCTAVES = range(-4, 18)  # classic bounds: 2**-4 ... 2**17 ms, 62 us to 131 s
+ZERO_THRESHOLD = math.pow(2, INDEX_MIN / PER_OCTAVE)
+_METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
+
+
+class Exposition:
+    """Draws a bridge. What a histogram looks like is kept until it changes: most of a large fleet has not."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._drawn: dict[Labels, tuple[int, bytes]] = {}
+
+    def protobuf(self) -> bytes:
+        with self._bridge.lock:
+            parts = [_delimited(_family(LATENCY, LATENCY_HELP, _HISTOGRAM), self._histograms())]
+            for family in families(self._bridge):
+                kind = _COUNTER if family.type == "counter" else _GAUGE
+                parts.append(_delimited(_family(family.name, family.help, kind), _samples(family)))
+        return b"".join(parts)
+
+    def text(self) -> str:
+        with self._bridge.lock:
+            lines = [f"# HELP {LATENCY} {LATENCY_HELP}", f"# TYPE {LATENCY} histogram"]
+            for labels, group in self._bridge.groups.items():
+                lines += _classic(list(zip(self._bridge.by, labels, strict=True)), group.latency)
+            for family in families(self._bridge):
+                lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.type}"]
+                for values, value in family.samples:
+                    lines.append(f"{family.name}{_braces(list(zip(family.names, values, strict=True)))} {value!r}")
+        return "\n".join(lines) + "\n"
+
+    def _histograms(self) -> Iterator[bytes]:
+        drawn: dict[Labels, tuple[int, bytes]] = {}
+        for labels, group in self._bridge.groups.items():
+            kept = self._drawn.get(labels)
+            if kept is None or kept[0] != group.changed:
+                kept = (group.changed, _native(self._bridge.by, labels, group.latency))
+            drawn[labels] = kept
+            yield kept[1]
+        self._drawn = drawn
+
+
+def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
+    metric = _Metric(label=_labels(names, labels))
+    histogram = metric.histogram
+    histogram.sample_count, histogram.sample_sum = sketch.count, sketch.sum
+    histogram.schema, histogram.zero_threshold, histogram.zero_count = SCALE, ZERO_THRESHOLD, sketch.zero
+    previous_index, previous_count, deltas = 0, 0, list[int]()
+    for index, count in sorted(sketch.buckets.items()):
+        upper = index + 1
+        if not deltas or upper != previous_index + 1:
+            # The first offset counts from 0, later ones from the end of the span before.
+            offset = upper - (previous_index + 1) if deltas else upper
+            span = histogram.positive_span.add(offset=offset, length=0)
+        span.length += 1
+        deltas.append(count - previous_count)
+        previous_index, previous_count = upper, count
+    histogram.positive_delta.extend(deltas)
+    if not deltas:  # a span of no buckets tells an empty native histogram from a classic one
+        histogram.positive_span.add(offset=0, length=0)
+    drawn: bytes = metric.SerializeToString()
+    return drawn
+
+
+def _classic(labels: list[tuple[str, str]], sketch: Sketch) -> Iterator[str]:
+    counts, seen = sorted(sketch.buckets.items()), sketch.zero
+    position = 0
+    for octave in OCTAVES:
+        while position < len(counts) and counts[position][0] < octave * PER_OCTAVE:
+            seen += counts[position][1]
+            position += 1
+        yield f"{LATENCY}_bucket{_braces([*labels, ('le', repr(math.pow(2, octave)))])} {seen}"
+    yield f"{LATENCY}_bucket{_braces([*labels, ('le', '+Inf')])} {sketch.count}"
+    yield f"{LATENCY}_sum{_braces(labels)} {sketch.sum!r}"
+    yield f"{LATENCY}_count{_braces(labels)} {sketch.count}"
+
+
+def _braces(labels: list[tuple[str, str]]) -> str:
+    said = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{said}}}" if said else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _samples(family: Family) -> Iterator[bytes]:
+    for values, value in family.samples:
+        metric = _Metric(label=_labels(family.names, values))
+        if family.type == "counter":
+            metric.counter.value = value
+        else:
+            metric.gauge.value = value
+        yield metric.SerializeToString()
+
+
+def _labels(names: tuple[str, ...], values: Labels) -> list[Any]:
+    return [_Label(name=name, value=value) for name, value in zip(names, values, strict=True)]
+
+
+def _family(name: str, said: str, kind: int) -> bytes:
+    head: bytes = _Family(name=name, help=said, type=kind).SerializeToString()
+    return head
+
+
+def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
+    """A family's bytes, its metrics added as they are, after its length. A family without any is left out."""
+    parts = [part for metric in metrics for part in (_METRIC_TAG, _varint(len(metric)), metric)]
+    if not parts:
+        return b""
+    body = head + b"".join(parts)
+    return _varint(len(body)) + body
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# --- the message types, as far as they are used ---------------------------------------------
+
+_COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
+_F = descriptor_pb2.FieldDescriptorProto
+# Message -> field -> (number, type, repeated).
+_MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
+    "LabelPair": {"name": (1, _F.TYPE_STRING, False), "value": (2, _F.TYPE_STRING, False)},
+    "Gauge": {"value": (1, _F.TYPE_DOUBLE, False)},
+    "Counter": {"value": (1, _F.TYPE_DOUBLE, False)},
+    "BucketSpan": {"offset": (1, _F.TYPE_SINT32, False), "length": (2, _F.TYPE_UINT32, False)},
+    "Histogram": {
+        "sample_count": (1, _F.TYPE_UINT64, False),
+        "sample_sum": (2, _F.TYPE_DOUBLE, False),
+        "schema": (5, _F.TYPE_SINT32, False),
+        "zero_threshold": (6, _F.TYPE_DOUBLE, False),
+        "zero_count": (7, _F.TYPE_UINT64, False),
+        "positive_span": (12, "BucketSpan", True),
+        "positive_delta": (13, _F.TYPE_SINT64, True),
+    },
+    "Metric": {
+        "label": (1, "LabelPair", True),
+        "gauge": (2, "Gauge", False),
+        "counter": (3, "Counter", False),
+        "histogram": (7, "Histogram", False),
+    },
+    "MetricFamily": {
+        "name": (1, _F.TYPE_STRING, False),
+        "help": (2, _F.TYPE_STRING, False),
+        "type": (3, _F.TYPE_INT32, False),  # an enumeration, which travels as a number
+        "metric": (4, "Metric", True),
+    },
+}
+
+
+def _declare() -> dict[str, Any]:
+    package = "edgert.prometheus"  # a name of our own: another library may have declared the original
+    file = descriptor_pb2.FileDescriptorProto(name="edgert_prometheus.proto", package=package, syntax="proto2")
+    for name, declared in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, (number, kind, repeated) in declared.items():
+            field = message.field.add(name=field_name, number=number)
+            field.label = _F.LABEL_REPEATED if repeated else _F.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                field.type, field.type_name = _F.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = kind
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES = _declare()
+_Label, _Metric, _Family = _CLASSES["LabelPair"], _CLASSES["Metric"], _CLASSES["MetricFamily"]

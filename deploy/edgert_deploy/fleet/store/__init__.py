@@ -1,0 +1,1 @@
+"""Store the fleet's reports in SQLite or PostgreSQL, each once, and query them."""

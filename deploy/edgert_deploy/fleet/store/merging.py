@@ -1,0 +1,135 @@
+"""The merged rows, a minute's and an hour's, that a batch of reports changes (see `schema`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from edgert.telemetry.messages import HistMessage, MetricsMessage
+from edgert_deploy.fleet.packed import WINDOW, Dense
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.batch import HOUR_MIN, Heard, minute_of
+from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
+
+COUNTED_MAX = 2**63 - 1  # what a column holds: a device may claim more than it ever did
+IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
+
+
+class Merging:
+    """The merged rows that a batch changes: added up in memory, then read, added to and written once each."""
+
+    def __init__(self, group_id: Callable[[Heard, str], int], connection: sa.Connection) -> None:
+        """`group_id` numbers the group of a report and its model's version."""
+        self._group_id, self._connection = group_id, connection
+        self._minutes: dict[tuple[int, int], _Row] = {}
+        self._streams: dict[tuple[int, int], _Row] = {}
+
+    def add_hist(self, stream: int, heard: Heard, hist: HistMessage, blob: bytes) -> None:
+        sketch = hist.sketch
+        for row in self._rows(stream, heard, hist.ts_ms, hist.model_version):
+            row.buckets.add(blob, WINDOW)
+            row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
+
+    def add_counters(self, stream: int, heard: Heard, said: MetricsMessage, grown: Mapping[str, int]) -> None:
+        for row in self._rows(stream, heard, said.ts_ms, said.model_version):
+            for name, value in grown.items():
+                row.counters[name] += value
+
+    def group_hours(self) -> dict[int, int]:
+        """The groups that have rows here, and the last hour of each."""
+        hours: dict[int, int] = {}
+        for minute, owner in self._minutes:
+            hours[owner] = max(minute // HOUR_MIN, hours.get(owner, 0))
+        return hours
+
+    def write(self) -> None:
+        hours: dict[tuple[int, int], _Row] = {}
+        for (minute, owner), row in self._minutes.items():
+            hours.setdefault((minute // HOUR_MIN, owner), _Row()).merge(row)
+        for table, rows in (
+            (schema.group_hour, hours),
+            (schema.group_minute, self._minutes),
+            (schema.stream_hour, self._streams),
+        ):
+            for few in chunks(sorted(rows), IN_MAX // 2):
+                self._write(table, {key: rows[key] for key in few})
+
+    def _rows(self, stream: int, heard: Heard, ts_ms: int, version: str) -> tuple[_Row, _Row]:
+        minute = minute_of(heard, ts_ms)
+        owner = self._group_id(heard, version)
+        return (
+            _row_of(self._minutes, (minute, owner)),
+            _row_of(self._streams, (minute // HOUR_MIN, stream)),
+        )
+
+    def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
+        there = []
+        keys = sa.tuple_(table.c.slot, table.c.owner)
+        for stored in self._connection.execute(sa.select(*_merged_columns(table)).where(keys.in_(list(rows)))):
+            slot, owner, *numbers, buckets, requests, errors, shed, cache_hits = stored
+            row = rows[slot, owner]
+            row.buckets.add(buckets)
+            row.add(*numbers)
+            for name, value in zip(COUNTERS, (requests, errors, shed, cache_hits), strict=True):
+                row.counters[name] += value
+            there.append((slot, owner))
+        # A conflict is not possible: the lock that this transaction holds sees to that.
+        if new := [
+            {"slot": slot, "owner": owner, **rows[slot, owner].values()} for slot, owner in rows.keys() - set(there)
+        ]:
+            self._connection.execute(table.insert(), new)
+        if there:
+            same = (table.c.slot == sa.bindparam("_slot"), table.c.owner == sa.bindparam("_owner"))
+            values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
+            old = [{"_slot": slot, "_owner": owner, **rows[slot, owner].values()} for slot, owner in there]
+            self._connection.execute(table.update().where(*same).values(**values), old)
+
+
+class _Row:
+    """One merged row under way."""
+
+    __slots__ = ("buckets", "count", "counters", "least", "most", "sum", "windows", "zero")
+
+    def __init__(self) -> None:
+        self.buckets = Dense()
+        self.windows = self.zero = self.count = 0
+        self.sum = self.least = self.most = 0.0
+        self.counters = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, windows: int, zero: int, count: int, total: float, least: float, most: float) -> None:
+        if count:
+            self.least = min(self.least, least) if self.count else least
+            self.most = max(self.most, most)
+        self.windows += windows
+        self.zero += zero
+        self.count += count
+        self.sum += total
+
+    def merge(self, other: _Row) -> None:
+        self.buckets.merge(other.buckets)
+        self.add(other.windows, other.zero, other.count, other.sum, other.least, other.most)
+        for name, value in other.counters.items():
+            self.counters[name] += value
+
+    def values(self) -> dict[str, Any]:
+        said = {name: getattr(self, name) for name in HISTOGRAM[:-1]}
+        counters = {name: min(value, COUNTED_MAX) for name, value in self.counters.items()}
+        return {**said, "buckets": self.buckets.packed(), **counters}
+
+
+def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
+    # Not setdefault, which would make the row that it throws away.
+    row = rows.get(key)
+    if row is None:
+        row = rows[key] = _Row()
+    return row
+
+
+def _merged_columns(table: sa.Table) -> list[sa.Column[Any]]:
+    return [table.c[name] for name in ("slot", "owner", *HISTOGRAM, *COUNTERS)]
+
+
+def chunks(items: Sequence[Any], size: int = IN_MAX) -> Iterable[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,280 @@
+"""Questions to the store: percentiles over any stretch of time and any grouping, merged exactly.
+
+Theory of operation: the stretch is cut into whole hours, answered from the hours' rows, and what is left on both
+ends, answered from minutes. A question that neither groups by device nor names one reads the groups' rows, a few
+for each hour whatever the fleet's size; one that does reads a row an hour and stream, and windows at the ends.
+Stretches begin and end at whole minutes; what lies further back than FINE_HOURS, at whole hours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
+from edgert_deploy.fleet.store.schema import COUNTERS
+from edgert_deploy.fleet.store.store import FINE_HOURS, PROFILE_UNKNOWN
+
+DIMENSIONS = ("site", "device", "model", "version", "profile")
+STEPS_MAX = 2_000
+EVENTS_MAX = 10_000
+_FETCHED_AT_ONCE = 20_000
+# More than these are told apart here: a long list would lead a database to look each of them up by itself.
+_KEYS_MAX = 50
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which windows, and how they are grouped. Times are ms since 1970; `step_min` minutes cut the time as well."""
+
+    since_ms: int
+    until_ms: int
+    by: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    step_min: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (*self.by, *self.where):
+            if name not in DIMENSIONS:
+                raise ConfigInvalid(f"{name!r} is nothing that reports are grouped by; known: {', '.join(DIMENSIONS)}")
+        if self.until_ms <= self.since_ms:
+            raise ConfigInvalid("the time asked for ends before it begins")
+        if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:
+            raise ConfigInvalid(f"steps of {self.step_min} min make more than {STEPS_MAX}; ask for longer ones")
+
+    @property
+    def names_devices(self) -> bool:
+        return "device" in (*self.by, *self.where)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One group's pooled windows. `start_ms` is the step's begin, or that of the stretch."""
+
+    group: dict[str, str]
+    start_ms: int
+    duration_s: float
+    latency: Sketch
+    windows: int
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of one table: slots `first` to before `end`, of `minutes` each."""
+
+    table: sa.Table
+    slot: sa.Column[Any]
+    first: int
+    end: int
+    minutes: int
+
+
+class FleetQuery:
+    """One process's way to the store, for reading. Raises ConfigInvalid or StoreFailed."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = schema.open_engine(url, writes=False)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def answer(self, question: Question, now_ms: int) -> list[Answer]:
+        """A group for each combination that reported, ordered by group and time."""
+        first, end = _stretch(question, now_ms)
+        gathered = _Gathered(question, first, end)
+        with self._reading() as connection:
+            for part in _parts(question, first, end):
+                _read(connection, question, part, gathered)
+        return gathered.answers()
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Every device that was heard and is not forgotten, with the last of what it said of itself."""
+        table = schema.device
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()
+        return [
+            {
+                "site": row.site,
+                "device": row.device,
+                "profile": row.profile or PROFILE_UNKNOWN,
+                "status": row.status,
+                "heard_ms": row.heard_ms,
+                **{name: json.loads(getattr(row, name) or "{}") for name in ("info", "sys", "deploy")},
+            }
+            for row in rows
+        ]
+
+    def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
+        """How many groups that `where` leaves reported in this hour or the one before: rows that a minute is read from."""
+        table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
+        asked = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
+        asked = asked.join(schema.group, schema.group.c.id == table.c.owner)
+        for name, value in where.items():
+            asked = asked.where(schema.group.c[name] == value)
+        with self._reading() as connection:
+            return int(connection.scalar(asked) or 0)
+
+    def events(
+        self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """What happened, newest first, at most `limit`. `where` may name a site, device, model or profile."""
+        table, owner = schema.event, schema.device
+        columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
+        asked = (
+            sa.select(*columns)
+            .join(owner, owner.c.id == table.c.device_id)
+            .where(table.c.at_ms >= since_ms, table.c.at_ms < until_ms)
+            .order_by(table.c.at_ms.desc(), table.c.seq.desc())
+            .limit(limit)
+        )
+        profile = sa.case((owner.c.profile == "", PROFILE_UNKNOWN), else_=owner.c.profile)
+        of_name = {"site": owner.c.site, "device": owner.c.device, "model": table.c.model, "profile": profile}
+        for name, value in (where or {}).items():
+            asked = asked.where(of_name[name] == value)
+        with self._reading() as connection:
+            rows = connection.execute(asked).all()
+        return [{"site": row.site, "device": row.device, "at_ms": row.at_ms, **json.loads(row.fields)} for row in rows]
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise schema.failed(self._engine.url, error) from error
+
+
+class _Gathered:
+    """Rows by group, until all are there and can be pooled at once."""
+
+    def __init__(self, question: Question, first: int, end: int) -> None:
+        self._question, self._first, self._end = question, first, end
+        self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
+        self._windows: Counter[int] = Counter()
+        self._counters: tuple[Counter[int], ...] = tuple(Counter() for _ in COUNTERS)
+        # Groups, how their buckets are packed, and the columns of a block of rows.
+        self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
+
+    def group(self, minute: int, key: tuple[str, ...]) -> int:
+        step = (minute - self._first) // self._question.step_min if self._question.step_min else 0
+        return self._numbers.setdefault((step, key), len(self._numbers))
+
+    def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
+        """`columns` are those of HISTOGRAM, a row a group."""
+        _add_up(self._windows, groups, columns[0])
+        self._histograms.append((groups, form, columns[1:]))
+
+    def add_counters(self, groups: list[int], columns: Sequence[Sequence[int]]) -> None:
+        for counted, column in zip(self._counters, columns, strict=True):
+            _add_up(counted, groups, column)
+
+    def answers(self) -> list[Answer]:
+        pool = Pool(len(self._numbers))
+        for groups, form, (*scalars, blobs) in self._histograms:
+            pool.add(groups, blobs, form)
+            pool.add_scalars(groups, scalars)
+        step_min = self._question.step_min or self._end - self._first
+        return [
+            Answer(
+                group=dict(zip(self._question.by, key, strict=True)),
+                start_ms=(self._first + step * step_min) * MINUTE_MS,
+                duration_s=min(step_min, self._end - self._first - step * step_min) * 60.0,
+                latency=pool.sketch(number),
+                windows=self._windows[number],
+                counters={name: counted[number] for name, counted in zip(COUNTERS, self._counters, strict=True)},
+            )
+            for (step, key), number in sorted(self._numbers.items(), key=lambda item: (item[0][1], item[0][0]))
+        ]
+
+
+def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int]) -> None:
+    for group, value in zip(groups, values, strict=True):
+        if value:
+            counted[group] += value
+
+
+def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
+    """The minutes asked for: the first, and the one after the last."""
+    first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
+    fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
+    if first < fine_from:
+        first = first // HOUR_MIN * HOUR_MIN
+    if end < fine_from:
+        end = -(-end // HOUR_MIN) * HOUR_MIN
+    return first, end
+
+
+def _parts(question: Question, first: int, end: int) -> list[_Part]:
+    """The rows that cover the stretch, each minute once."""
+    hours_from, hours_to = -(-first // HOUR_MIN), end // HOUR_MIN
+    # Steps that do not begin at whole hours need minutes throughout.
+    if question.step_min and (question.step_min % HOUR_MIN or first % HOUR_MIN):
+        hours_from = hours_to = 0
+    parts = []
+    if hours_to > hours_from:
+        table = schema.stream_hour if question.names_devices else schema.group_hour
+        parts.append(_Part(table, table.c.slot, hours_from, hours_to, HOUR_MIN))
+        ends = [(first, hours_from * HOUR_MIN), (hours_to * HOUR_MIN, end)]
+    else:
+        ends = [(first, end)]
+    for begin, until in ends:
+        if begin < until and question.names_devices:
+            for table in (schema.hist_window, schema.metrics_window):
+                parts.append(_Part(table, table.c.minute, begin, until, 1))
+        elif begin < until:
+            parts.append(_Part(schema.group_minute, schema.group_minute.c.slot, begin, until, 1))
+    return parts
+
+
+def _read(connection: sa.Connection, question: Question, part: _Part, gathered: _Gathered) -> None:
+    table, per_stream = part.table, part.table in (schema.stream_hour, schema.hist_window, schema.metrics_window)
+    key = table.c.owner if "owner" in table.c else table.c.stream
+    # Who a row belongs to is asked for once, not once a row: names are longer than numbers.
+    keys = _keys(connection, question, per_stream)
+    histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
+    counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
+    asked = sa.select(part.slot, key, *histogram, *counters).where(part.slot >= part.first, part.slot < part.end)
+    if question.where and len(keys) <= _KEYS_MAX:
+        asked = asked.where(key.in_(keys))
+    form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
+    result = connection.execution_options(stream_results=True).execute(asked)
+    while block := result.fetchmany(_FETCHED_AT_ONCE):
+        mine = [row for row in block if row[1] in keys]
+        if not mine:
+            continue
+        slots, owners, *columns = zip(*mine, strict=True)
+        groups = [gathered.group(slot * part.minutes, keys[owner]) for slot, owner in zip(slots, owners, strict=True)]
+        if histogram:
+            gathered.add_histograms(groups, form, columns[:width])
+        if counters:
+            gathered.add_counters(groups, columns[width:])
+
+
+def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
+    """The streams or groups that the question is about, and the group that each falls into."""
+    device, stream, group = schema.device.c, schema.stream.c, schema.group.c
+    if per_stream:
+        profile = sa.case((device.profile == "", PROFILE_UNKNOWN), else_=device.profile)
+        columns: tuple[Any, ...] = (device.site, device.device, stream.model, stream.version, profile)
+        named: sa.Select[Any] = sa.select(stream.id).join(schema.device, device.id == stream.device_id)
+    else:
+        columns = (group.site, sa.null(), group.model, group.version, group.profile)
+        named = sa.select(group.id)
+    of_name = dict(zip(DIMENSIONS, columns, strict=True))
+    named = named.add_columns(*(of_name[name] for name in question.by))
+    for name, value in question.where.items():
+        named = named.where(of_name[name] == value)
+    return {row[0]: tuple(row[1:]) for row in connection.execute(named).all()}

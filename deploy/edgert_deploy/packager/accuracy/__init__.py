@@ -1,0 +1,1 @@
+"""Judge artifacts: metrics, the accuracy gate, golden samples, activation ranges and sensitivity."""

@@ -1,0 +1,124 @@
+"""What passes between the layers: the range of each layer's answer over the calibration samples, and what 8 bits of it lose.
+
+The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
+that answer, rounded to 256 steps from its least to its greatest value, as min-max calibration would: where it is low,
+a few outliers stretch the range and INT8 has few steps left for the rest. It says nothing of what later layers make
+of the noise; that a run of the whole artifact tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines.onnxruntime import sdk
+from edgert.errors import BuildFailed
+from edgert_deploy.packager.builders.layers import layers_of
+from edgert_deploy.packager.builders.qdq import prepared
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.vendor_output import quiet
+
+SAMPLES_MAX = 16
+# Of a larger answer every n-th value is looked at for its quantiles; its extremes are those of all.
+VALUES_MAX = 4096  # a sample
+LAYERS_MAX = 1000
+QUANTILES = (0.001, 0.5, 0.999)
+SQNR_DB_MAX = 200.0
+DIGITS = 4  # of what is kept: the last bits differ between processors
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The answer of one layer: its extremes, the quantiles 0.1 %, 50 % and 99.9 %, in the model's own units."""
+
+    layer: str
+    op: str
+    low: float
+    high: float
+    quantiles: tuple[float, float, float]
+    sqnr_db: float
+
+
+def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
+    """In the order of the graph; none for a source that is no ONNX model, or that the tools cannot prepare."""
+    if source.kind != "onnx":
+        return ()
+    try:
+        proto = prepared(source)
+        layers = layers_of(proto)[:LAYERS_MAX]
+        with quiet():
+            answers = _answers(proto, [layer.values[-1] for layer in layers], calibration)
+    except BuildFailed:
+        return ()
+    found = [(layer, answers[layer.values[-1]]) for layer in layers if layer.values[-1] in answers]
+    return tuple(seen.of(layer.name, layer.op) for layer, seen in found if seen.count)
+
+
+class _Seen:
+    """What was seen of one value so far."""
+
+    def __init__(self) -> None:
+        self.low, self.high, self.count = np.inf, -np.inf, 0
+        self._values: list[NDArray[np.float64]] = []
+
+    def add(self, array: NDArray[Any]) -> None:
+        flat = array.reshape(-1)
+        flat = flat[np.isfinite(flat)]
+        if not flat.size:
+            return
+        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
+        self.count += flat.size
+        self._values.append(flat[:: -(-flat.size // VALUES_MAX)].astype(np.float64))
+
+    def of(self, layer: str, op: str) -> Activation:
+        values = np.concatenate(self._values)
+        low, median, high = (_rounded(v) for v in np.quantile(values, QUANTILES))
+        return Activation(
+            layer, op, _rounded(self.low), _rounded(self.high), (low, median, high), self._sqnr_db(values)
+        )
+
+    def _sqnr_db(self, values: NDArray[np.float64]) -> float:
+        # Zero lies on a step, as every engine has it.
+        low, high = min(self.low, 0.0), max(self.high, 0.0)
+        step = (high - low) / 255
+        if step == 0:
+            return SQNR_DB_MAX
+        noise = float(np.square(values - np.round(values / step) * step).sum())
+        signal = float(np.square(values).sum())
+        return (
+            SQNR_DB_MAX if noise == 0 else round(min(SQNR_DB_MAX, 10 * float(np.log10(max(signal, 1e-300) / noise))), 1)
+        )
+
+
+def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Seen]:
+    """Raises BuildFailed where ONNX Runtime does not run the graph with these outputs."""
+    import onnx
+
+    onnxruntime = sdk()
+    wide = onnx.ModelProto()
+    wide.CopyFrom(proto)
+    have = {value.name for value in wide.graph.output}
+    wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # sums in one order: the same numbers every time
+    options.log_severity_level = 4
+    seen = {name: _Seen() for name in names}
+    try:
+        session = onnxruntime.InferenceSession(wide.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        for i in range(min(len(calibration), SAMPLES_MAX)):
+            feeds = {name: array[i : i + 1] for name, array in calibration.inputs.items()}
+            for name, array in zip(names, session.run(list(names), feeds), strict=True):
+                if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+                    seen[name].add(array)
+    except Exception as error:  # whatever ONNX Runtime raises
+        raise BuildFailed(f"the layers' answers cannot be had: {type(error).__name__}: {str(error)[:200]}") from error
+    return seen
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

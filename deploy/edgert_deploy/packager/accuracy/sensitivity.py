@@ -1,0 +1,162 @@
+"""Sensitivity: how much each layer alone, put into INT8, disturbs what the model answers.
+
+Theory of operation: activation ranges are recorded once, on SAMPLES calibration samples. Then, one layer at a time,
+only that layer is quantised in a Q/DQ graph and the model runs on the same samples in ONNX Runtime; the noise in its
+outputs is the layer's harm, as SQNR in decibels (low is bad). One run of the model a layer, no labels, and no
+hold-out sample, so that the gate's samples choose nothing. It is measured once for each way of quantising (unsigned
+activations: ONNX Runtime on x86, OpenVINO, TFLite; signed symmetric ones: ONNX Runtime on ARM, TensorRT).
+
+Why one alone and not all but one: docs/decisions/0007. Source of the measure: Wu et al., "Integer Quantization for
+Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in place of accuracy as
+in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines.onnxruntime import sdk
+from edgert.errors import BuildFailed
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, Outputs, sqnr_db
+from edgert_deploy.packager.builders import onnxruntime as for_onnxruntime
+from edgert_deploy.packager.builders import tensorrt as for_tensorrt
+from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.qdq import Recipe, write_proto
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.vendor_output import quiet
+
+SAMPLES = 32
+BATCH_BYTES_MAX = 4 * 1024**2
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What quantising `layer` alone leaves of the outputs: signal to noise in decibels; SQNR_DB_MAX: all of it."""
+
+    layer: Layer
+    sqnr_db: float
+
+
+def recipe_like(engine: str, source: SourceModel, profile: DeviceProfile) -> Recipe:
+    """How `engine` quantises, as near as a Q/DQ graph comes to it."""
+    if engine == "tensorrt":
+        return for_tensorrt.recipe_for(source)
+    if engine == "onnxruntime":
+        return for_onnxruntime.recipe_for(source, profile)
+    return Recipe("uint8")
+
+
+def worst_first(harms: Sequence[Harm]) -> tuple[Layer, ...]:
+    """The layers that do harm at all, the most harmful first; equal ones in the order of the graph."""
+    return tuple(harm.layer for harm in sorted(harms, key=lambda h: h.sqnr_db) if harm.sqnr_db < SQNR_DB_MAX)
+
+
+class Sensitivity:
+    """Measures one layer of a prepared model after the other. Raises BuildFailed where ONNX Runtime's tools fail."""
+
+    def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
+        self._proto, self._recipe = proto, recipe
+        count = min(SAMPLES, len(calibration))
+        rows = np.unique(np.linspace(0, len(calibration) - 1, count).astype(int))
+        self._samples = {name: array[rows] for name, array in calibration.inputs.items()}
+        self._batches = all(_axis_is_open(value) for value in proto.graph.input if value.name in self._samples)
+        self._ranges: Any = None
+        self._reference: Outputs = []
+
+    def of(self, layer: Layer) -> Harm:
+        try:
+            with quiet():
+                if self._ranges is None:
+                    self._reference = self._run(self._proto)
+                    self._ranges = self._recorded()
+                return Harm(layer, sqnr_db(self._reference, self._run(self._with_one_quantised(layer))))
+        except Exception as error:  # the tools raise whatever their parts raise
+            raise BuildFailed(
+                f"the harm of quantising {layer.op} {layer.name!r} cannot be measured: {type(error).__name__}: "
+                f"{str(error)[:300]}; build this target with --precision fp16 or fp32"
+            ) from error
+
+    def _recorded(self) -> Any:
+        """The lowest and highest value of each activation."""
+        from onnxruntime.quantization import CalibrationMethod
+        from onnxruntime.quantization.calibrate import create_calibrator
+
+        with tempfile.TemporaryDirectory(prefix="edgert-ranges-") as folder:
+            write_proto(self._proto, Path(folder) / "model.onnx")
+            calibrator = create_calibrator(
+                Path(folder) / "model.onnx",
+                list(self._ops()),
+                augmented_model_path=str(Path(folder) / "augmented.onnx"),
+                calibrate_method=CalibrationMethod.MinMax,
+            )
+            calibrator.collect_data(_Feeds(self._feeds()))
+            ranges = calibrator.compute_data()
+            del calibrator
+        return ranges
+
+    def _with_one_quantised(self, layer: Layer) -> Any:
+        from onnx import ModelProto
+        from onnxruntime.quantization import QuantType
+        from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+
+        copy = ModelProto()
+        copy.CopyFrom(self._proto)
+        types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+        quantizer = QDQQuantizer(
+            copy,
+            True,  # weights per channel
+            False,  # the whole range of weights
+            types["int8"],
+            types[self._recipe.activations],
+            self._ranges,
+            list(layer.nodes),
+            [],
+            list(self._ops()),
+            dict(self._recipe.options),
+        )
+        quantizer.quantize_model()
+        return quantizer.model.model
+
+    def _ops(self) -> Sequence[str]:
+        from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+        return self._recipe.ops or sorted({*QDQRegistry, *QLinearOpsRegistry})
+
+    def _run(self, proto: Any) -> Outputs:
+        options = sdk().SessionOptions()
+        options.log_severity_level = 4
+        session = sdk().InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        runs = [session.run(None, feed) for feed in self._feeds()]
+        return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
+
+    def _feeds(self) -> Iterator[dict[str, NDArray[Any]]]:
+        count = len(next(iter(self._samples.values())))
+        sample_bytes = sum(array.nbytes for array in self._samples.values()) // count
+        # What a batch makes inside of the model is many times its own size.
+        step = max(1, BATCH_BYTES_MAX // max(1, sample_bytes)) if self._batches else 1
+        for i in range(0, count, step):
+            yield {name: array[i : i + step] for name, array in self._samples.items()}
+
+
+class _Feeds:
+    """ONNX Runtime's CalibrationDataReader, by its shape."""
+
+    def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
+        self._feeds = feeds
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._feeds, None)
+
+
+def _axis_is_open(value: Any) -> bool:
+    dims = value.type.tensor_type.shape.dim
+    return bool(dims) and not dims[0].HasField("dim_value")

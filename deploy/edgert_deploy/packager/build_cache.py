@@ -1,0 +1,251 @@
+"""The build cache: artifacts by the content of all that they are made of, so that nothing is built twice.
+
+A key is the SHA-256 of the source graph, the calibration samples, precision and options, the fields of the profile
+that a builder may read, the versions of the libraries, and our own builders' source. An entry is a folder with the
+artifact's files and `entry.json`, which holds their SHA-256. It is written beside and renamed, verified whenever it
+is read, and the one that was not used for longest goes first when the cache is over its limit. A damaged entry, a
+full disk or a folder that cannot be written costs a build, never more: every fault of the cache is a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edgert import __version__
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.builders import Artifact, Builder, Precision
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+FORMAT = 1
+BYTES_MAX = 4 * 1024**3
+ENTRY = "entry.json"
+ENTRY_BYTES_MAX = 1024**2
+# What an interrupted write left behind; no write takes so long.
+ABANDONED_AFTER_S = 24 * 3600.0
+LIBRARIES = ("ai-edge-litert", "flatbuffers", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
+# Of a profile, what tells of a device and not of its artifact; any other field makes another key.
+NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
+# Of a source, what tells of the file and not of the model: the model itself is read as the builders get it.
+ABOUT_THE_FILE = frozenset({"path", "sha256", "size_bytes"})
+
+
+@dataclass(frozen=True)
+class BuildCache:
+    """Artifacts in `folder`, at most `bytes_max` of them after each `put`."""
+
+    folder: Path
+    bytes_max: int = BYTES_MAX
+
+    def get(self, key: str, out_dir: Path) -> Artifact | None:
+        """Copy the artifact under `key` into `out_dir`; None where it is not there, or not as it was put."""
+        entry = self.folder / key
+        try:
+            if (entry / ENTRY).stat().st_size > ENTRY_BYTES_MAX:
+                raise ValueError(f"{ENTRY} is larger than {ENTRY_BYTES_MAX} bytes")
+            record = json.loads((entry / ENTRY).read_bytes())
+            for name, digest in record["files"].items():
+                _copy_verified(entry, name, digest, out_dir)
+            artifact = _artifact(record["artifact"], out_dir, set(record["files"]))
+            os.utime(entry / ENTRY)
+            return artifact
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            shutil.rmtree(entry, ignore_errors=True)  # not there, or damaged: it is built again
+            for path in out_dir.iterdir():
+                path.unlink()
+            return None
+
+    def has(self, key: str) -> bool:
+        """Whether something is kept under `key`; only `get` finds out whether it is sound."""
+        return (self.folder / key / ENTRY).is_file()
+
+    def put(self, key: str, artifact: Artifact) -> None:
+        """Keep a copy of `artifact` under `key`; quietly not, where the disk does not let us."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            beside = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
+            try:
+                digests = {path.name: _copy(path, beside / path.name) for path in (artifact.path, *artifact.companions)}
+                record = {"artifact": _record(artifact), "files": digests}
+                (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
+                beside.rename(self.folder / key)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)  # gone where the rename worked; else another build was first
+            self._evict()
+
+    def _evict(self) -> None:
+        """Remove what was not read for longest until the rest fits, and what interrupted writes left."""
+        entries = sorted(self._entries(), key=lambda entry: entry[1], reverse=True)
+        total = 0
+        for path, _, size in entries:
+            total += size
+            if total > self.bytes_max:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".new-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _entries(self) -> Iterator[tuple[Path, float, int]]:
+        """Each entry, when it was last used, and its bytes."""
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                if re.fullmatch(r"[0-9a-f]{64}", path.name):
+                    size = sum(file.stat().st_size for file in path.iterdir())
+                    yield path, (path / ENTRY).stat().st_mtime, size
+
+
+class CachedBuilder:
+    """A builder that asks the cache first. The second time the same is asked of it, `inner` is not called."""
+
+    def __init__(self, inner: Builder, cache: BuildCache) -> None:
+        self.engine = inner.engine
+        self._inner, self._cache = inner, cache
+
+    def build(
+        self,
+        source: SourceModel,
+        calibration: CalibrationSet,
+        profile: DeviceProfile,
+        precision: Precision,
+        out_dir: Path,
+        progress: Callable[[str], None],
+        *options: Any,
+        **named: Any,
+    ) -> Artifact:
+        given = [*enumerate(options), *named.items()]
+        stated: dict[Any, Any] = {name: value for name, value in given if value}  # an empty one is no option
+        key = cache_key(self.engine, source, calibration, profile, precision, stated)
+        if (found := self._cache.get(key, out_dir)) is not None:
+            progress(f"{self.engine}: unchanged, taken from the build cache")
+            return found
+        artifact = self._inner.build(source, calibration, profile, precision, out_dir, progress, *options, **named)
+        self._cache.put(key, artifact)
+        return artifact
+
+
+def default_cache() -> BuildCache:
+    """`edgert/build` in $XDG_CACHE_HOME, else in ~/.cache; $EDGERT_CACHE_MB bounds it. Raises ConfigInvalid."""
+    limit = os.environ.get("EDGERT_CACHE_MB", "")
+    if limit and not re.fullmatch(r"[0-9]{1,9}", limit):
+        raise ConfigInvalid(f"EDGERT_CACHE_MB={limit[:40]}: give the build cache's limit as a whole number of MB")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return BuildCache(root / "edgert" / "build", int(limit) * 10**6 if limit else BYTES_MAX)
+
+
+def cache_key(
+    engine: str,
+    source: SourceModel,
+    calibration: CalibrationSet,
+    profile: DeviceProfile,
+    precision: str,
+    options: Mapping[Any, Any] = MappingProxyType({}),
+) -> str:
+    """What an artifact is made of, as 64 hexadecimal digits."""
+    stated = {
+        "format": FORMAT,
+        "engine": engine,
+        "precision": precision,
+        "options": _plain(dict(options)),
+        "profile": {k: v for k, v in asdict(profile).items() if k not in NOT_BUILT_FROM},
+        "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
+        "calibration": _samples_digest(calibration),
+        "edgert": [__version__, _builders_digest()],
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+
+
+def _samples_digest(samples: CalibrationSet) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(samples.inputs.items()):
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        for row in array:
+            digest.update(row.tobytes())
+    return digest.hexdigest()
+
+
+def _builders_digest() -> str:
+    """The source of everything that may shape an artifact: our own version number changes less often."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        digest.update(json.dumps([str(path.relative_to(here)), path.stat().st_size]).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON states it. Programmers' error where it cannot: an option must not be left out of the key."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if hasattr(value, "SerializeToString"):  # a protobuf message
+        value = value.SerializeToString(deterministic=True)
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    assert value is None or isinstance(value, str | int | float | bool), f"{type(value)} cannot be part of a cache key"
+    return value
+
+
+def _record(artifact: Artifact) -> dict[str, Any]:
+    record = {
+        field.name: _plain(getattr(artifact, field.name)) for field in fields(artifact) if field.name not in _PATHS
+    }
+    return {**record, "path": artifact.path.name, "companions": [path.name for path in artifact.companions]}
+
+
+_PATHS = ("path", "companions")
+
+
+def _artifact(record: dict[str, Any], folder: Path, names: set[str]) -> Artifact:
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    path, companions = record["path"], tuple(record["companions"])
+    if not {path, *companions} <= names:
+        raise ValueError("the entry names files that it does not hold")
+    return Artifact(**{**values, "path": folder / path, "companions": tuple(folder / name for name in companions)})
+
+
+def _copy(source: Path, target: Path) -> str:
+    """Copy a file and return the SHA-256 of what was copied."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(1024**2):
+            digest.update(chunk)
+            writer.write(chunk)
+    return digest.hexdigest()
+
+
+def _copy_verified(entry: Path, name: str, digest: str, out_dir: Path) -> None:
+    if Path(name).name != name or _copy(entry / name, out_dir / name) != digest:
+        raise ValueError(f"{name} is not what was put into the cache")

@@ -1,0 +1,203 @@
+"""Q/DQ quantisation of an ONNX graph: what the onnxruntime and tensorrt builders share.
+
+Static post-training quantisation, per-channel weights, min-max ranges over the calibration set, as
+ONNX Runtime's tools do it. The recipe is all that differs between the engines.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines.onnxruntime import sdk
+from edgert.errors import BuildFailed
+from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
+from edgert_deploy.packager.vendor_output import quiet
+
+CALIBRATION_SAMPLES_MAX = 300
+ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
+# Between the softmax of an attention head and its product with the values.
+PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`activations` is "uint8" or "int8" (weights are always int8); `ops` None quantises all that can be."""
+
+    activations: str
+    ops: tuple[str, ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def quantize(
+    source: SourceModel, calibration: CalibrationSet, recipe: Recipe, float_layers: Sequence[Layer] = ()
+) -> Any:
+    """The source as an INT8 Q/DQ ModelProto, the nodes of `float_layers` in float. Raises BuildFailed."""
+    excluded = [name for layer in float_layers for name in layer.nodes]
+    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
+        try:
+            with quiet():
+                return _quantize(source, calibration, recipe, excluded, Path(folder))
+        except Exception as error:  # the tools raise whatever their parts raise
+            raise BuildFailed(
+                f"onnxruntime's quantiser failed on {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
+                "build this target with --precision fp32, or export the model with opset 17"
+            ) from error
+
+
+def prepared(source: SourceModel) -> Any:
+    """The source as the quantiser takes it: folded, shapes known, each node with a name of its own. Raises BuildFailed."""
+    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
+        try:
+            with quiet():
+                return _prepared(source, Path(folder))
+        except Exception as error:  # as in quantize
+            raise BuildFailed(
+                f"onnxruntime's tools cannot prepare {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
+                "export the model with opset 17"
+            ) from error
+
+
+def is_transformer(proto: Any) -> bool:
+    """Whether the graph has attention: its softmax and norms lose too much, and engines refuse them in INT8."""
+    nodes = proto.graph.node
+    if any(node.op_type in ATTENTION_OPS for node in nodes):
+        return True
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    return any(_reaches_matmul(node, readers) for node in nodes if node.op_type == "Softmax")
+
+
+def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray[Any]]]:
+    """One sample at a time, in the order given: the first CALIBRATION_SAMPLES_MAX."""
+    for i in range(min(len(calibration), CALIBRATION_SAMPLES_MAX)):
+        yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
+
+
+def raised(proto: Any, opset: int) -> Any:
+    """The model in `opset`, where it is in an older one. Raises BuildFailed."""
+    from onnx import version_converter
+
+    if next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0) >= opset:
+        return proto
+    try:
+        with quiet():
+            return version_converter.convert_version(proto, opset)
+    except Exception as error:  # its own class, and what its parts raise
+        raise BuildFailed(f"the model cannot be translated to opset {opset}: {str(error)[:300]}") from error
+
+
+def to_fp16(proto: Any, source: SourceModel) -> Any:
+    """The model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
+
+    Values that FP16 cannot hold are cut to its range, and those nodes that have no FP16 in ONNX stay FP32.
+    """
+    import onnx
+    from onnx import shape_inference
+
+    sdk()
+    from onnxruntime.quantization.onnx_model import ONNXModel
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    try:
+        with quiet():
+            half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
+            ONNXModel(half).topological_sort()  # it puts the inputs' casts last
+        onnx.checker.check_model(half)
+    except Exception as error:  # as in quantize
+        raise BuildFailed(
+            f"{source.path.name} cannot be converted to FP16: {type(error).__name__}: {str(error)[:300]}; "
+            "build this target with --precision fp32"
+        ) from error
+    del half.graph.value_info[:]
+    return half
+
+
+def write_proto(proto: Any, path: Path) -> None:
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def tool_versions() -> dict[str, str]:
+    import onnx
+
+    return {"numpy": np.__version__, "onnx": onnx.__version__, "onnxruntime": sdk().__version__}
+
+
+def _prepared(source: SourceModel, folder: Path) -> Any:
+    import onnx
+
+    sdk()  # imported first, so that it is kept from reporting home
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    write_proto(source.proto, folder / "source.onnx")
+    quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+    proto = onnx.load(folder / "prepared.onnx")
+    taken = {node.name for node in proto.graph.node if node.name}
+    for node in proto.graph.node:
+        if not node.name:
+            node.name = next(n for n in (node.output[0], f"{node.op_type}_{node.output[0]}") if n not in taken)
+            taken.add(node.name)
+    return proto
+
+
+def _quantize(
+    source: SourceModel, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path
+) -> Any:
+    import onnx
+
+    proto = _prepared(source, folder)
+    write_proto(proto, folder / "prepared.onnx")
+    excluded = [*excluded, *(node.name for node in proto.graph.node if node.name.startswith(HEAD))]
+    from onnxruntime import quantization
+
+    types = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
+    quantization.quantize_static(
+        folder / "prepared.onnx",
+        folder / "int8.onnx",
+        _Reader(calibration_feeds(calibration)),
+        quant_format=quantization.QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=types[recipe.activations],
+        weight_type=types["int8"],
+        calibrate_method=quantization.CalibrationMethod.MinMax,
+        op_types_to_quantize=None if recipe.ops is None else list(recipe.ops),
+        nodes_to_exclude=excluded,
+        extra_options=recipe.options,
+    )
+    proto = onnx.load(folder / "int8.onnx")
+    # Shapes that inference added fix nothing and name no weight, but they are bytes on every device.
+    del proto.graph.value_info[:]
+    return proto
+
+
+class _Reader:
+    """ONNX Runtime's CalibrationDataReader, by its shape: the base class would have to be imported first."""
+
+    def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
+        self._feeds = feeds
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._feeds, None)
+
+
+def _reaches_matmul(softmax: Any, readers: dict[str, list[Any]]) -> bool:
+    names = list(softmax.output)
+    while names:
+        for node in readers.get(names.pop(), []):
+            if node.op_type == "MatMul":
+                return True
+            if node.op_type in PASS_THROUGH_OPS:
+                names.extend(node.output)
+    return False

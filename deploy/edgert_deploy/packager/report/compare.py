@@ -1,0 +1,116 @@
+"""What changed between two bundles, and what a device that has the one would fetch for the other.
+
+The manifests are compared field by field as JSON, their lists by what names an entry (an artifact's id, a target's
+profile, a file's path), so that a field which a later version adds is compared as well.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgert.bundle.bundle_file import Bundle
+from edgert.bundle.delta import PATCH_BYTES_MAX
+from edgert.bundle.manifest import Manifest, TargetEntry
+from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.rollout.delta import lacking, packed, predecessors
+
+# The field that names an entry of a list of objects.
+NAMED_BY = ("id", "profile", "path", "name")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field, as `artifacts.tflite-int8.precision`; `before` or `after` is None where it was not there."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a device with one release fetches for the other: the files whose content it does not have yet.
+
+    `size_bytes` is theirs, `compressed_bytes` what `edgert deploy` sends for them (patches, compressed), `whole_bytes`
+    all that the target needs.
+    """
+
+    target: str
+    files: int
+    size_bytes: int
+    compressed_bytes: int
+    whole_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`changes` are the manifests', `receipts` those of what the builds found out; none where one has no receipt."""
+
+    changes: tuple[Change, ...]
+    fetches: tuple[Fetch, ...]
+    receipts: tuple[Change, ...] = ()
+
+
+def compare(before: Bundle, after: Bundle) -> Comparison:
+    """Raises BundleCorrupt where a file of either is not what was signed."""
+    changes = tuple(_changes("", _named(_value(before.manifest)), _named(_value(after.manifest))))
+    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
+        old, new = Path(folder) / "before", Path(folder) / "after"
+        for bundle, unpacked in ((before, old), (after, new)):
+            unpacked.mkdir()
+            bundle.unpack(unpacked, frozenset(entry.path for entry in bundle.manifest.files))
+        fetches = tuple(fetch(before.manifest, after.manifest, target, old, new) for target in after.manifest.targets)
+    one, other = read_receipt(before), read_receipt(after)
+    receipts = () if one is None or other is None else tuple(_changes("", _named(one), _named(other)))
+    return Comparison(changes, fetches, receipts)
+
+
+def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:
+    """What a device of `target`'s profile that has all of `before` for it fetches; `old` and `new` are the two, unpacked."""
+    was = next((t for t in before.targets if t.profile == target.profile), None)
+    has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
+    lacks = lacking(after, target, has)
+    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
+        sent = 0
+        for entry in lacks:
+            found = predecessors(entry, [(each.path, each.sha256) for each in has.values()])
+            base = has[found[0]] if found else None
+            content = None
+            if base is not None and 0 < base.size_bytes <= PATCH_BYTES_MAX and 0 < entry.size_bytes <= PATCH_BYTES_MAX:
+                content = (base.sha256, (old / base.path).read_bytes())
+            sent += packed(entry, new / entry.path, content, True, Path(folder) / "part")[0].size_bytes
+    return Fetch(
+        target=target.profile,
+        files=len(lacks),
+        size_bytes=sum(entry.size_bytes for entry in lacks),
+        compressed_bytes=sent,
+        whole_bytes=sum(entry.size_bytes for entry in lacking(after, target, ())),
+    )
+
+
+def _value(manifest: Manifest) -> dict[str, Any]:
+    return dict(json.loads(manifest.to_bytes()))
+
+
+def _named(value: Any) -> Any:
+    """`value` with each list of named objects as an object by these names."""
+    if isinstance(value, dict):
+        return {key: _named(inner) for key, inner in value.items()}
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        by = next((name for name in NAMED_BY if all(name in entry for entry in value)), None)
+        if by is not None:
+            return {entry[by]: _named({k: v for k, v in entry.items() if k != by}) for entry in value}
+    return value
+
+
+def _changes(field: str, before: Any, after: Any) -> Iterator[Change]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _changes(f"{field}.{key}" if field else key, before.get(key), after.get(key))
+    elif before != after:
+        yield Change(field, before, after)

@@ -1,0 +1,157 @@
+"""The model as the user gave it: one file, read once, checked once, described in our terms.
+
+The file is untrusted. A process with bounded memory and time reads, checks and runs it first (`source_probe`),
+so that a hostile one ends there, and shapes which no inference finds are known from the answer itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.engines import LocalArtifact
+from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
+from edgert_deploy.packager.sources.onnx_model import tensors
+from edgert_deploy.packager.sources.probe import probe
+from edgert_deploy.packager.sources.qat import float_of, is_quantised
+from edgert_deploy.packager.sources.tflite_model import is_tflite
+
+SOURCE_BYTES_MAX = 2**31 - 1  # what one protobuf message holds, and what a flatbuffer's offsets reach
+
+Kind = Literal["onnx", "tflite"]
+
+
+HEAD = "edgert_fold_"  # what the names of folded-in preprocessing begin with; it is computed in float
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Preprocessing that is the model's own first layers (fold.py): UINT8 frames in `layout` become (value * scale -
+    mean) / std in `model_layout`, their channels turned round where it `flips` them."""
+
+    input: str
+    layout: str
+    model_layout: str
+    flips: bool
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same as value * factor + shift, one number each or one a channel."""
+        mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
+        return self.scale / std, -mean / std
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
+
+    The batch axis (axis 0) is -1 where the model leaves it open; every other axis is a fixed length.
+    `proto` is the ModelProto of an ONNX model, in an opset that every runtime takes, and None for another kind;
+    `tflite` is a TFLite model's file. `sha256` and `size_bytes` are those of the file as given.
+    `quantised`: the user's own training or converter quantised it, and that is kept.
+    `fold`: its first layers are preprocessing that was folded in.
+    """
+
+    path: Path
+    proto: Any
+    sha256: str
+    size_bytes: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kind: Kind = "onnx"
+    tflite: bytes = b""
+    quantised: bool = False
+    fold: Fold | None = None
+
+
+def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
+    """Read and check an ONNX or TFLite file, or a Keras, SavedModel or PyTorch one that is converted to ONNX first.
+
+    Raises SourceInvalid, saying what to change: no such model, external data, an axis beyond the batch
+    left open, no static type, no input or output, a datatype that we do not carry, more memory or time than
+    a model of its size may take. ConfigInvalid where the framework that would convert it is not installed.
+    """
+    framework = framework_of(path)
+    if framework is not None:
+        data = converted(path, framework, how or Conversion())
+        sha256, size_bytes = digest_and_size(path)
+    else:
+        data = _read(path)
+        sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
+    kind: Kind = "tflite" if is_tflite(data) else "onnx"
+    probed = probe(kind, path.name, data)
+    if kind == "tflite":
+        return SourceModel(
+            path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
+        )
+    from onnx import ModelProto
+
+    proto = ModelProto()
+    proto.ParseFromString(probed.data)
+    quantised = is_quantised(proto)
+    proto = proto if quantised else _with_float_weights(proto)
+    return SourceModel(path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised)
+
+
+def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
+    """The source itself as something an engine here loads, its file written to `folder`: what artifacts are judged by."""
+    engine, name = ("tflite", "source.tflite") if source.kind == "tflite" else ("onnxruntime", "source.onnx")
+    data = source.tflite or source.proto.SerializeToString(deterministic=True)
+    (folder / name).write_bytes(data)
+    return LocalArtifact(engine, folder / name, source.inputs, source.outputs, source.sha256)
+
+
+def check_engine(source: SourceModel, engine: str, target: str) -> None:
+    """Raise ConfigInvalid where nothing for `engine` can be built from a source of this kind."""
+    if source.kind == "tflite" and engine != "tflite":
+        raise ConfigInvalid(
+            f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
+            f"{engine}. Give the ONNX or Keras model that it was made of, or turn it into ONNX first: "
+            f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
+        )
+
+
+def computes_in_fp16(source: SourceModel) -> bool:
+    """Whether any weight of an ONNX model is FP16."""
+    from onnx import TensorProto
+
+    return source.proto is not None and any(t.data_type == TensorProto.FLOAT16 for t in tensors(source.proto))
+
+
+def float_proto(source: SourceModel) -> Any:
+    """The ONNX model in float: itself, or what `qat.float_of` makes of a quantised one. Raises BuildFailed."""
+    return float_of(source.proto) if source.quantised else source.proto
+
+
+def _with_float_weights(proto: Any) -> Any:
+    """The model itself, or one that keeps its weights in INT8 and computes in float, with its weights in float."""
+    if any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
+        with contextlib.suppress(BuildFailed):
+            return float_of(proto)
+    return proto
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise SourceInvalid(
+                f"{path} is not a file; give the .onnx, .tflite, .keras, .h5, .pt2 or .pt file of the "
+                "model, or the folder of a SavedModel"
+            )
+        if path.stat().st_size > SOURCE_BYTES_MAX:
+            raise SourceInvalid(
+                f"{path} has {path.stat().st_size} bytes; a model in a single file has at most {SOURCE_BYTES_MAX}"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceInvalid(f"cannot read {path}: {error.strerror}") from error

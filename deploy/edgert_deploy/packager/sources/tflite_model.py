@@ -1,0 +1,108 @@
+"""What we take of TFLite: a file with one subgraph of built-in operators, opened and run once on zeros.
+
+`examine` runs in a process of its own (`source_probe`): the interpreter is native code that trusts its file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgert.errors import SourceInvalid
+from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert_deploy.packager.sources.onnx_model import NAME_LENGTH_MAX, RUN_BYTES_MAX, check_batch_axes, output_spec
+
+IDENTIFIER = b"TFL3"  # at byte 4 of the file
+
+
+def is_tflite(data: bytes) -> bool:
+    return data[4:8] == IDENTIFIER
+
+
+def examine(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """What the model in `data` takes and gives, and whether it is quantised. Raises SourceInvalid, saying what to change."""
+    name = str(request["name"])
+    interpreter = _interpreter(name, data)
+    inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())
+    if not inputs or not interpreter.get_output_details():
+        raise SourceInvalid(
+            f"{name} has no input or no output; convert it again with the tensors that you want to read"
+        )
+    check_batch_axes(inputs)
+    runs = [_run(interpreter, inputs, count) for count in ((1, 2) if inputs[0].shape[0] == -1 else (1,))]
+    names = [str(detail["name"]) for detail in interpreter.get_output_details()]
+    if len({*names, *(spec.name for spec in inputs)}) != len(names) + len(inputs):
+        raise SourceInvalid(f"{name} has two inputs or outputs of one name; convert it again with names of their own")
+    outputs = [
+        output_spec(one, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs) for i, one in enumerate(names)
+    ]
+    answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
+    return {**answer, "quantised": _is_quantised(interpreter)}, b""
+
+
+def _interpreter(name: str, data: bytes) -> Any:
+    from ai_edge_litert.interpreter import Interpreter
+
+    try:
+        return Interpreter(model_content=data, num_threads=1)
+    except MemoryError:
+        raise
+    except Exception as error:  # the interpreter raises ValueError and RuntimeError, with what it likes in them
+        raise SourceInvalid(
+            f"{name} is no model that TFLite's interpreter takes: {_first_line(error)}; convert it again, with TFLite's "
+            "built-in operators only"
+        ) from error
+
+
+def _input_spec(detail: dict[str, Any]) -> TensorSpec:
+    name, shape = str(detail["name"]), [int(n) for n in detail["shape_signature"]]
+    dtype = np.dtype(detail["dtype"]).name
+    if not name or len(name) > NAME_LENGTH_MAX:
+        raise SourceInvalid(
+            f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters: rename it"
+        )
+    if dtype not in DATATYPES:
+        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+    if not 1 <= len(shape) <= MAX_RANK:
+        raise SourceInvalid(f"input {name!r} has {len(shape)} axes; 1 to {MAX_RANK} are taken, the first the batch")
+    if shape[0] not in (-1, 1) or any(n < 1 for n in shape[1:]):
+        raise SourceInvalid(
+            f"input {name!r} has shape {shape}; only axis 0, the batch, may be open (-1), and is else of length 1: "
+            "convert the model again with such an input"
+        )
+    return TensorSpec(name, DATATYPES[dtype], tuple(shape))
+
+
+def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[Any]:
+    try:
+        for spec, detail in zip(inputs, interpreter.get_input_details(), strict=True):
+            shape = [count if n == -1 else n for n in spec.shape]
+            if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
+                raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+            if -1 in spec.shape:
+                interpreter.resize_tensor_input(detail["index"], shape)
+        interpreter.allocate_tensors()
+        for detail in interpreter.get_input_details():
+            interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+        interpreter.invoke()
+        return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+    except (SourceInvalid, MemoryError):
+        raise
+    except Exception as error:  # as above
+        raise SourceInvalid(
+            f"the model does not run on a batch of {count}: {_first_line(error)}; convert it again"
+        ) from error
+
+
+def _is_quantised(interpreter: Any) -> bool:
+    """Whether any tensor is 8-bit with a scale: the model was quantised by who converted it."""
+    return any(
+        detail["dtype"] in (np.int8, np.uint8) and len(detail["quantization_parameters"]["scales"])
+        for detail in interpreter.get_tensor_details()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,76 @@
+"""ONNX to a float32 .tflite file, without TensorFlow.
+
+    read_graph   fold the model, find every value's shape at two batch sizes
+    widen        put casts around arithmetic of small integers
+    fuse         replace groups of nodes by ones that TFLite has an operator for
+    LOWERINGS    ONNX operator -> the function that writes it (ops/)
+    Lowering     layouts and tensors while that goes on
+    Writer       the flatbuffer
+
+The contract of the model is kept: names, order, layout and dtypes of inputs and outputs, and the open batch.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from edgert.errors import OperatorUnsupported
+from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS
+from edgert_deploy.packager.tflite_lowering.fusion import fuse
+from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
+from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops import LOWERINGS
+from edgert_deploy.packager.tflite_lowering.widening import widen
+
+__all__ = ["LOWERINGS", "lower"]
+
+
+def lower(model: onnx.ModelProto) -> bytes:
+    """The float32 .tflite file of a checked model. Deterministic.
+
+    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where
+    ONNX Runtime cannot fold the model.
+    """
+    graph = fuse(widen(read_graph(model, LOWERINGS)))
+    lowering = Lowering(graph)
+    problems = _define_inputs(lowering, graph)
+    for node in graph.nodes:
+        problems += _lower_node(lowering, node)
+    if not problems:
+        try:
+            return lowering.finish()
+        except Uncovered as reason:
+            problems.append(str(reason))
+    raise OperatorUnsupported(
+        f"TFLite cannot take {len(problems)} part(s) of this model: {'; '.join(problems)}. "
+        "Export the model without them, or leave tflite out of the profile's engines"
+    )
+
+
+def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
+    problems = []
+    for name in graph.inputs:
+        try:
+            lowering.define_input(name)
+        except Uncovered as reason:
+            problems.append(f"input {name!r}: {reason}")
+            lowering.stand_in(name)
+    return problems
+
+
+def _lower_node(lowering: Lowering, node: Node) -> list[str]:
+    """Write `node`. What cannot be is returned, and stood in for, so that one run finds everything."""
+    write = LOWERINGS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
+    problems = []
+    try:
+        if write is None:
+            raise Uncovered("no lowering for this operator")
+        if not any(map(lowering.is_unknown, node.inputs)):
+            write(lowering, node)
+            lowering.note_sign(node)
+            return []
+    except Uncovered as reason:
+        problems.append(f"{node.op_type} (node {node.name or node.outputs[0]!r}): {reason}")
+    for name in filter(None, node.outputs):
+        lowering.stand_in(name)
+    return problems

@@ -1,0 +1,91 @@
+"""The range of each activation of a float .tflite over some samples, which the INT8 scales are made from.
+
+TFLite's own calibrator reads an operator's inputs after the operator has run. Where that ran in place (a
+MUL or an ADD whose input nobody reads again) it takes the result for the input, and the input's scale
+comes out as wide as both: the sigmoid before a multiplication by 63 got a range of 63. So the ranges are
+taken here, with every tensor kept in memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
+
+
+class Ranges:
+    """The lowest and highest value of each float tensor of `float_model` so far."""
+
+    def __init__(self, float_model: bytes) -> None:
+        self._interpreter = Interpreter(
+            model_content=float_model,
+            num_threads=1,
+            experimental_preserve_all_tensors=True,
+            # A delegate keeps what lies between its operators to itself.
+            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        )
+        activations = _float_activations(schema.Model.GetRootAs(float_model, 0))
+        self._lows = dict.fromkeys(activations, np.float32(np.inf))
+        self._highs = dict.fromkeys(activations, np.float32(-np.inf))
+        self._is_prepared = False
+
+    def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Run on one sample: an array an input, in the model's order. All samples have the shapes of the first."""
+        if not self._is_prepared:
+            self._prepare(arrays)
+            self._is_prepared = True
+        for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
+            self._interpreter.set_tensor(detail["index"], array)
+        self._interpreter.invoke()
+        for index, low in self._lows.items():
+            values = self._interpreter.get_tensor(index)
+            if not values.size:
+                continue
+            self._lows[index] = np.minimum(low, values.min())  # unlike min(), these keep a NaN
+            self._highs[index] = np.maximum(self._highs[index], values.max())
+
+    def write(self, calibrated: bytearray) -> None:
+        """Put the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
+
+        What every step of a sequence has gets the range of all steps: one step sees too few values for its own, and
+        one that is cut off goes into all that follow.
+        """
+        graph = schema.Model.GetRootAs(calibrated, 0).Subgraphs(0)
+        kinds = {index: _kind(graph.Tensors(index).Name().decode()) for index in self._lows}
+        lows: dict[str, np.float32] = {}
+        highs: dict[str, np.float32] = {}
+        for index, kind in kinds.items():
+            lows[kind] = np.minimum(lows.get(kind, np.float32(np.inf)), self._lows[index])
+            highs[kind] = np.maximum(highs.get(kind, np.float32(-np.inf)), self._highs[index])
+        for index, kind in kinds.items():
+            quantization = graph.Tensors(index).Quantization()
+            if quantization is not None and quantization.MaxLength() == 1:
+                quantization.MinAsNumpy()[0], quantization.MaxAsNumpy()[0] = lows[kind], highs[kind]
+
+    def _prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
+        for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
+            self._interpreter.resize_tensor_input(detail["index"], array.shape)
+        self._interpreter.allocate_tensors()
+
+
+def _kind(name: str) -> str:
+    """What a tensor shares its range with: the same tensor of other steps, or nothing."""
+    before, mark, step = name.partition(STEP_MARK)
+    return before if mark and step.isdigit() else name
+
+
+def _float_activations(model: Any) -> list[int]:
+    """The tensors that a run computes or is given; the interpreter has more, which its kernels work with."""
+    graph = model.Subgraphs(0)
+    tensors = map(graph.Tensors, range(graph.TensorsLength()))
+    return [
+        index
+        for index, tensor in enumerate(tensors)
+        if tensor.Type() == schema.TensorType.FLOAT32 and not model.Buffers(tensor.Buffer()).DataLength()
+    ]

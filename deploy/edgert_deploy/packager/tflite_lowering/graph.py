@@ -1,0 +1,170 @@
+"""The ONNX graph as the lowering reads it: nodes and constants already folded, every value's shape known.
+
+The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs
+between the two grows with the batch; it is -1 in `BatchShape.signature`, and that is what keeps the
+batch of the lowered model open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, has_open_batch
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """A value's lengths at batch 1 (`dims`), and the same with -1 on each axis that grows with the batch."""
+
+    dims: tuple[int, ...]
+    signature: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @classmethod
+    def fixed(cls, *dims: int) -> BatchShape:
+        return cls(dims, dims)
+
+    def permuted(self, order: tuple[int, ...]) -> BatchShape:
+        return BatchShape(tuple(self.dims[i] for i in order), tuple(self.signature[i] for i in order))
+
+    def with_length(self, axis: int, length: int) -> BatchShape:
+        """The same with axis `axis` of `length` elements at any batch."""
+        dims, signature = list(self.dims), list(self.signature)
+        dims[axis] = signature[axis] = length
+        return BatchShape(tuple(dims), tuple(signature))
+
+    def with_axis(self, axis: int, length: int) -> BatchShape:
+        """The same with one more axis, put before `axis`."""
+        dims, signature = list(self.dims), list(self.signature)
+        dims.insert(axis, length)
+        signature.insert(axis, length)
+        return BatchShape(tuple(dims), tuple(signature))
+
+    def without_axis(self, axis: int) -> BatchShape:
+        kept = tuple(i for i in range(self.rank) if i != axis)
+        return self.permuted(kept)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX operator. `activation` is that of a following node that was fused into this one."""
+
+    op_type: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    activation: str = "NONE"
+
+    def input(self, index: int) -> str:
+        """The name of an input, or "" where an optional one is absent."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A folded model.
+
+    `batch_constants` are constants at batch 1 that are others at batch 2; `expanded_constants` are
+    those of them that were only repeated along axis 0, so that the one at batch 1 broadcasts, and
+    `repeated_constants` those repeated along any one axis.
+    """
+
+    opset: int
+    nodes: tuple[Node, ...]
+    constants: dict[str, NDArray[Any]]
+    batch_constants: frozenset[str]
+    expanded_constants: frozenset[str]
+    repeated_constants: frozenset[str]
+    shapes: dict[str, BatchShape]
+    dtypes: dict[str, np.dtype[Any]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
+    """Fold `model`, down to the operators that are `lowered`, and find every value's shape.
+
+    Raises OperatorUnsupported or BuildFailed.
+    """
+    one = folded(model, 1, lowered)
+    two = folded(model, 2, lowered) if has_open_batch(model) else one
+    constants, other = _constants(one), _constants(two)
+    shapes_one, shapes_two = _shapes(one), _shapes(two)
+    pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}
+    shapes = {name: _batch_shape(*pair) for name, pair in pairs.items() if len(pair[0]) == len(pair[1])}
+    shapes |= {name: BatchShape.fixed(*array.shape) for name, array in constants.items()}
+    return Graph(
+        opset=next(o.version for o in one.opset_import if o.domain in ONNX_DOMAINS),
+        nodes=tuple(_node(proto) for proto in one.graph.node),
+        constants=constants,
+        batch_constants=frozenset(n for n, array in constants.items() if n in other and _differs(array, other[n])),
+        expanded_constants=frozenset(n for n, array in constants.items() if n in other and _expands(array, other[n])),
+        repeated_constants=frozenset(n for n, array in constants.items() if n in other and _repeats(array, other[n])),
+        shapes=shapes,
+        dtypes=_dtypes(one) | {name: array.dtype for name, array in constants.items()},
+        inputs=tuple(v.name for v in one.graph.input if v.name not in constants),
+        outputs=tuple(v.name for v in one.graph.output),
+    )
+
+
+def _node(proto: onnx.NodeProto) -> Node:
+    attributes = {a.name: _attribute(a) for a in proto.attribute}
+    return Node(proto.op_type, proto.domain, proto.name, tuple(proto.input), tuple(proto.output), attributes)
+
+
+def _attribute(proto: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    return {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+
+
+def _values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    return [*model.graph.value_info, *model.graph.input, *model.graph.output]
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Dimensions by value; a value with an unknown one is left out."""
+    tensors = {v.name: v.type.tensor_type for v in _values(model)}
+    known = {n: t.shape.dim for n, t in tensors.items() if t.HasField("shape")}
+    return {
+        n: tuple(d.dim_value for d in dims) for n, dims in known.items() if all(d.HasField("dim_value") for d in dims)
+    }
+
+
+def _dtypes(model: onnx.ModelProto) -> dict[str, np.dtype[Any]]:
+    elements = {v.name: v.type.tensor_type.elem_type for v in _values(model)}
+    return {name: np.dtype(helper.tensor_dtype_to_np_dtype(e)) for name, e in elements.items() if e}
+
+
+def _batch_shape(one: tuple[int, ...], two: tuple[int, ...]) -> BatchShape:
+    return BatchShape(one, tuple(a if a == b else -1 for a, b in zip(one, two, strict=True)))
+
+
+def _differs(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    return one.shape != two.shape or not np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+
+
+def _expands(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    """Whether `two` is `one` twice along axis 0, where `one` has length 1."""
+    return one.ndim > 0 and one.shape[0] == 1 and two.shape == (2, *one.shape[1:]) and bool((one == two).all())
+
+
+def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    """Whether `two` is `one` twice along one axis, where `one` has length 1."""
+    pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
+    return pairs == [(1, 2)] and bool((one == two).all())

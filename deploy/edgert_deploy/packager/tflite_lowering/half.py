@@ -1,0 +1,61 @@
+"""FP16 weights in a .tflite file: half the size, the arithmetic stays FP32.
+
+The form is that of TFLite's own converter (post-training float16 quantisation): each float constant is stored as
+FLOAT16 with a DEQUANTIZE behind it. XNNPACK converts it once, when the file is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer, operator_code
+
+# A smaller constant costs more as a tensor and an operator of its own than its bytes would save.
+ELEMENTS_MIN = 64
+
+
+def with_half_weights(content: bytes) -> bytes:
+    """The float32 model `content` with its large constants in FP16; values beyond FP16's range are cut to it."""
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    graph = model.subgraphs[0]
+    code = len(model.operatorCodes)
+    limit = float(np.finfo(np.float16).max)
+    operators = []
+    for index, tensor in enumerate(list(graph.tensors)):
+        data = model.buffers[tensor.buffer].data
+        if tensor.type != schema.TensorType.FLOAT32 or data is None or len(data) < 4 * ELEMENTS_MIN:
+            continue
+        values = np.frombuffer(bytes(data), np.float32)
+        half = schema.TensorT()
+        half.name, half.type, half.shape = tensor.name + b"_half", schema.TensorType.FLOAT16, tensor.shape
+        half.buffer, tensor.buffer = tensor.buffer, 0
+        model.buffers[half.buffer].data = np.clip(values, -limit, limit).astype(np.float16).view(np.uint8)
+        graph.tensors.append(half)
+        operators.append(_dequantize(code, len(graph.tensors) - 1, index))
+    if operators:
+        model.operatorCodes.append(operator_code("DEQUANTIZE"))
+        model.operatorCodes[-1].version = 3  # the first that takes FLOAT16
+        graph.operators = operators + list(graph.operators)
+    return packed(model)
+
+
+def packed(model: Any) -> bytes:
+    """The file of a model whose tables were changed; weights stay aligned as the kernels want them."""
+    for i, buffer in enumerate(model.buffers):
+        if buffer.data is not None and len(buffer.data):
+            aligned = AlignedBuffer()
+            aligned.data = np.frombuffer(bytes(buffer.data), np.uint8)
+            model.buffers[i] = aligned
+    builder = flatbuffers.Builder(sum(len(b.data) + 32 for b in model.buffers if b.data is not None) + (1 << 16))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _dequantize(code: int, source: int, target: int) -> Any:
+    operator = schema.OperatorT()
+    operator.opcodeIndex, operator.inputs, operator.outputs = code, [source], [target]
+    return operator

@@ -1,0 +1,123 @@
+"""Masked scores of attention: minus infinity, or near it, becomes a number that INT8 can hold beside the others.
+
+Exporters add -3.4e38 or minus infinity to the scores that a Softmax must not see. The exponential of MASKED_SCORE is
+zero in float32 already. A row that is masked throughout is told from others by its mask (the largest is minus infinity)
+or by its Softmax (which is not a number): here by a largest score below MASKED_BELOW.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
+from edgert_deploy.packager.tflite_lowering.rewriting import Links
+
+MASKED_SCORE = -1e4
+MASKED_BELOW = -5e3
+# What may lie between such a constant and its Softmax.
+MASK_CHAIN = frozenset({"Add", "Expand", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
+# The constant MASKED_BELOW; no exporter writes such a name.
+THRESHOLD = "edgert:masked_below"
+
+
+@dataclass
+class _Changes:
+    """What takes the place of the node that makes each of these values; and constants that are added."""
+
+    nodes: dict[str, list[Node]] = field(default_factory=dict)
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+    shapes: dict[str, BatchShape] = field(default_factory=dict)
+    dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
+
+
+def soften_masks(graph: Graph) -> Graph:
+    """Constants below MASKED_SCORE that are added to a Softmax's scores, and seen by nothing else -> MASKED_SCORE."""
+    links, changes = Links(graph), _Changes()
+    waiting = [name for node in graph.nodes if node.op_type == "Softmax" for name in node.inputs]
+    seen: set[str] = set()
+    while waiting:
+        node = links.producers.get(waiting.pop())
+        if node is None or node.op_type not in MASK_CHAIN or node.outputs[0] in seen:
+            continue
+        seen.add(node.outputs[0])
+        waiting += node.inputs
+        below = {name for name in node.inputs if _is_below(graph.constants.get(name))}
+        tellers = _tellers(links, node.outputs[0]) if below else None
+        if tellers is not None:
+            inputs = tuple(_softened(name) if name in below else name for name in node.inputs)
+            changes.nodes[node.outputs[0]] = [replace(node, inputs=inputs)]
+            changes.constants |= {_softened(n): np.maximum(graph.constants[n], np.float32(MASKED_SCORE)) for n in below}
+            for teller in tellers:
+                _tell_by_threshold(links, teller, changes)
+    return _changed(graph, changes)
+
+
+def _is_below(array: NDArray[Any] | None) -> bool:
+    return array is not None and array.dtype == np.float32 and bool((array < MASKED_SCORE).any())
+
+
+def _softened(name: str) -> str:
+    return f"{name}_softened"
+
+
+def _tellers(links: Links, name: str) -> list[Node] | None:
+    """The nodes that ask whether all of a row is masked; None where `name` is seen by something else than a Softmax."""
+    tellers: list[Node] = []
+    waiting = [name]
+    while waiting:
+        value = waiting.pop()
+        if value in links.graph.outputs:
+            return None
+        for user in links.users.get(value, []):
+            if user.op_type in MASK_CHAIN:
+                waiting += user.outputs
+            elif user.op_type == "Softmax":
+                tellers += [reader for reader in links.users.get(user.outputs[0], []) if reader.op_type == "IsNaN"]
+            else:
+                equal = links.only_user(user) if user.op_type == "ReduceMax" else None
+                if equal is None or equal.op_type != "Equal":
+                    return None
+                tellers.append(equal)
+    only_chosen_by = (links.only_user(teller) for teller in tellers if teller.op_type == "IsNaN")
+    return tellers if all(user is not None and user.op_type == "Where" for user in only_chosen_by) else None
+
+
+def _tell_by_threshold(links: Links, teller: Node, changes: _Changes) -> None:
+    """`teller` asks for minus infinity, or for what is not a number: ask for a largest score below MASKED_BELOW."""
+    output = teller.outputs[0]
+    changes.constants[THRESHOLD] = np.array(MASKED_BELOW, np.float32)
+    if teller.op_type == "Equal":
+        largest = next(name for name in teller.inputs if name not in links.graph.constants)
+        changes.nodes[output] = [replace(teller, op_type="LessOrEqual", inputs=(largest, THRESHOLD), attributes={})]
+        return
+    softmax = links.producers[teller.inputs[0]]
+    scores, largest = softmax.inputs[0], f"{output}_largest"
+    axis = int(softmax.attributes.get("axis", -1)) % links.graph.shapes[scores].rank
+    shape = links.graph.shapes[scores].with_length(axis, 1)
+    changes.shapes |= {largest: shape, output: shape}
+    changes.dtypes[largest] = np.dtype("float32")
+    changes.nodes[output] = [
+        Node("ReduceMax", "", teller.name, (scores,), (largest,), {"axes": [axis], "keepdims": 1}),
+        Node("LessOrEqual", "", teller.name, (largest, THRESHOLD), (output,)),
+    ]
+
+
+def _changed(graph: Graph, changes: _Changes) -> Graph:
+    constants = changes.constants
+    return replace(
+        graph,
+        nodes=tuple(new for node in graph.nodes for new in changes.nodes.get(node.outputs[0], [node])),
+        constants=graph.constants | constants,
+        shapes=graph.shapes | {n: BatchShape.fixed(*array.shape) for n, array in constants.items()} | changes.shapes,
+        dtypes=graph.dtypes | {name: array.dtype for name, array in constants.items()} | changes.dtypes,
+        batch_constants=graph.batch_constants | _also_softened(graph.batch_constants, constants),
+        expanded_constants=graph.expanded_constants | _also_softened(graph.expanded_constants, constants),
+    )
+
+
+def _also_softened(names: frozenset[str], constants: dict[str, NDArray[Any]]) -> frozenset[str]:
+    return frozenset(map(_softened, names)) & constants.keys()

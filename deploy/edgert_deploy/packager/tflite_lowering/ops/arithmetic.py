@@ -1,0 +1,218 @@
+"""Arithmetic, comparisons and logic of several operands, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity
+from edgert_deploy.packager.tflite_lowering.ops.operands import (
+    BOOL,
+    INT32,
+    INT64,
+    Operands,
+    Steps,
+    broadcast_constant,
+    comparable_zero,
+)
+from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
+
+ARITHMETIC = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL"}
+# Binary operators without a fused activation.
+BINARY = {
+    "And": "LOGICAL_AND",
+    "Equal": "EQUAL",
+    "Greater": "GREATER",
+    "GreaterOrEqual": "GREATER_EQUAL",
+    "Less": "LESS",
+    "LessOrEqual": "LESS_EQUAL",
+    "Or": "LOGICAL_OR",
+    "Where": "SELECT_V2",
+    "Xor": "NOT_EQUAL",
+}
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+# Three quotients of 22 bits or more hold 64.
+LONG_DIVISION_STEPS = 3
+VARIADIC = {"Max": "MAXIMUM", "Min": "MINIMUM", "Sum": "ADD"}
+
+
+def arithmetic(lowering: Lowering, node: Node) -> None:
+    operands = Operands(lowering, node)
+    lowering.arithmetic(ARITHMETIC[node.op_type], operands.tensors, operands.define(), node.activation)
+
+
+def binary(lowering: Lowering, node: Node) -> None:
+    operands = Operands(lowering, node)
+    if node.op_type in COMPARISONS:
+        operands.tensors = [
+            comparable_zero(lowering, name) if _is_float_zero(lowering, name) else tensor
+            for name, tensor in zip(node.inputs, operands.tensors, strict=True)
+        ]
+    operands.last(BINARY[node.op_type])
+
+
+def _is_float_zero(lowering: Lowering, name: str) -> bool:
+    array = lowering.graph.constants.get(name)
+    return array is not None and array.dtype == FLOAT32 and array.size == 1 and not array.any()
+
+
+def variadic(lowering: Lowering, node: Node) -> None:
+    """Max, Min or Sum of any number of operands."""
+    if len(node.inputs) == 1:
+        identity(lowering, node)
+        return
+    operands = Operands(lowering, node)
+    operands.joined(VARIADIC[node.op_type], operands.define())
+
+
+def mean(lowering: Lowering, node: Node) -> None:
+    operands = Operands(lowering, node)
+    share = lowering.constant(1 / len(node.inputs), f"{node.outputs[0]}_share")
+    lowering.arithmetic("MUL", [operands.joined("ADD"), share], operands.define())
+
+
+def divide(lowering: Lowering, node: Node) -> None:
+    """By a constant: multiply by its inverse, because DIV has no INT8 kernel."""
+    divisor = lowering.graph.constants.get(node.inputs[1])
+    dtype = lowering.dtype(node.outputs[0])
+    operands = Operands(lowering, node)
+    if dtype == INT64:
+        _long_division(lowering, node, operands)
+        return
+    if dtype == INT32 or divisor is None or (divisor == 0).any():
+        lowering.arithmetic("DIV", operands.tensors, operands.define())
+        return
+    inverse = (1 / lowering.value(node.inputs[1], "the divisor").astype(np.float64)).astype(np.float32)
+    factor = broadcast_constant(lowering, inverse, f"{node.inputs[1]}_inverse", operands.rank, operands.layout)
+    lowering.arithmetic("MUL", [operands.tensors[0], factor], operands.define())
+
+
+def _long_division(lowering: Lowering, node: Node, operands: Operands) -> None:
+    """int64, which DIV does not take: quotients in float32 of what is left to divide, until nothing is.
+
+    Each quotient is right in its upper 22 bits or more, and is taken back out of the dividend exactly. The last one is
+    of a multiple of the divisor (FLOOR_MOD took the rest out at the start), so that rounding makes it exact.
+    """
+    x, y = operands.tensors
+    shape = lowering.shape(node.outputs[0])
+
+    def step(code: str, *inputs: int, dtype: np.dtype[np.generic] = INT64) -> int:
+        output = operands.scratch(shape, dtype)
+        lowering.emit(code, list(inputs), [output])
+        return output
+
+    def as_float(tensor: int, held: BatchShape) -> int:
+        output = operands.scratch(held, FLOAT32)
+        _cast(lowering, tensor, output, INT64, FLOAT32)
+        return output
+
+    divisor = as_float(y, operands.shapes[1])
+    left = step("SUB", x, _rest_with_dividends_sign(lowering, node, operands))
+    quotient = None
+    for _ in range(LONG_DIVISION_STEPS):
+        part = step("ROUND", step("DIV", as_float(left, shape), divisor, dtype=FLOAT32), dtype=FLOAT32)
+        whole = operands.scratch(shape)
+        _cast(lowering, part, whole, FLOAT32, INT64)
+        left = step("SUB", left, step("MUL", whole, y))
+        quotient = whole if quotient is None else step("ADD", quotient, whole)
+    assert quotient is not None
+    lowering.reshape(quotient, lowering.laid_out(shape, operands.layout), operands.define())
+
+
+def modulo(lowering: Lowering, node: Node) -> None:
+    """FLOOR_MOD has the divisor's sign, as ONNX's integers do; `fmod` has the dividend's."""
+    operands = Operands(lowering, node)
+    if not node.attributes.get("fmod", 0):
+        operands.last("FLOOR_MOD")
+        return
+    _rest_with_dividends_sign(lowering, node, operands, operands.define())
+
+
+def _rest_with_dividends_sign(lowering: Lowering, node: Node, operands: Operands, output: int | None = None) -> int:
+    """C's remainder, into `output` where it is given: that of the magnitudes, with the dividend's sign."""
+    (x, y), (x_shape, y_shape), shape = operands.tensors, operands.shapes, lowering.shape(node.outputs[0])
+    rest = operands.scratch(shape)
+    lowering.emit("FLOOR_MOD", [_magnitude(operands, x, x_shape), _magnitude(operands, y, y_shape)], [rest])
+    target = operands.scratch(shape) if output is None else output
+    if operands.dtype != INT64:
+        sign = operands.scratch(x_shape)
+        lowering.emit("SIGN", [x], [sign])
+        return lowering.arithmetic("MUL", [rest, sign], target)
+    negative, below = operands.scratch(shape), operands.scratch(x_shape, BOOL)
+    lowering.emit("NEG", [rest], [negative])
+    lowering.emit("LESS", [x, lowering.constant(0, f"{node.outputs[0]}_zero", INT64)], [below])
+    lowering.emit("SELECT_V2", [below, negative, rest], [target])
+    return target
+
+
+def _magnitude(operands: Operands, tensor: int, shape: BatchShape) -> int:
+    size = operands.scratch(shape)
+    if operands.dtype != INT64:
+        operands.lowering.emit("ABS", [tensor], [size])
+        return size
+    turned = operands.scratch(shape)
+    operands.lowering.emit("NEG", [tensor], [turned])
+    operands.lowering.emit("MAXIMUM", [tensor, turned], [size])
+    return size
+
+
+def power(lowering: Lowering, node: Node) -> None:
+    """The result has the base's dtype, whatever the exponent's."""
+    base, exponent = node.inputs
+    dtype, constant = lowering.dtype(base), lowering.graph.constants.get(exponent)
+    known = constant is not None and constant.size == 1 and float(constant.reshape(())) in KNOWN_POWERS
+    same = lowering.shape(base).dims == lowering.shape(node.outputs[0]).dims
+    if constant is not None and known and same and (dtype == FLOAT32 or float(constant.reshape(())) >= 1):
+        KNOWN_POWERS[float(constant.reshape(()))](Steps(lowering, node))
+        return
+    if lowering.dtype(exponent) == FLOAT32 or dtype == FLOAT32:
+        _float_power(lowering, node)
+        return
+    if {dtype, lowering.dtype(exponent)} != {INT32}:
+        raise Uncovered(f"TFLite has powers of float32 and int32, not of {dtype}; cast to one of them")
+    Operands(lowering, node).last("POW")
+
+
+def _float_power(lowering: Lowering, node: Node) -> None:
+    operands = Operands(lowering, node)
+    floats = []
+    for name, tensor, shape in zip(node.inputs, operands.tensors, operands.shapes, strict=True):
+        held = lowering.dtype(name)
+        floats.append(tensor)
+        if held != FLOAT32:
+            floats[-1] = operands.scratch(shape, FLOAT32)
+            _cast(lowering, tensor, floats[-1], held, FLOAT32)
+    dtype = lowering.dtype(node.outputs[0])
+    if dtype == FLOAT32:
+        lowering.emit("POW", floats, [operands.define()])
+        return
+    result = operands.scratch(lowering.shape(node.outputs[0]), FLOAT32)
+    lowering.emit("POW", floats, [result])
+    _cast(lowering, result, operands.define(), FLOAT32, dtype)
+
+
+def _cast(
+    lowering: Lowering, source: int, output: int, before: np.dtype[np.generic], after: np.dtype[np.generic]
+) -> None:
+    lowering.emit("CAST", [source], [output], inDataType=TENSOR_TYPES[before], outDataType=TENSOR_TYPES[after])
+
+
+KNOWN_POWERS: dict[float, Callable[[Steps], None]] = {
+    0.5: lambda steps: steps.last("SQRT", steps.x),
+    1.0: lambda steps: steps.last("MUL", steps.x, steps.constant(1.0)),
+    2.0: lambda steps: steps.last("MUL", steps.x, steps.x),
+    3.0: lambda steps: steps.last("MUL", steps.between("MUL", steps.x, steps.x), steps.x),
+}
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    **dict.fromkeys(ARITHMETIC, arithmetic),
+    **dict.fromkeys(BINARY, binary),
+    **dict.fromkeys(VARIADIC, variadic),
+    "Div": divide,
+    "Mean": mean,
+    "Mod": modulo,
+    "Pow": power,
+}

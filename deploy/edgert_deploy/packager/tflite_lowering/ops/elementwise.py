@@ -1,0 +1,152 @@
+"""Operators that work element by element on one input: functions, casts, tests of a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, Steps, comparable_zero
+from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
+
+UNARY = {
+    "Ceil": "CEIL",
+    "Cos": "COS",
+    "Exp": "EXP",
+    "Floor": "FLOOR",
+    "Log": "LOG",
+    "Not": "LOGICAL_NOT",
+    "Round": "ROUND",
+    RSQRT: "RSQRT",
+    "Sin": "SIN",
+    "Sqrt": "SQRT",
+}
+# erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT, beyond which it is 1 in float32. p is a least-squares fit of
+# atanh(erf(x)) / x whose weights were turned up where the error was largest; in float32 it is off by at most 2e-7.
+ERF_LIMIT = 3.9
+ERF_POLYNOMIAL = (
+    1.128379274339149,
+    0.10276905540967116,
+    -0.00019182975375383533,
+    -0.000619785704983731,
+    8.763776744233771e-05,
+    -5.66855376802566e-06,
+    1.4185696280185596e-07,
+)
+
+
+def unary(lowering: Lowering, node: Node) -> None:
+    steps = Steps(lowering, node)
+    steps.last(UNARY[node.op_type], steps.x)
+
+
+def absolute(lowering: Lowering, node: Node) -> None:
+    steps = Steps(lowering, node)
+    if steps.dtype in (FLOAT32, INT32):
+        steps.last("ABS", steps.x)
+    else:
+        steps.last("MAXIMUM", steps.x, steps.between("NEG", steps.x))
+
+
+def negative(lowering: Lowering, node: Node) -> None:
+    """Times -1: the quantiser leaves NEG in float32."""
+    steps = Steps(lowering, node)
+    if steps.dtype == FLOAT32:
+        steps.last("MUL", steps.x, steps.constant(-1.0))
+    else:
+        steps.last("NEG", steps.x)
+
+
+def sign(lowering: Lowering, node: Node) -> None:
+    steps = Steps(lowering, node)
+    if steps.dtype in (FLOAT32, INT32):
+        steps.last("SIGN", steps.x)
+        return
+    above, below = (
+        steps.cast(steps.between(code, steps.x, steps.constant(0), dtype=BOOL), BOOL, steps.dtype)
+        for code in ("GREATER", "LESS")
+    )
+    steps.last("SUB", above, below)
+
+
+def reciprocal(lowering: Lowering, node: Node) -> None:
+    steps = Steps(lowering, node)
+    steps.last("DIV", steps.constant(1.0), steps.x)
+
+
+def erf(lowering: Lowering, node: Node) -> None:
+    """See ERF_POLYNOMIAL: TFLite has no such operator. A GELU around it was fused before."""
+    steps = Steps(lowering, node)
+    x = steps.between("MAXIMUM", steps.x, steps.constant(-ERF_LIMIT))
+    x = steps.between("MINIMUM", x, steps.constant(ERF_LIMIT))
+    squared = steps.between("MUL", x, x)
+    value = steps.constant(ERF_POLYNOMIAL[-1])
+    for coefficient in reversed(ERF_POLYNOMIAL[:-1]):
+        value = steps.between("ADD", steps.between("MUL", squared, value), steps.constant(coefficient))
+    steps.last("TANH", steps.between("MUL", x, value))
+
+
+def cast(lowering: Lowering, node: Node) -> None:
+    """From float to integer TFLite drops the fraction, as ONNX does."""
+    types = [TENSOR_TYPES[lowering.dtype(name)] for name in (node.inputs[0], node.outputs[0])]
+    steps = Steps(lowering, node)
+    steps.last("CAST", steps.x, inDataType=types[0], outDataType=types[1])
+
+
+def identity(lowering: Lowering, node: Node) -> None:
+    layout = lowering.layout(node.inputs[0])
+    lowering.alias(node.outputs[0], layout, lowering.tensor(node.inputs[0], layout))
+
+
+def dropout(lowering: Lowering, node: Node) -> None:
+    """Nothing is dropped where a model is used, so that the mask is true everywhere."""
+    if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
+        raise Uncovered("training mode is not covered; export the model for inference")
+    identity(lowering, node)
+    if len(node.outputs) > 1 and node.outputs[1]:
+        shape = lowering.shape(node.outputs[1])
+        if -1 in shape.signature:
+            raise Uncovered("the mask of an open batch is not covered")
+        mask = lowering.constant(np.ones(shape.dims, bool), node.outputs[1], bool)
+        lowering.reshape(mask, shape, lowering.define(node.outputs[1]))
+
+
+def is_nan(lowering: Lowering, node: Node) -> None:
+    steps = Steps(lowering, node)
+    steps.last("NOT_EQUAL", steps.x, steps.x)
+
+
+def is_inf(lowering: Lowering, node: Node) -> None:
+    """x - x is not a number, x is one; and its sign is asked for."""
+    steps = Steps(lowering, node)
+    difference = steps.between("SUB", steps.x, steps.x)
+    conditions = [
+        steps.between("NOT_EQUAL", difference, difference, dtype=BOOL),
+        steps.between("EQUAL", steps.x, steps.x, dtype=BOOL),
+    ]
+    zero = comparable_zero(lowering, node.outputs[0])
+    for sign_name, opposite in (("positive", "LESS"), ("negative", "GREATER")):
+        if not node.attributes.get(f"detect_{sign_name}", 1):
+            conditions.append(steps.between(opposite, steps.x, zero, dtype=BOOL))
+    held = conditions[0]
+    for condition in conditions[1:-1]:
+        held = steps.between("LOGICAL_AND", held, condition, dtype=BOOL)
+    steps.last("LOGICAL_AND", held, conditions[-1])
+
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    **dict.fromkeys(UNARY, unary),
+    "Abs": absolute,
+    "Cast": cast,
+    "Dropout": dropout,
+    "Erf": erf,
+    "Identity": identity,
+    "IsInf": is_inf,
+    "IsNaN": is_nan,
+    "Neg": negative,
+    "Reciprocal": reciprocal,
+    "Sign": sign,
+}

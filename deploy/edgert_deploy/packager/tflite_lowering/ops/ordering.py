@@ -1,0 +1,85 @@
+"""Operators that compare elements along an axis: the index of the largest, the largest few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops.operands import INT32
+from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
+
+ARG_CODES = {"ArgMax": "ARG_MAX", "ArgMin": "ARG_MIN"}
+
+
+def arg_max(lowering: Lowering, node: Node) -> None:
+    """TFLite finds the first of equal elements; the last one is the first of the reversed axis."""
+    source, output = node.inputs[0], node.outputs[0]
+    shape, kept = lowering.shape(source), bool(node.attributes.get("keepdims", 1))
+    axis = int(node.attributes.get("axis", 0)) % shape.rank
+    if lowering.dtype(source) not in (FLOAT32, INT32):
+        raise Uncovered(f"{lowering.dtype(source)} is not covered; cast to float32 or int32")
+    dtype, place = lowering.dtype(output), lowering.index_constant([axis], "axis")
+    reduced_shape, x = shape.without_axis(axis), lowering.native(source)
+    from_the_end = bool(node.attributes.get("select_last_index", 0))
+    if from_the_end:
+        x, straight = lowering.scratch(f"{output}_reversed", shape, lowering.dtype(source)), x
+        lowering.emit("REVERSE_V2", [straight, place], [x])
+    target = lowering.define(output)
+    found = target if not (kept or from_the_end) else lowering.scratch(f"{output}_found", reduced_shape, dtype)
+    lowering.emit(ARG_CODES[node.op_type], [x, place], [found], outputType=TENSOR_TYPES[dtype])
+    if from_the_end:
+        if shape.signature[axis] == -1:
+            raise Uncovered("select_last_index over the batch is not covered")
+        last = lowering.constant(shape.dims[axis] - 1, f"{output}_last", dtype)
+        counted = lowering.scratch(f"{output}_counted", reduced_shape, dtype) if kept else target
+        found = lowering.arithmetic("SUB", [last, found], counted)
+    if kept:
+        lowering.reshape(found, lowering.shape(output), target)
+
+
+def top_k(lowering: Lowering, node: Node) -> None:
+    """TOPK_V2 takes the largest of the last axis: another axis is moved there, and signs are turned for the smallest."""
+    source, (values, indices) = node.inputs[0], (*node.outputs, "")[:2]
+    shape, result = lowering.shape(source), lowering.shape(values or indices)
+    axis, dtype = int(node.attributes.get("axis", -1)) % shape.rank, lowering.dtype(source)
+    order = (*(i for i in range(shape.rank) if i != axis), axis)
+    back = tuple(int(i) for i in np.argsort(order))
+    is_last, largest = axis == shape.rank - 1, bool(node.attributes.get("largest", 1))
+    label = values or indices
+    x = lowering.native(source)
+    if not is_last:
+        x = lowering.transpose(x, order, lowering.scratch(f"{label}_turned", shape.permuted(order), dtype))
+    if not largest:
+        x = _mirrored(lowering, x, lowering.scratch(f"{label}_mirrored", shape.permuted(order), dtype), dtype)
+    count = lowering.constant(result.dims[axis], f"{label}_count", np.int32)
+    is_direct = bool(values) and is_last and largest
+    top = lowering.define(values) if is_direct else lowering.scratch(f"{label}_top", result.permuted(order), dtype)
+    places = lowering.scratch(f"{label}_places", result.permuted(order), INT32)
+    lowering.emit("TOPK_V2", [x, count], [top, places])
+    if values and not largest:
+        straight = lowering.scratch(f"{label}_straight", result.permuted(order), dtype)
+        top = _mirrored(lowering, top, lowering.define(values) if is_last else straight, dtype)
+    if values and not is_last:
+        lowering.transpose(top, back, lowering.define(values))
+    if indices:
+        if not is_last:
+            places = lowering.transpose(places, back, lowering.scratch(f"{label}_places", result, INT32))
+        types = {"inDataType": TENSOR_TYPES[INT32], "outDataType": TENSOR_TYPES[lowering.dtype(indices)]}
+        lowering.emit("CAST", [places], [lowering.define(indices)], **types)
+
+
+def _mirrored(lowering: Lowering, x: int, output: int, dtype: np.dtype[np.generic]) -> int:
+    """Order reversed, value for value: -x, or -1 - x for integers, where every value has a counterpart."""
+    if dtype == FLOAT32:
+        return lowering.arithmetic("MUL", [x, lowering.constant(-1.0, "minus_one")], output)
+    return lowering.arithmetic("SUB", [lowering.constant(-1, "minus_one", dtype), x], output)
+
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    "ArgMax": arg_max,
+    "ArgMin": arg_max,
+    "TopK": top_k,
+}

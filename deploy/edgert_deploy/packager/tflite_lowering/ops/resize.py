@@ -1,0 +1,210 @@
+"""Resize and Upsample: TFLite's operator where it takes the same samples, else an exact one of our own.
+
+Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are
+products of one factor an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import Node
+from edgert_deploy.packager.tflite_lowering.lowering import (
+    CHANNELS_LAST_ORDERS,
+    FLOAT32,
+    Layout,
+    Lowering,
+    Uncovered,
+)
+from edgert_deploy.packager.tflite_lowering.ops.operands import broadcast_constant
+from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
+
+# What two computations of a weight in float32 may differ by, on an axis of some thousand elements.
+WEIGHT_TOLERANCE = 1e-4
+# TFLite's options (alignCorners, halfPixelCenters).
+BILINEAR_RULES = ((False, True), (True, False), (False, False))
+# The ranks at which TFLite's operators serve: images, and signals with a height of one.
+TFLITE_RANKS = (3, 4)
+
+
+def resize(lowering: Lowering, node: Node) -> None:
+    samplings = _samplings(lowering, node)
+    signature = lowering.shape(node.inputs[0]).signature
+    if any(signature[axis] == -1 for axis in samplings):
+        raise Uncovered("resizing the batch is not covered")
+    mode = str(node.attributes.get("mode", "nearest"))
+    if mode == "nearest":
+        _nearest(lowering, node, samplings)
+        return
+    if lowering.dtype(node.inputs[0]) != FLOAT32:
+        raise Uncovered(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not covered; cast to float32 first")
+    coefficient = float(node.attributes.get("cubic_coeff_a", -0.75))
+    antialias, exclude = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
+    weights = {axis: s.weights(mode, coefficient, antialias, exclude) for axis, s in samplings.items()}
+    rule = _bilinear_rule(lowering, node, weights)
+    if rule is None:
+        _by_matrices(lowering, node, weights, samplings)
+        return
+    align_corners, half_pixel = rule
+    _emit_tflite(lowering, node, "RESIZE_BILINEAR", align_corners, half_pixel)
+
+
+def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
+    """The axes that change, by their place in ONNX's order."""
+    before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
+    axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
+    scales = _scales(lowering, node, axes)
+    rule = _coordinate_rule(node)
+    crop = [0.0] * len(axes) + [1.0] * len(axes)
+    if rule == "tf_crop_and_resize":
+        crop = [float(v) for v in lowering.value(node.input(1), "the region")]
+    found = {
+        axis: Sampling(before[axis], after[axis], scale, rule, first, last)
+        for axis, scale, first, last in zip(axes, scales, crop, crop[len(axes) :], strict=False)
+    }
+    return {axis: s for axis, s in found.items() if (s.length, s.scale, s.first, s.last) != (s.outputs, 1, 0, 1)}
+
+
+def _coordinate_rule(node: Node) -> str:
+    """Resize of opset 10 and Upsample are asymmetric, and have no attribute to say so."""
+    if "coordinate_transformation_mode" in node.attributes:
+        return str(node.attributes["coordinate_transformation_mode"])
+    return "half_pixel" if _is_modern(node) else "asymmetric"
+
+
+def _is_modern(node: Node) -> bool:
+    return node.op_type == "Resize" and len(node.inputs) > 2
+
+
+def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
+    """ONNX's own factor for each of `axes`, or that which its lengths come to."""
+    if "scales" in node.attributes:
+        return [float(s) for s in node.attributes["scales"]]
+    given = node.input(2 if _is_modern(node) else 1)
+    if given and lowering.shape(given).dims != (0,):
+        return [float(s) for s in lowering.value(given, "the scales")]
+    before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
+    policy = node.attributes.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return [after[axis] / before[axis] for axis in axes]
+    sizes = lowering.value(node.input(3), "the sizes")
+    ratios = [float(size) / before[axis] for axis, size in zip(axes, sizes, strict=True)]
+    return [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
+
+
+# --- TFLite's operators
+
+
+def _bilinear_rule(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> tuple[bool, bool] | None:
+    """The options under which RESIZE_BILINEAR has these weights, or None."""
+    for rule in BILINEAR_RULES:
+        if _serves(lowering, node, weights) and all(
+            np.allclose(matrix, weights_of_tflite(matrix.shape[1], len(matrix), *rule), atol=WEIGHT_TOLERANCE)
+            for matrix in weights.values()
+        ):
+            return rule
+    return None
+
+
+def _serves(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int, Any]) -> bool:
+    return lowering.shape(node.inputs[0]).rank in TFLITE_RANKS and all(axis >= 2 for axis in axes)
+
+
+def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool, half_pixel: bool) -> None:
+    output = lowering.define(node.outputs[0], Layout.CHANNELS_LAST)
+    size = lowering.laid_out(lowering.shape(node.outputs[0]), Layout.CHANNELS_LAST).dims[1:3]
+    inputs = [lowering.channels_last(node.inputs[0]), lowering.index_constant(size, "size")]
+    lowering.emit(code, inputs, [output], alignCorners=align_corners, halfPixelCenters=half_pixel)
+
+
+# --- our own
+
+
+def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> None:
+    rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor" if _is_modern(node) else "floor"))
+    picked = {axis: sampling.nearest(rounding) for axis, sampling in samplings.items()}
+    inside = _inside(samplings, lowering.shape(node.inputs[0]).rank)
+    for half in (False, True):
+        theirs = (nearest_of_tflite(s.length, s.outputs, half) for s in samplings.values())
+        if inside is None and _serves(lowering, node, picked) and all(map(np.array_equal, picked.values(), theirs)):
+            _emit_tflite(lowering, node, "RESIZE_NEAREST_NEIGHBOR", False, half)
+            return
+    source, output = node.inputs[0], node.outputs[0]
+    layout, rank = lowering.layout(source), lowering.shape(source).rank
+    tensor, shape = lowering.tensor(source, layout), lowering.laid_out(lowering.shape(source), layout)
+    for axis, indices in picked.items():
+        place = lowering.axis(axis, rank, layout)
+        shape = shape.with_length(place, len(indices))
+        taken = lowering.scratch(f"{output}_taken", shape, lowering.dtype(source))
+        inputs = [tensor, lowering.index_constant(indices, "indices")]
+        lowering.emit("GATHER", inputs, [taken], axis=place, batchDims=0)
+        tensor = taken
+    if inside is not None:
+        mask = broadcast_constant(lowering, inside.astype(np.float32), f"{output}_inside", rank, layout)
+        tensor = lowering.arithmetic("MUL", [tensor, mask], lowering.scratch(f"{output}_masked", shape))
+    lowering.alias(output, layout, _with_outside(lowering, node, tensor, samplings, layout))
+
+
+def _by_matrices(
+    lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
+) -> None:
+    """Each axis, moved to the end, through FULLY_CONNECTED, whose INT8 kernel is exact to its rounding."""
+    source, output = node.inputs[0], node.outputs[0]
+    rank = lowering.shape(source).rank
+    layout = lowering.layout(source) if rank > 3 else Layout.NATIVE
+    tensor, shape = lowering.tensor(source, layout), lowering.shape(source)
+    wanted = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
+    order = wanted
+    # Where the order is left alone, the axis at the end goes first.
+    for axis in sorted(weights, key=order.index, reverse=True):
+        matrix = weights[axis]
+        turned = (*(a for a in order if a != axis), axis)
+        tensor, order = _turned(lowering, tensor, shape.permuted(turned), order, turned, output), turned
+        shape = shape.with_length(axis, len(matrix))
+        mixed = lowering.scratch(f"{output}_mixed", shape.permuted(order))
+        constants = [lowering.constant(matrix, f"{output}_weights"), lowering.constant(np.zeros(len(matrix)), "zeros")]
+        lowering.emit("FULLY_CONNECTED", [tensor, *constants], [mixed], keepNumDims=True)
+        tensor = mixed
+    tensor = _turned(lowering, tensor, shape.permuted(wanted), order, wanted, output)
+    lowering.alias(output, layout, _with_outside(lowering, node, tensor, samplings, layout))
+
+
+def _turned(
+    lowering: Lowering, tensor: int, shape: Any, held: tuple[int, ...], wanted: tuple[int, ...], name: str
+) -> int:
+    if held == wanted:
+        return tensor
+    return lowering.transpose(
+        tensor, tuple(held.index(axis) for axis in wanted), lowering.scratch(f"{name}_turned", shape)
+    )
+
+
+def _with_outside(lowering: Lowering, node: Node, tensor: int, samplings: dict[int, Sampling], layout: Layout) -> int:
+    """Plus the value of what lies outside of the image, where `tensor` has zeros."""
+    value, output = float(node.attributes.get("extrapolation_value", 0.0)), node.outputs[0]
+    shape = lowering.shape(output)
+    inside = _inside(samplings, shape.rank)
+    if value == 0 or inside is None:
+        return tensor
+    values = np.where(inside, np.float32(0), np.float32(value))
+    constant = broadcast_constant(lowering, values, f"{output}_outside", shape.rank, layout)
+    result = lowering.scratch(f"{output}_extrapolated", lowering.laid_out(shape, layout))
+    return lowering.arithmetic("ADD", [tensor, constant], result)
+
+
+def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | None:
+    """Where the outputs are that lie on every axis (of length 1 along axes that do not change); None: all do."""
+    held = np.ones((1,) * rank, np.bool_)
+    for axis, sampling in samplings.items():
+        held = held & ~sampling.is_outside().reshape(-1, *(1,) * (rank - 1 - axis))
+    return None if held.all() else held
+
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    "Resize": resize,
+    "Upsample": resize,
+}

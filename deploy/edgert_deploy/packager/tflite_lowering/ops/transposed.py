@@ -1,0 +1,163 @@
+"""ConvTranspose: a convolution that makes every phase of the stride as channels, which are then laid out, and a cut.
+
+TRANSPOSE_CONV itself takes the output's shape, batch included, as a constant, and knows neither groups
+nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is
+the sum over j < m of x[q - j] * w[r + s * j]: an ordinary convolution per phase r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, SPATIAL_RANKS, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolve, plain_options
+from edgert_deploy.packager.tflite_lowering.ops.windows import with_lengths
+
+
+@dataclass(frozen=True)
+class TransposedAxis:
+    """One axis of a ConvTranspose; `taps` are input elements that one output element sees at most."""
+
+    size: int
+    outputs: int
+    stride: int
+    dilation: int
+    before: int
+    taps: int
+
+    @property
+    def positions(self) -> int:
+        return self.size + self.taps - 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut off: every phase of every position is an output."""
+        return self.before == 0 and self.outputs == self.positions * self.stride
+
+
+# The height that a one-dimensional one lacks.
+NO_AXIS = TransposedAxis(1, 1, 1, 1, 0, 1)
+
+
+def conv_transpose(lowering: Lowering, node: Node) -> None:
+    source, output = node.inputs[0], node.outputs[0]
+    weights = lowering.value(node.inputs[1], "the kernel")
+    if weights.ndim not in SPATIAL_RANKS:
+        raise Uncovered(f"{weights.ndim - 2} spatial axes; one to three are covered")
+    if -1 in lowering.shape(source).signature[1:]:
+        raise Uncovered("the batch is part of a spatial axis")
+    axes = _axes(lowering, node, weights.shape[2:])
+    whole_shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
+    whole_shape = with_lengths(whole_shape, [axis.positions * axis.stride for axis in axes])
+    deep = _phases(lowering, node, axes, as_2d(weights))
+    if all(axis.is_whole for axis in axes):
+        _lay_out(lowering, deep, axes, whole_shape, lowering.define(output, Layout.CHANNELS_LAST), output)
+        return
+    whole = lowering.scratch(f"{output}_whole", whole_shape)
+    _lay_out(lowering, deep, axes, whole_shape, whole, output)
+    cuts = [0, *(axis.before for axis in axes), 0], [-1, *(axis.outputs for axis in axes), -1]
+    inputs = [whole, *(lowering.index_constant(values, "cut") for values in cuts)]
+    lowering.emit("SLICE", inputs, [lowering.define(output, Layout.CHANNELS_LAST)])
+
+
+def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
+    """The axes of the window; the number of outputs is ONNX's own and has output_padding in it."""
+    sizes, outputs = (lowering.shape(name).dims[2:] for name in (node.inputs[0], node.outputs[0]))
+    rank, axes = len(kernel), []
+    for i in range(rank):
+        stride, dilation, extra = (
+            int(node.attributes.get(name, [default] * rank)[i])
+            for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+        )
+        reach = (kernel[i] - 1) * dilation + 1
+        surplus = stride * (sizes[i] - 1) + extra + reach - outputs[i]
+        before = _padding_before(node, i, rank, surplus)
+        taps = max(-(-reach // stride), -(-(before + outputs[i]) // stride) - sizes[i] + 1)
+        axes.append(TransposedAxis(sizes[i], outputs[i], stride, dilation, before, taps))
+    return axes if rank > 1 else [NO_AXIS, *axes]
+
+
+def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
+    """How much is cut off in front: declared, or the half of what is too much for the shape that was asked for."""
+    scheme = node.attributes.get("auto_pad", "NOTSET")
+    if scheme.startswith("SAME") or "output_shape" in node.attributes:
+        surplus = max(surplus, 0)
+        return surplus // 2 if scheme == "SAME_UPPER" else surplus - surplus // 2
+    return 0 if scheme == "VALID" else int(node.attributes.get("pads", [0] * 2 * rank)[axis])
+
+
+def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> int:
+    """Every phase of every position, as channels: phase by phase, and within one ONNX's channels."""
+    output, groups = node.outputs[0], int(node.attributes.get("group", 1))
+    count, channels = int(np.prod([axis.stride for axis in axes])), weights.shape[1] * groups
+    bias = lowering.value(node.input(2), "the bias") if node.input(2) else np.zeros(channels, np.float32)
+    source_shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
+    shape = with_lengths(source_shape, [axis.size + 2 * (axis.taps - 1) for axis in axes])
+    source = lowering.channels_last(node.inputs[0])
+    if shape != source_shape:
+        edges = [[0, 0], *([axis.taps - 1] * 2 for axis in axes), [0, 0]]
+        padded = lowering.scratch(f"{output}_padded", shape)
+        lowering.emit("PAD", [source, lowering.index_constant(edges, "pads")], [padded])
+        source = padded
+    deep_shape = with_lengths(shape, [axis.positions for axis in axes])
+    deep_shape = deep_shape.with_length(len(axes) + 1, channels * count)
+    deep = lowering.scratch(f"{output}_deep", deep_shape)
+    by_group = np.concatenate([_phase_kernel(part, axes) for part in np.split(weights, groups)])
+    biases = np.concatenate([np.tile(part, count) for part in np.split(bias, groups)])
+    kernel = Kernel(by_group, biases, groups, plain_options(len(axes)))
+    convolve(lowering, kernel, source, shape, deep, deep_shape, output)
+    if groups == 1 or count == 1:
+        return deep
+    order = np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1).reshape(-1)
+    ordered = lowering.scratch(f"{output}_ordered", deep_shape)
+    inputs = [deep, lowering.index_constant(order, "order")]
+    lowering.emit("GATHER", inputs, [ordered], axis=len(axes) + 1, batchDims=0)
+    return ordered
+
+
+def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
+    """[in, out, *kernel] -> [phase * out, in, *taps], the taps backwards."""
+    spatial = len(axes)
+    whole = np.zeros((*weights.shape[:2], *(axis.taps * axis.stride for axis in axes)), weights.dtype)
+    places = [np.arange(n) * axis.dilation for n, axis in zip(weights.shape[2:], axes, strict=True)]
+    whole[(slice(None), slice(None)) + np.ix_(*places)] = weights  # mypy takes no star here
+    split = whole.reshape(*weights.shape[:2], *(n for axis in axes for n in (axis.taps, axis.stride)))
+    taps, phases = (tuple(range(first, 2 + 2 * spatial, 2)) for first in (2, 3))
+    kernel: NDArray[Any] = np.flip(split, taps).transpose(*phases, 1, 0, *taps)
+    return kernel.reshape(-1, weights.shape[0], *(axis.taps for axis in axes))
+
+
+def _lay_out(
+    lowering: Lowering, deep: int, axes: list[TransposedAxis], shape: BatchShape, output: int, name: str
+) -> None:
+    """Phases from channels to where they belong: DEPTH_TO_SPACE, or axis by axis what it does."""
+    strides = [axis.stride for axis in axes]
+    if len(axes) == 2 and strides[0] == strides[1]:
+        lowering.emit("DEPTH_TO_SPACE", [deep], [output], blockSize=strides[0])
+        return
+    channels = shape.dims[-1]
+    for place in range(len(axes) - 1, 0, -1):
+        outer = int(np.prod(strides[:place]))  # phases of the axes before this one
+        inner = int(channels * strides[place] * np.prod([a.stride * a.positions for a in axes[place + 1 :]]))
+        if outer == 1:
+            continue
+        items = int(np.prod([axis.positions for axis in axes[:place]])) * shape.dims[0]
+        by_position = BatchShape(
+            (items, axes[place].positions, outer, inner),
+            (-1 if shape.signature[0] == -1 else items, axes[place].positions, outer, inner),
+        )
+        by_phase = by_position.permuted((0, 2, 1, 3))
+        held = lowering.reshape(deep, by_position, lowering.scratch(f"{name}_positions", by_position, FLOAT32))
+        deep = lowering.transpose(held, (0, 2, 1, 3), lowering.scratch(f"{name}_interleaved", by_phase, FLOAT32))
+    lowering.reshape(deep, shape, output)
+
+
+LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
+    "ConvTranspose": conv_transpose,
+}

@@ -1,0 +1,151 @@
+"""The windows that convolution and pooling slide over a channels-last tensor: sizes, strides, padding.
+
+One-dimensional ones are two-dimensional with a height of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
+from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, SPATIAL_RANKS, Lowering, Uncovered
+
+MIRROR_SYMMETRIC = 1  # schema MirrorPadMode: the edge element itself is repeated
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """A window along one axis. `before` and `after` are the padding that its positions truly read."""
+
+    size: int
+    outputs: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    declared_after: int
+
+    @property
+    def is_same(self) -> bool:
+        """Whether TFLite's SAME means this padding."""
+        total = self.before + self.after
+        return self.outputs == -(-self.size // self.stride) and self.before == total // 2
+
+    @property
+    def is_valid(self) -> bool:
+        return self.before == self.after == 0
+
+    def elements(self) -> NDArray[np.intp]:
+        """Which elements each position reads, [outputs, kernel]; those below 0 and from `size` on are padding."""
+        starts = np.arange(self.outputs) * self.stride - self.before
+        read: NDArray[np.intp] = starts[:, None] + np.arange(self.kernel) * self.dilation
+        return read
+
+    def counts(self, with_padding: bool) -> NDArray[np.intp]:
+        """How many elements each position takes in; padding that ceil_mode added never counts."""
+        first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
+        read = self.elements()
+        counts: NDArray[np.intp] = ((read >= first) & (read < end)).sum(axis=1)
+        return counts
+
+    def laid_side_by_side(self) -> WindowAxis:
+        """The same window over a tensor in which every position has its elements to itself."""
+        length = self.outputs * self.kernel
+        return WindowAxis(length, self.outputs, self.kernel, self.kernel, 1, 0, 0, 0)
+
+
+# The axis that a window lacks.
+NO_AXIS = WindowAxis(1, 1, 1, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Axes in their order in the tensor: height and width, or depth, height and width."""
+
+    axes: tuple[WindowAxis, ...]
+
+    @property
+    def padding(self) -> int | None:
+        """TFLite's padding scheme, or None where it has none and a PAD must come first."""
+        if all(axis.is_valid for axis in self.axes):
+            return int(schema.Padding.VALID)
+        return int(schema.Padding.SAME) if all(axis.is_same for axis in self.axes) else None
+
+    def pads(self) -> list[list[int]]:
+        return [[0, 0], *([axis.before, axis.after] for axis in self.axes), [0, 0]]
+
+    def padded(self, shape: BatchShape) -> BatchShape:
+        return with_lengths(shape, [axis.size + axis.before + axis.after for axis in self.axes])
+
+
+def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
+    """The window of a Conv or a pooling node."""
+    shape = lowering.shape(node.inputs[0])
+    if shape.rank not in SPATIAL_RANKS:
+        raise Uncovered(f"{shape.rank - 2} spatial axes; one to three are covered")
+    if -1 in shape.signature[1:]:
+        raise Uncovered("the batch is part of a spatial axis")
+    spatial, attributes = len(kernel), node.attributes
+    pads = list(attributes.get("pads", [0] * 2 * spatial))
+    axes = [
+        _window_axis(
+            shape.dims[2 + i],
+            lowering.shape(node.outputs[0]).dims[2 + i],
+            kernel[i],
+            int(attributes.get("strides", [1] * spatial)[i]),
+            int(attributes.get("dilations", [1] * spatial)[i]),
+            (pads[i], pads[i + spatial]),
+            attributes.get("auto_pad", "NOTSET"),
+        )
+        for i in range(spatial)
+    ]
+    return Window(tuple(axes) if spatial > 1 else (NO_AXIS, *axes))
+
+
+def _window_axis(
+    size: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto_pad: str
+) -> WindowAxis:
+    """`outputs` is ONNX's own count, so that ceil_mode is in it already."""
+    reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
+    before, declared_after = pads
+    if auto_pad.startswith("SAME"):
+        total = max(reach - size, 0)
+        before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        declared_after = total - before
+    elif auto_pad == "VALID":
+        before = declared_after = 0
+    after = max(reach - size - before, 0)
+    return WindowAxis(size, outputs, kernel, stride, dilation, before, after, declared_after)
+
+
+def pad_window(
+    lowering: Lowering,
+    source: int,
+    shape: BatchShape,
+    window: Window,
+    name: str,
+    *,
+    dtype: np.dtype[Any] = FLOAT32,
+    mirrored: bool = False,
+) -> int:
+    """`source` with the padding that `window` reads: zeros, or the elements at the edge mirrored."""
+    padded = lowering.scratch(f"{name}_padded", window.padded(shape), dtype)
+    inputs = [source, lowering.index_constant(window.pads(), "pads")]
+    if mirrored:
+        lowering.emit("MIRROR_PAD", inputs, [padded], mode=MIRROR_SYMMETRIC)
+    else:
+        lowering.emit("PAD", inputs, [padded])
+    return padded
+
+
+def with_lengths(shape: BatchShape, lengths: list[int]) -> BatchShape:
+    """A channels-last `shape` with other lengths of its spatial axes."""
+    for place, length in enumerate(lengths, start=1):
+        shape = shape.with_length(place, length)
+    return shape

@@ -1,0 +1,239 @@
+"""Full-INT8 post-training quantisation of a float .tflite, by TFLite's own quantiser.
+
+The quantiser ships inside ai-edge-litert as a private module; the same code is behind TensorFlow's
+TFLiteConverter. Weights are per channel, activations per tensor over the range that the samples span.
+Inputs and outputs stay as they are: the file itself quantises and dequantises. An operator without
+an INT8 kernel stays float32 between a DEQUANTIZE and a QUANTIZE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from edgert.errors import BuildFailed
+from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
+from edgert_deploy.packager.tflite_lowering.half import packed
+from edgert_deploy.packager.tflite_lowering.writer import operator_code
+
+# The private module was tried in these; their results are the same, byte for byte.
+KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
+# An activation that spans less is taken for zero throughout (a dead branch, a mask that masks nothing).
+RANGE_MIN = 1e-30
+# Scores below LOW_SCORE are masked ones (fusion.py lowers them to -1e4); in INT8 they are this instead. Its exponential
+# is 1e-14 of that of a score of 0.
+LOW_SCORE = -5e3
+MASKED_SCORE = -32.0
+# tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
+COMPARED_SCALE_LIMIT = 1.0
+# Operators whose INT8 form tflite-runtime 2.14 has not: they stay float, and load everywhere.
+NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
+# An operator without options that the quantiser has no INT8 form of: it leaves what is called so in float.
+LEFT_ALONE = "CEIL"
+COMPARISONS = frozenset(
+    getattr(schema.BuiltinOperator, name)
+    for name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
+)
+
+
+def quantize_int8(
+    float_model: bytes,
+    samples: Iterable[Sequence[NDArray[Any]]],
+    is_float: Callable[[str], bool] = lambda name: False,
+    own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> bytes:
+    """`float_model` in INT8, calibrated with `samples`: per run, one array an input, in the model's order.
+
+    `own_ranges` are those of tensors whose scale is known already (a model trained with quantisation). An operator stays in float where `is_float` says so of the name of its first output. Deterministic.
+    Raises BuildFailed.
+    """
+    wrapper = _calibration_wrapper()
+    try:
+        calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples), own_ranges))
+        calibrated, hidden = _hidden(calibrated, is_float)
+        # The wrapper does not keep what it is given alive: `calibrated` must stay a name of this frame.
+        quantized = bytes(
+            wrapper(calibrated, [], []).QuantizeModel(
+                _number("float32"),  # inputs
+                _number("float32"),  # outputs
+                True,  # operators without an INT8 kernel stay float
+                _number("int8"),  # activations
+                _number("int32"),  # biases
+                False,  # do not disable per-channel scales
+                False,  # nor those of fully connected layers
+            )
+        )
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise BuildFailed(
+            f"TFLite's quantiser refused the model: {error}; known to work: ai-edge-litert {KNOWN_GOOD}. "
+            "Build this target in fp32, or for another engine"
+        ) from error
+    quantized = _shown(quantized, hidden)
+    _refuse_aborting_kernels(quantized)
+    return quantized
+
+
+def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]]) -> bytearray:
+    """The float model with the lowest and highest value of each activation written into it."""
+    calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model)
+    prepared = False
+    for arrays in samples:
+        ordered = [np.ascontiguousarray(array) for array in arrays]
+        if not prepared:  # one run of theirs makes the places that the ranges go to
+            calibrator.Prepare([list(array.shape) for array in ordered])
+            calibrator.FeedTensor(ordered)
+            prepared = True
+        ranges.watch(ordered)
+    assert prepared, "no sample was given"
+    calibrated = bytearray(calibrator.Calibrate())
+    ranges.write(calibrated)
+    return calibrated
+
+
+def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
+    """The model with the operators that stay float under a name that the quantiser leaves alone, and what they are.
+
+    TFLite's quantiser takes no list of exceptions (only its successor, which needs TensorFlow, does), but it leaves
+    every operator that it knows no INT8 form of in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
+    """
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(calibrated, 0))
+    graph, hidden = model.subgraphs[0], {}
+    for operator in graph.operators:
+        name = graph.tensors[operator.outputs[0]].name.decode()
+        code = model.operatorCodes[operator.opcodeIndex]
+        if code.builtinCode == schema.BuiltinOperator.CEIL:
+            continue
+        if code.builtinCode not in NEWER_THAN_DEVICES and not is_float(name):
+            continue
+        hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
+        operator.opcodeIndex = len(model.operatorCodes)
+        operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.NONE, None
+    if not hidden:
+        return calibrated, hidden
+    model.operatorCodes.append(operator_code(LEFT_ALONE))
+    _drop_unused_codes(model)
+    return packed(model), hidden
+
+
+def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
+    """The quantised model with what `_hidden` hid as it was."""
+    if not hidden:
+        return quantized
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(quantized, 0))
+    graph, indices = model.subgraphs[0], dict[int, int]()
+    for operator in graph.operators:
+        known = hidden.get(graph.tensors[operator.outputs[0]].name.decode())
+        if model.operatorCodes[operator.opcodeIndex].builtinCode != schema.BuiltinOperator.CEIL or known is None:
+            continue
+        code, operator.builtinOptionsType, operator.builtinOptions = known
+        if id(code) not in indices:
+            indices[id(code)] = len(model.operatorCodes)
+            model.operatorCodes.append(code)
+        operator.opcodeIndex = indices[id(code)]
+    _drop_unused_codes(model)
+    return packed(model)
+
+
+def _drop_unused_codes(model: Any) -> None:
+    """Interpreters look every code up, also one that no operator has."""
+    operators = model.subgraphs[0].operators
+    used = sorted({operator.opcodeIndex for operator in operators})
+    model.operatorCodes = [model.operatorCodes[index] for index in used]
+    for operator in operators:
+        operator.opcodeIndex = used.index(operator.opcodeIndex)
+
+
+def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
+    """The same with ranges that INT8 can work with, edited in place. Raises BuildFailed for an activation that overflows.
+
+    `own_ranges` go before those that the samples showed: the quantiser makes of them the very scale that they came from.
+
+    What is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at
+    MASKED_SCORE, so that the 255 steps are left to the scores that count.
+    """
+    model = schema.Model.GetRootAs(calibrated, 0)
+    graph, masked = model.Subgraphs(0), _masked_scores(model)
+    for index in masked:
+        lows = _lows(model, index)
+        np.maximum(lows, np.float32(MASKED_SCORE), out=lows)
+    for tensor in map(graph.Tensors, range(graph.TensorsLength())):
+        quantization = tensor.Quantization()
+        if quantization is None or quantization.MaxLength() != 1:
+            continue
+        low, high = quantization.MinAsNumpy(), quantization.MaxAsNumpy()
+        # A value in another layout has its name with a number behind it.
+        if (known := own_ranges.get(re.sub(r"__\d+$", "", tensor.Name().decode()))) is not None:
+            low[0], high[0] = known
+        if not np.isfinite([low[0], high[0]]).all():
+            name = tensor.Name().decode()
+            raise BuildFailed(f"{name!r} is not finite on a calibration sample: check the samples, or build in fp32")
+        if max(high[0], 0) - min(low[0], 0) < RANGE_MIN:
+            high[0] = low[0] + 1
+    return calibrated
+
+
+def _masked_scores(model: Any) -> set[int]:
+    """The tensors that a mask came into on their way to a SOFTMAX: very low ones, and what they are made from."""
+    graph = model.Subgraphs(0)
+    operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
+    producers = {int(output): operator for operator in operators for output in operator.OutputsAsNumpy()}
+    codes = [model.OperatorCodes(i).BuiltinCode() for i in range(model.OperatorCodesLength())]
+    softmaxes = [o for o in operators if codes[o.OpcodeIndex()] == schema.BuiltinOperator.SOFTMAX]
+    waiting = [int(operator.Inputs(0)) for operator in softmaxes]
+    found: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor not in found and (_lows(model, tensor) < LOW_SCORE).any():
+            found.add(tensor)
+            waiting += [int(i) for i in producers[tensor].InputsAsNumpy() if i >= 0] if tensor in producers else []
+    return found
+
+
+def _lows(model: Any, index: int) -> NDArray[np.float32]:
+    """A view of an activation's recorded minimum, or of a constant's values; empty for what is not float."""
+    tensor = model.Subgraphs(0).Tensors(index)
+    quantization, buffer = tensor.Quantization(), model.Buffers(tensor.Buffer())
+    lows = np.zeros(0, np.float32)
+    if quantization is not None and quantization.MinLength() == 1:
+        lows = quantization.MinAsNumpy()
+    elif tensor.Type() == schema.TensorType.FLOAT32 and buffer.DataLength():
+        lows = buffer.DataAsNumpy().view(np.float32)
+    return lows
+
+
+def _refuse_aborting_kernels(quantized: bytes) -> None:
+    """Raise BuildFailed where an INT8 kernel of TFLite would abort the process."""
+    model = schema.Model.GetRootAs(quantized, 0)
+    graph = model.Subgraphs(0)
+    for operator in map(graph.Operators, range(graph.OperatorsLength())):
+        code = model.OperatorCodes(operator.OpcodeIndex()).BuiltinCode()
+        tensors = [graph.Tensors(i) for i in operator.InputsAsNumpy() if i >= 0]
+        scales = [t.Quantization().Scale(0) for t in tensors if t.Type() == schema.TensorType.INT8 and t.Quantization()]
+        name = graph.Tensors(operator.Outputs(0)).Name().decode()
+        if code in COMPARISONS and max(scales, default=0) >= COMPARED_SCALE_LIMIT:
+            raise BuildFailed(
+                f"the comparison that makes {name!r} takes scales below {COMPARED_SCALE_LIMIT} in TFLite's INT8, "
+                f"not {max(scales):.3g}: scale its inputs down, or build in fp32"
+            )
+
+
+def _calibration_wrapper() -> Any:
+    try:
+        from ai_edge_litert._pywrap_tensorflow_lite_calibration_wrapper import CalibrationWrapper
+    except ImportError as error:
+        raise BuildFailed(
+            f"this ai-edge-litert has no calibration module ({error}); "
+            f"INT8 was tried with {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
+        ) from error
+    return CalibrationWrapper
+
+
+def _number(dtype: str) -> int:
+    """NumPy's type number, which is what the quantiser takes."""
+    return int(np.dtype(dtype).num)

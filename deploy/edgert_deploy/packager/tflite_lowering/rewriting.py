@@ -1,0 +1,48 @@
+"""What rewrites of a graph share: who makes and who reads a value, and a graph with some nodes replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgert_deploy.packager.tflite_lowering.graph import Graph, Node
+
+# How far a constant of a GELU (1, 0.5, the square root of 2) may be off: exporters write it in float32 or float16.
+CONSTANT_TOLERANCE = 1e-3
+
+
+class Links:
+    """Who makes and who reads each value of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = {output: node for node in graph.nodes for output in node.outputs}
+        self.users: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for name in dict.fromkeys(node.inputs):
+                self.users.setdefault(name, []).append(node)
+
+    def only_user(self, node: Node) -> Node | None:
+        """The one reader of `node`'s result, where there is one and the result is no output of the model."""
+        users = self.users.get(node.outputs[0], [])
+        return users[0] if len(users) == 1 and node.outputs[0] not in self.graph.outputs else None
+
+    def scalar(self, name: str) -> float | None:
+        array = self.graph.constants.get(name)
+        return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+    def is_scalar(self, name: str, value: float) -> bool:
+        scalar = self.scalar(name)
+        return scalar is not None and abs(scalar - value) <= CONSTANT_TOLERANCE * value
+
+    def operand_beside(self, node: Node, value: float) -> str | None:
+        """The other operand of a binary node that has the scalar `value` as one."""
+        for constant, other in (node.inputs, node.inputs[::-1]):
+            if self.is_scalar(constant, value):
+                return other
+        return None
+
+
+def replaced(graph: Graph, changes: dict[str, Node | None]) -> Graph:
+    """`graph` with the nodes that make the named values replaced, or dropped where None."""
+    nodes = [changes.get(node.outputs[0], node) for node in graph.nodes]
+    return replace(graph, nodes=tuple(node for node in nodes if node is not None))

@@ -1,0 +1,105 @@
+"""Integers that TFLite has no arithmetic for go through wider ones: a cast before the operator, and one after.
+
+TFLite takes 8 and 16-bit integers for quantised values, so that its kernels read a scale that plain ones do not have
+(and abort without it). The cast back drops the upper bits, which is ONNX's wrap-around.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
+
+WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype("int8"): np.dtype("int32"),
+    np.dtype("uint8"): np.dtype("int32"),
+    np.dtype("int16"): np.dtype("int32"),
+    np.dtype("uint16"): np.dtype("int32"),
+    np.dtype("uint32"): np.dtype("int64"),
+}
+EIGHT_BITS: frozenset[np.dtype[Any]] = frozenset((np.dtype("int8"), np.dtype("uint8")))
+INTEGERS: frozenset[np.dtype[Any]] = frozenset(WIDER)
+COMPUTE = (
+    "Abs Add ArgMax ArgMin Clip CumSum Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Neg PRelu Pow "
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare "
+    "Relu Sign Sub Sum TopK"
+)
+# Those that move elements, and have kernels for 8 bits but not for all wider types.
+MOVE = "Concat DepthToSpace Expand Gather GatherElements GatherND OneHot Pad ScatterND SpaceToDepth Tile Trilu"
+WIDENED: dict[str, frozenset[np.dtype[Any]]] = {
+    **dict.fromkeys(COMPUTE.split(), INTEGERS),
+    **dict.fromkeys(MOVE.split(), INTEGERS - EIGHT_BITS),
+}
+
+
+def widen(graph: Graph) -> Graph:
+    """`graph` with casts around the operators of WIDENED, where a value of theirs is too narrow."""
+    widening = _Widening(graph)
+    for node in graph.nodes:
+        widening.add(node)
+    return replace(
+        graph,
+        nodes=tuple(widening.nodes),
+        constants=graph.constants | widening.constants,
+        shapes=graph.shapes | widening.shapes,
+        dtypes=graph.dtypes | widening.dtypes,
+        batch_constants=graph.batch_constants | _also_wide(graph.batch_constants, widening.constants),
+        expanded_constants=graph.expanded_constants | _also_wide(graph.expanded_constants, widening.constants),
+    )
+
+
+class _Widening:
+    """The nodes, constants, shapes and dtypes that come to a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.constants: dict[str, NDArray[Any]] = {}
+        self.shapes: dict[str, BatchShape] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+
+    def add(self, node: Node) -> None:
+        too_narrow = WIDENED.get(node.op_type, frozenset())
+        narrow = {name for name in (*node.inputs, *node.outputs) if self.graph.dtypes.get(name) in too_narrow}
+        if not narrow:
+            self.nodes.append(node)
+            return
+        inputs = tuple(self._widened(name) if name in narrow else name for name in node.inputs)
+        outputs = tuple(self._wide(name) if name in narrow else name for name in node.outputs)
+        self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
+        for name in filter(narrow.__contains__, node.outputs):
+            self._cast(node, self._wide(name), name)
+
+    def _widened(self, name: str) -> str:
+        """The wide copy of an input, made where it is first asked for."""
+        wide = _wide_name(name)
+        if wide in self.dtypes:
+            return wide
+        self._wide(name)
+        if name in self.graph.constants:
+            self.constants[wide] = self.graph.constants[name].astype(self.dtypes[wide])
+        else:
+            self._cast(None, name, wide)
+        return wide
+
+    def _wide(self, name: str) -> str:
+        wide = _wide_name(name)
+        self.dtypes[wide] = WIDER[self.graph.dtypes[name]]
+        if name in self.graph.shapes:
+            self.shapes[wide] = self.graph.shapes[name]
+        return wide
+
+    def _cast(self, node: Node | None, source: str, output: str) -> None:
+        self.nodes.append(Node("Cast", "", node.name if node else "", (source,), (output,)))
+
+
+def _wide_name(name: str) -> str:
+    return f"{name}_wide"
+
+
+def _also_wide(names: frozenset[str], constants: dict[str, NDArray[Any]]) -> frozenset[str]:
+    return frozenset(map(_wide_name, names)) & constants.keys()

@@ -1,0 +1,210 @@
+"""The .tflite file being written: tensors, operators and buffers, in the terms of the TFLite schema.
+
+Source of the format: tensorflow/compiler/mlir/lite/schema/schema.fbs (file identifier `TFL3`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from edgert_deploy.packager.tflite_lowering.graph import BatchShape
+
+DESCRIPTION = "EdgeRT"
+SIGNATURE_KEY = "serving_default"
+# The kernels read weights with vector loads straight from the mapped file.
+BUFFER_ALIGNMENT = 16
+# Codes up to this one also go into the byte-sized field that runtimes of before 2020 read.
+LAST_DEPRECATED_CODE = 127
+
+TENSOR_TYPES = {
+    np.dtype("float32"): schema.TensorType.FLOAT32,
+    np.dtype("int16"): schema.TensorType.INT16,
+    np.dtype("uint16"): schema.TensorType.UINT16,
+    np.dtype("uint32"): schema.TensorType.UINT32,
+    np.dtype("int32"): schema.TensorType.INT32,
+    np.dtype("int64"): schema.TensorType.INT64,
+    np.dtype("uint8"): schema.TensorType.UINT8,
+    np.dtype("int8"): schema.TensorType.INT8,
+    np.dtype("bool"): schema.TensorType.BOOL,
+}
+
+# In the name of a tensor that every step of a sequence has: what is before it names the tensor, what follows the step.
+STEP_MARK = "@step"
+
+# Operators that carry options; the others have none that a kernel reads.
+OPTIONS = {
+    "ADD": "AddOptions",
+    "ARG_MAX": "ArgMaxOptions",
+    "ARG_MIN": "ArgMinOptions",
+    "AVERAGE_POOL_2D": "Pool2DOptions",
+    "BATCH_MATMUL": "BatchMatMulOptions",
+    "CAST": "CastOptions",
+    "CONCATENATION": "ConcatenationOptions",
+    "CONV_2D": "Conv2DOptions",
+    "CONV_3D": "Conv3DOptions",
+    "CUMSUM": "CumsumOptions",
+    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
+    "DEPTH_TO_SPACE": "DepthToSpaceOptions",
+    "DIV": "DivOptions",
+    "FULLY_CONNECTED": "FullyConnectedOptions",
+    "GATHER": "GatherOptions",
+    "GELU": "GeluOptions",
+    "L2_NORMALIZATION": "L2NormOptions",
+    "LEAKY_RELU": "LeakyReluOptions",
+    "LOCAL_RESPONSE_NORMALIZATION": "LocalResponseNormalizationOptions",
+    "MAX_POOL_2D": "Pool2DOptions",
+    "MEAN": "ReducerOptions",
+    "MIRROR_PAD": "MirrorPadOptions",
+    "MUL": "MulOptions",
+    "PACK": "PackOptions",
+    "ONE_HOT": "OneHotOptions",
+    "REDUCE_ALL": "ReducerOptions",
+    "REDUCE_ANY": "ReducerOptions",
+    "REDUCE_MAX": "ReducerOptions",
+    "REDUCE_MIN": "ReducerOptions",
+    "REDUCE_PROD": "ReducerOptions",
+    "RESHAPE": "ReshapeOptions",
+    "RESIZE_BILINEAR": "ResizeBilinearOptions",
+    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
+    "SOFTMAX": "SoftmaxOptions",
+    "SPACE_TO_DEPTH": "SpaceToDepthOptions",
+    "SPLIT": "SplitOptions",
+    "SPLIT_V": "SplitVOptions",
+    "STRIDED_SLICE": "StridedSliceOptions",
+    "SUB": "SubOptions",
+    "SUM": "ReducerOptions",
+    "TRANSPOSE": "TransposeOptions",
+    "UNPACK": "UnpackOptions",
+}
+
+
+class Writer:
+    """Collects tensors and operators; a tensor is known by its index."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Any] = []
+        self._operators: list[Any] = []
+        self._buffers: list[Any] = [schema.BufferT()]  # buffer 0 is the empty one, by definition of the schema
+        self._codes: dict[str, int] = {}
+        self._names: dict[str, int] = {}
+        self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
+
+    def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
+        """A new tensor; a name taken already gets a number behind it."""
+        tensor = schema.TensorT()
+        tensor.name = self._unique(name)
+        tensor.type = TENSOR_TYPES[dtype]
+        tensor.shape = list(shape.dims)
+        tensor.buffer = buffer
+        if shape.signature != shape.dims:
+            tensor.shapeSignature = list(shape.signature)
+        self._tensors.append(tensor)
+        return len(self._tensors) - 1
+
+    def constant(self, array: NDArray[Any], name: str) -> int:
+        """A tensor with a value.
+
+        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the
+        quantiser gives each its own scale from the operator that reads it, and rewrites it in place.
+        """
+        key = (array.tobytes(), array.shape, array.dtype.str)
+        if array.dtype.kind != "f" and key in self._integers:
+            return self._integers[key]
+        buffer = AlignedBuffer()
+        buffer.data = np.frombuffer(key[0], np.uint8)
+        self._buffers.append(buffer)
+        index = self.tensor(name, BatchShape.fixed(*array.shape), array.dtype, len(self._buffers) - 1)
+        if array.dtype.kind != "f":
+            self._integers[key] = index
+        return index
+
+    def operator(self, code: str, inputs: Sequence[int], outputs: Sequence[int], **options: Any) -> None:
+        operator = schema.OperatorT()
+        operator.opcodeIndex = self._codes.setdefault(code, len(self._codes))
+        operator.inputs, operator.outputs = list(inputs), list(outputs)
+        if code in OPTIONS:
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, OPTIONS[code])
+            operator.builtinOptions = _filled(getattr(schema, f"{OPTIONS[code]}T")(), options)
+        self._operators.append(operator)
+
+    def rename(self, tensor: int, name: str) -> None:
+        """Give `tensor` a name of the contract; whatever bears it moves aside."""
+        for other in self._tensors:
+            if other.name == name:
+                other.name = self._unique(f"{name}_inner")
+        self._tensors[tensor].name = name
+
+    def finish(self, inputs: dict[str, int], outputs: dict[str, int]) -> bytes:
+        """The file, with `inputs` and `outputs` (name -> tensor) as its one signature."""
+        graph = schema.SubGraphT()
+        graph.name = "main"
+        graph.tensors, graph.operators = self._tensors, self._operators
+        graph.inputs, graph.outputs = list(inputs.values()), list(outputs.values())
+        model = schema.ModelT()
+        model.version = 3
+        model.description = DESCRIPTION
+        model.subgraphs, model.buffers = [graph], self._buffers
+        model.operatorCodes = [operator_code(code) for code in self._codes]
+        model.signatureDefs = [_signature(inputs, outputs)]
+        builder = flatbuffers.Builder(sum(b.size_bytes for b in self._buffers[1:]) + (1 << 16))
+        builder.Finish(model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return self._unique(f"{name}__{count}") if count else name
+
+
+class AlignedBuffer(schema.BufferT):  # type: ignore[misc]  # the generated schema has no types
+    """A buffer whose data starts at a multiple of BUFFER_ALIGNMENT; the generated code aligns to one byte."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + BUFFER_ALIGNMENT
+
+    def Pack(self, builder: Any) -> Any:
+        builder.StartVector(1, len(self.data), BUFFER_ALIGNMENT)
+        builder.head -= len(self.data)
+        builder.Bytes[builder.head : builder.head + len(self.data)] = self.data.tobytes()
+        data = builder.EndVector()
+        schema.BufferStart(builder)
+        schema.BufferAddData(builder, data)
+        return schema.BufferEnd(builder)
+
+
+def _filled(table: Any, options: dict[str, Any]) -> Any:
+    for name, value in options.items():
+        assert hasattr(table, name), f"{type(table).__name__} has no {name}"
+        setattr(table, name, value)
+    return table
+
+
+def operator_code(code: str) -> Any:
+    builtin = getattr(schema.BuiltinOperator, code)
+    table = schema.OperatorCodeT()
+    table.builtinCode = builtin
+    table.deprecatedBuiltinCode = min(builtin, LAST_DEPRECATED_CODE)
+    table.version = 1
+    return table
+
+
+def _signature(inputs: dict[str, int], outputs: dict[str, int]) -> Any:
+    signature = schema.SignatureDefT()
+    signature.signatureKey = SIGNATURE_KEY
+    signature.subgraphIndex = 0
+    signature.inputs = [_tensor_map(name, tensor) for name, tensor in inputs.items()]
+    signature.outputs = [_tensor_map(name, tensor) for name, tensor in outputs.items()]
+    return signature
+
+
+def _tensor_map(name: str, tensor: int) -> Any:
+    table = schema.TensorMapT()
+    table.name, table.tensorIndex = name, tensor
+    return table

@@ -1,0 +1,188 @@
+"""What is sent to a device of a bundle: the files that it lacks, packed as small as the device can read.
+
+A file goes as a patch of the version that the device has where this host has that version too (what it shipped
+before, or was shown by --delta-from); else compressed where that helps; else as it is. How a parcel is made depends only
+on the bundle, on what the device has and on what it can read: devices of one kind get the very same file, made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import zstandard
+
+from edgert.bundle.bundle_file import Bundle, open_bundle
+from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_parcel
+from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
+from edgert.errors import DeviceError
+from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.rollout.object_cache import ObjectCache
+
+FORMAT = 1
+PATCH_LEVEL = 9  # lower ones do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
+WINDOW_LOG_MIN = 10  # zstd's own
+WHOLE_LEVEL = 9
+_GOOD_PATCH = 0.5  # of the file: compressing the whole will not beat it
+_COMPRESSED_AT_MOST = 0.98  # else it is not worth the unpacking
+
+
+@dataclass(frozen=True)
+class Has:
+    """What a device answered to `edgertd have`: its files as (path, SHA-256), the active version's first."""
+
+    files: tuple[tuple[str, str], ...] = ()
+    zstd: bool = False
+    patch_bytes_max: int = 0
+
+    @classmethod
+    def from_answer(cls, value: Mapping[str, Any]) -> Has:
+        """Raises DeviceError when `value` is no answer to `edgertd have`."""
+        try:
+            files = tuple((str(file["path"]), str(file["sha256"])) for file in value["files"])
+            return cls(files, bool(value["zstd"]), min(int(value["patch_bytes_max"]), PATCH_BYTES_MAX))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DeviceError(f"the device's answer to `edgertd have` cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A parcel's file. `whole_bytes` is all that the device's target needs, `files` how many these are; of them `had`
+    need not be sent and `patched` go as patches."""
+
+    path: Path
+    size_bytes: int
+    whole_bytes: int
+    files: int
+    had: int
+    patched: int
+
+    def described(self) -> str:
+        notes = [f"{self.had} of {self.files} files are there already"] if self.had else []
+        notes += [f"{self.patched} {'goes as a patch' if self.patched == 1 else 'go as patches'}"] * bool(self.patched)
+        return f"{_mb(self.size_bytes)} for {_mb(self.whole_bytes)}" + (f": {', '.join(notes)}" if notes else "")
+
+
+def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
+    """The files that a device of `target` needs and whose SHA-256 is not in `had`; the same content once."""
+    wanted = {entry.sha256: entry for entry in manifest.files_for(target)}
+    return [entry for sha256, entry in wanted.items() if sha256 not in had]
+
+
+def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
+    """The SHA-256 of files (path, SHA-256) that `entry` may be patched from: of the same path, then of the same name."""
+    name = PurePosixPath(entry.path).name
+    same_path = [sha256 for path, sha256 in old if path == entry.path]
+    return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
+
+
+def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
+    """The smallest of a patch of `base` (SHA-256, content), compressed and as it is; what is made lies at `out`.*."""
+    options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
+    if base is not None:
+        patch = out.with_suffix(".patch")
+        patch.write_bytes(make_patch(path.read_bytes(), base[1]))
+        options.append((Part(entry.sha256, "patch", patch.stat().st_size, base[0]), patch))
+    if zstd and options[-1][0].size_bytes > entry.size_bytes * _GOOD_PATCH:
+        whole = out.with_suffix(".zst")
+        with path.open("rb") as source, whole.open("wb") as target:
+            zstandard.ZstdCompressor(level=WHOLE_LEVEL).copy_stream(source, target, size=entry.size_bytes)
+        options.append((Part(entry.sha256, "zstd", whole.stat().st_size), whole))
+    best = min(options, key=lambda option: option[0].size_bytes)
+    return best if best[0].size_bytes < entry.size_bytes * _COMPRESSED_AT_MOST else options[0]
+
+
+@dataclass(frozen=True)
+class Parcels:
+    """Makes parcels, and keeps them and what they were made of. Several threads may ask."""
+
+    folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
+    _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+
+    @property
+    def objects(self) -> ObjectCache:
+        return ObjectCache(self.folder / "objects")
+
+    def make(self, path: Path, target: TargetEntry, has: Has) -> Shipment:
+        """The parcel of the bundle at `path` for a device. Raises BundleError, and OSError where the cache is not
+        writable."""
+        with open_bundle(path, trusted=None) as bundle:
+            new = lacking(bundle.manifest, target, {sha256 for _, sha256 in has.files})
+            bases = self._bases(new, has)
+            key = _key(bundle, new, bases, has)
+            with self._making[key]:
+                made = ObjectCache(self.folder / "parcels")
+                file = made.find(key) or self._make(bundle, new, bases, has, made, key)
+        files = bundle.manifest.files_for(target)
+        patched = sum(part.how == "patch" for part in parts_of(file))
+        whole = sum(entry.size_bytes for entry in files)
+        had = sum(entry.sha256 not in {each.sha256 for each in new} for entry in files)
+        return Shipment(file, file.stat().st_size, whole, len(files), had, patched)
+
+    def _bases(self, new: Sequence[FileEntry], has: Has) -> dict[str, str]:
+        """SHA-256 of a new file -> that of the old one it is patched from: of the same path, else of the same name."""
+        bases = {}
+        for entry in new:
+            if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
+                continue
+            for sha256 in predecessors(entry, has.files):
+                content = self.objects.find(sha256)
+                if content is not None and 0 < content.stat().st_size <= has.patch_bytes_max:
+                    bases[entry.sha256] = sha256
+                    break
+        return bases
+
+    def _make(
+        self, bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: Has, made: ObjectCache, key: str
+    ) -> Path:
+        with made.workshop() as shop:
+            unpacked = Path(shop) / "files"
+            unpacked.mkdir()
+            bundle.unpack(unpacked, frozenset(entry.path for entry in new))
+            parts = []
+            for number, entry in enumerate(new):
+                old = bases.get(entry.sha256, "")
+                content = self.objects.read(old) if old else None
+                base = (old, content) if content is not None else None
+                parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(shop) / str(number)))
+            with (Path(shop) / "parcel").open("wb") as out:
+                write_parcel(out, bundle.envelope.raw, parts)
+            self.objects.keep_files(new, unpacked)
+            return made.keep(key, Path(shop) / "parcel")
+
+
+def make_patch(new: bytes, old: bytes) -> bytes:
+    """As `zstd --patch-from` does it: the old content is a dictionary, the window spans both.
+
+    The match finder's tables must have room for all of the dictionary, or only its end is searched.
+    """
+    known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)
+    tables = min(max(len(old).bit_length(), WINDOW_LOG_MIN), window)
+    settings = zstandard.ZstdCompressionParameters.from_level(
+        PATCH_LEVEL,
+        window_log=window,
+        hash_log=tables,
+        chain_log=tables,
+        enable_ldm=True,
+        source_size=len(new),
+        dict_size=len(old),
+    )
+    return zstandard.ZstdCompressor(dict_data=known, compression_params=settings).compress(new)
+
+
+def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: Has) -> str:
+    """What a parcel's bytes depend on."""
+    words = [FORMAT, zstandard.__version__, hashlib.sha256(bundle.envelope.raw).hexdigest(), has.zstd]
+    words += [[entry.sha256, bases.get(entry.sha256, "")] for entry in new]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.2f} MB" if size_bytes < 10e6 else f"{size_bytes / 1e6:.1f} MB"

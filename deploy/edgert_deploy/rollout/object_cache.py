@@ -1,0 +1,83 @@
+"""What this host has shipped before: files by their SHA-256, kept so that their successors can go as patches.
+
+Every fault of this cache costs bytes on the way, never a deployment. What was not used for longest goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import FileEntry
+
+BYTES_MAX = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class ObjectCache:
+    """Files in `folder`, named by what identifies them, at most `bytes_max` after each `keep`."""
+
+    folder: Path
+    bytes_max: int = BYTES_MAX
+
+    def find(self, name: str) -> Path | None:
+        """Where the object lies; None where it was never kept. A look makes it the last to go."""
+        path = self.folder / name
+        with contextlib.suppress(OSError):
+            os.utime(path)
+            return path
+        return None
+
+    def keep(self, name: str, content: Path) -> Path:
+        """Move `content`, which lies in this cache's folder, to its name there. Raises OSError."""
+        path = self.folder / name
+        content.replace(path)
+        self._evict(path)
+        return path
+
+    def keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
+        """Copy the files of an unpacked bundle, those that are not there yet."""
+        for entry in entries:
+            if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
+                with contextlib.suppress(OSError), self.workshop() as shop:
+                    shutil.copyfile(unpacked / entry.path, Path(shop) / "copy")
+                    self.keep(entry.sha256, Path(shop) / "copy")
+
+    def keep_bundle(self, path: Path) -> None:
+        """Copy every file of the bundle. Raises BundleError."""
+        with self.workshop() as shop, open_bundle(path, trusted=None) as bundle:
+            bundle.unpack(Path(shop), frozenset(entry.path for entry in bundle.manifest.files))
+            self.keep_files(bundle.manifest.files, Path(shop))
+
+    def read(self, sha256: str) -> bytes | None:
+        """The content with that hash; None where it is not there, or rotted."""
+        path = self.find(sha256)
+        with contextlib.suppress(OSError):
+            content = path.read_bytes() if path is not None else b""
+            if hashlib.sha256(content).hexdigest() == sha256:
+                return content
+        return None
+
+    def workshop(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder that is gone afterwards, from which `keep` moves. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=".", dir=self.folder)
+
+    def _evict(self, but: Path) -> None:
+        found = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    found.append((path.stat().st_mtime, path.stat().st_size, path))
+        left = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if left > self.bytes_max and path != but:
+                path.unlink(missing_ok=True)
+                left -= size

@@ -1,0 +1,266 @@
+"""A rollout over a fleet, wave by wave, as a file: what is planned, what became of each device, where it stands.
+
+Theory of operation: the file is replaced after every device, so that a host that dies, or a user who stops, loses
+nothing: `go_on` reads it and does what is left. A device that was in the middle of it then has decided for itself
+(its trial ended), and is simply tried again: a plan does only what is missing. A lock that dies with its process
+tells a rollout that is at work from one that was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edgert.durable import replace_file
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.versions.trial_limits import Gate
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import error_class
+from edgert_deploy.rollout.deployment import Outcome, Rollout, deploy
+from edgert_deploy.rollout.waves import Strategy
+
+RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
+KEPT_MAX = 50  # rollouts that are over
+LOOK_S = 0.2
+LOCK_RETRY_S = 0.005
+
+Say = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What the file says. `outcomes` are Outcome.as_json by device; a device without one was not tried yet."""
+
+    id: str
+    bundle: str
+    digest: str
+    model: str
+    release: int
+    inventory: str
+    devices: tuple[str, ...]
+    strategy: Strategy
+    trial_s: float
+    state: str = RUNNING
+    reason: str = ""
+    started_at: float = 0.0
+    bytes_per_s: float = 0.0
+    gate: Gate | None = None
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[EdgeRTError | None]:
+        """What the devices' last attempts ended with, in the order of the devices."""
+        found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
+        return [None if error is None else error_class(error["code"])(error["message"]) for error in found]
+
+    def took(self, device: str) -> bool:
+        return self.outcomes.get(device, {}).get("result") in ("live", "unchanged")
+
+    @property
+    def left(self) -> list[str]:
+        return [device for device in self.devices if not self.took(device)]
+
+    def as_json(self) -> dict[str, Any]:
+        gate = None if self.gate is None else vars(self.gate)
+        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "gate": gate}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Campaign:
+        given = {**value, "devices": tuple(value["devices"]), "strategy": Strategy.from_json(value["strategy"])}
+        gate = value.get("gate")
+        return cls(**{**given, "gate": None if gate is None else Gate.from_json(gate)})
+
+
+class CampaignStore:
+    """The folder of a user's rollouts: one JSON file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self) -> list[Campaign]:
+        """The newest first. A file that cannot be read is left out: `read` says why."""
+        found = []
+        for path in self.folder.glob("*.json"):
+            with contextlib.suppress(ConfigInvalid):
+                found.append(self.read(path.stem))
+        return sorted(found, key=lambda campaign: campaign.started_at, reverse=True)
+
+    def read(self, id: str) -> Campaign:
+        """Raises ConfigInvalid."""
+        path = self._path(id)
+        try:
+            return Campaign.from_json(json.loads(path.read_text()))
+        except FileNotFoundError as error:
+            raise ConfigInvalid(f"there is no rollout {id!r}; list them with: edgert rollout list") from error
+        except (OSError, ValueError, KeyError, TypeError, ConfigInvalid) as error:
+            raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+
+    def last(self) -> Campaign:
+        """The newest. Raises ConfigInvalid where there is none."""
+        found = self.all()
+        if not found:
+            raise ConfigInvalid(f"there is no rollout in {self.folder}: edgert deploy begins one")
+        return found[0]
+
+    def write(self, campaign: Campaign) -> None:
+        """Replace the file at once or not at all. Raises ConfigInvalid."""
+        path = self._path(campaign.id)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(campaign.as_json()).encode())
+        except OSError as error:
+            raise ConfigInvalid(f"cannot write {path}: {error.strerror}; it keeps how far the rollout is") from error
+
+    def new_id(self, model: str, release: int, now_s: float) -> str:
+        """An id that is free."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+        stem = f"{model}-r{release}-{stamp}"
+        taken = {path.stem for path in self.folder.glob(f"{stem}*.json")}
+        return next(id for n in range(len(taken) + 1) if (id := f"{stem}-{n + 1}" if n else stem) not in taken)
+
+    def tidy(self) -> None:
+        """Forget the oldest of those that are over."""
+        over = [campaign for campaign in self.all() if campaign.state in (DONE, ABORTED)]
+        for campaign in over[KEPT_MAX:]:
+            self._path(campaign.id).unlink(missing_ok=True)
+            self._path(campaign.id).with_suffix(".lock").unlink(missing_ok=True)
+
+    @contextmanager
+    def at_work(self, id: str) -> Iterator[None]:
+        """Hold the rollout. Raises ConfigInvalid where another process does."""
+        descriptor = self._lock_file(id, os.O_RDWR | os.O_CREAT)
+        assert descriptor is not None
+        try:
+            # Whoever only looks (`is_at_work`) holds it for an instant, too.
+            gives_up_at = time.monotonic() + LOOK_S
+            while not _locked(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > gives_up_at:
+                    raise ConfigInvalid(
+                        f"rollout {id} is at work in another process; look with: edgert rollout status {id}"
+                    )
+                time.sleep(LOCK_RETRY_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_at_work(self, id: str) -> bool:
+        """Whether some process holds the rollout; leaves no trace. Raises ConfigInvalid where that cannot be told."""
+        descriptor = self._lock_file(id, os.O_RDONLY)
+        if descriptor is None:
+            return False
+        try:
+            return not _locked(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    def _lock_file(self, id: str, flags: int) -> int | None:
+        """The lock's file, open; None where there is none and `flags` ask for none to be made."""
+        try:
+            if flags & os.O_CREAT:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path(id).with_suffix(".lock"), flags | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}") from error
+
+    def _path(self, id: str) -> Path:
+        if not id or Path(id).name != id or id.startswith("."):
+            raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
+        return self.folder / f"{id}.json"
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def go_on(
+    store: CampaignStore,
+    campaign: Campaign,
+    rollout: Rollout,
+    devices: Sequence[Device],
+    say: Say,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Campaign:
+    """Do what is left of `campaign` on `devices` (those of the campaign, in its order), and keep the file true.
+
+    The failures of an earlier attempt do not count. Returns the campaign as it stands at the end.
+    """
+    keeper = _Keeper(store, replace(campaign, state=RUNNING, reason=""))
+    waves = campaign.strategy.split(len(devices))
+    for number, wave in enumerate(waves, start=1):
+        todo = [devices[i] for i in wave if not keeper.campaign.took(devices[i].name)]
+        if not todo:
+            continue
+        if len(waves) > 1:
+            say("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
+        keeper.begin(len(todo))
+        deploy(
+            rollout,
+            todo,
+            say,
+            at_once=campaign.strategy.parallel,
+            may_begin=lambda: rollout.stop.asked or not keeper.too_many(),  # a stop speaks for itself
+            on_outcome=keeper.add,
+        )
+        if rollout.stop.asked:
+            return keeper.end(STOPPED, "stopped by the user")
+        if keeper.too_many():
+            return keeper.end(STOPPED, keeper.verdict())
+        if number < len(waves) and campaign.strategy.pause_s and keeper.campaign.left:
+            keeper.end(PAUSED, f"after wave {number} of {len(waves)}")
+            say("", f"waiting {campaign.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
+            until = time.monotonic() + campaign.strategy.pause_s
+            while time.monotonic() < until and not rollout.stop.asked:
+                sleep(LOOK_S)
+            if rollout.stop.asked:
+                return keeper.end(STOPPED, f"stopped by the user after wave {number}")
+            keeper.end(RUNNING, "")
+    return keeper.end(DONE, "" if not keeper.campaign.left else f"{len(keeper.campaign.left)} devices did not take it")
+
+
+class _Keeper:
+    """The campaign under way and its file. Every method may be called from any thread."""
+
+    def __init__(self, store: CampaignStore, campaign: Campaign) -> None:
+        self._store, self.campaign = store, campaign
+        self._begun = self._failed = 0
+        self._lock = threading.Lock()
+        store.write(campaign)
+
+    def begin(self, count: int) -> None:
+        """A wave of so many devices begins."""
+        self._begun += count
+
+    def add(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._failed += outcome.error is not None
+            outcomes = {**self.campaign.outcomes, outcome.device: outcome.as_json()}
+            self.campaign = replace(self.campaign, outcomes=outcomes)
+            self._store.write(self.campaign)
+
+    def too_many(self) -> bool:
+        limit = self.campaign.strategy.failures_max
+        return limit is not None and limit.exceeded(self._failed, self._begun)
+
+    def verdict(self) -> str:
+        return f"{self._failed} of {self._begun} devices failed, more than --max-failures {self.campaign.strategy.failures_max}"
+
+    def end(self, state: str, reason: str) -> Campaign:
+        with self._lock:
+            self.campaign = replace(self.campaign, state=state, reason=reason)
+            self._store.write(self.campaign)
+            return self.campaign

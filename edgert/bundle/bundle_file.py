@@ -1,0 +1,209 @@
+"""The bundle: one `.edgert` file with a signed manifest and the files it names.
+
+The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then each file of the
+manifest in its order. Reading never parses the archive: the signed manifest alone says which headers,
+sizes and hashes must follow, and every byte of the file is compared with that. So no header can name
+a link, a device, a path outside, or more bytes than were signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from edgert.bundle.envelope import ENVELOPE_NAME, Envelope, parse_envelope, sign
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.signing import PublicKey, SigningKey
+from edgert.durable import replacing, sync_file, sync_folders
+from edgert.errors import BundleCorrupt, BundleError, StorageFailed
+
+ENVELOPE_BYTES_MAX = 4 * 1024**2
+_BLOCK = 512
+_END = bytes(2 * _BLOCK)
+_CHUNK_BYTES = 1024**2
+
+
+def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
+    """Write a signed bundle beside `path`, then rename it there.
+
+    `files[p]` is where the file that the manifest calls `p` lies now. The same manifest, files and key
+    give the same bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
+    """
+    envelope = sign(manifest.to_bytes(), key)
+    if len(envelope) > ENVELOPE_BYTES_MAX:
+        raise BundleCorrupt(f"the manifest takes {len(envelope)} bytes; at most {ENVELOPE_BYTES_MAX} are allowed")
+    try:
+        with replacing(path, shared=True) as out:
+            out.write(_header(ENVELOPE_NAME, len(envelope)) + envelope + _padding(len(envelope)))
+            for entry in manifest.files:
+                out.write(_header(entry.path, entry.size_bytes))
+                with files[entry.path].open("rb") as source:
+                    copy_entry(source, entry, out.write)
+                out.write(_padding(entry.size_bytes))
+            out.write(_END)
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An open bundle: its manifest, who signed it (None where nobody asked), and its digest's source. Errors name `path`."""
+
+    manifest: Manifest
+    envelope: Envelope
+    signed_by: PublicKey | None
+    path: Path
+    _file: BinaryIO
+    _payload_start: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, which names the SHA-256 of every file: it identifies the whole content."""
+        return hashlib.sha256(self.envelope.payload).hexdigest()
+
+    def verify_files(self) -> None:
+        """Read every byte behind the manifest. Raises BundleCorrupt at the first that was not signed."""
+        with _naming(self.path):
+            self._read_files(frozenset(), lambda entry: None)
+
+    def read_file(self, path: str, bytes_max: int) -> bytes:
+        """One file's content, checked against its entry. Raises BundleCorrupt, and BundleError where it is too large."""
+        with _naming(self.path):
+            at, content = self._payload_start, list[bytes]()
+            for entry in self.manifest.files:
+                if entry.path == path:
+                    break
+                at += _BLOCK + entry.size_bytes + len(_padding(entry.size_bytes))
+            else:
+                raise BundleError(f"the bundle holds no file {path}")
+            if entry.size_bytes > bytes_max:
+                raise BundleError(f"{path} has {entry.size_bytes} bytes; at most {bytes_max} are read")
+            self._file.seek(at)
+            _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
+            copy_entry(self._file, entry, content.append)
+            return b"".join(content)
+
+    def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
+        """Verify the whole bundle and write the `wanted` files into `folder`, each and all fsynced.
+
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; what was written by then is
+        the caller's to remove.
+        """
+        try:
+            with _naming(self.path):
+                self._read_files(wanted, lambda entry: create_file(folder / entry.path))
+            sync_folders(folder)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot unpack into {folder}: {error.strerror}; free some space and install again"
+            ) from error
+
+    def _read_files(self, wanted: frozenset[str], create: Callable[[FileEntry], BinaryIO | None]) -> None:
+        self._file.seek(self._payload_start)
+        for entry in self.manifest.files:
+            _expect(self._file, _header(entry.path, entry.size_bytes), f"the header of {entry.path}")
+            target = create(entry) if entry.path in wanted else None
+            if target is None:
+                copy_entry(self._file, entry, lambda _: None)
+            else:
+                with target:
+                    copy_entry(self._file, entry, target.write)
+                    sync_file(target)
+            _expect(self._file, _padding(entry.size_bytes), f"the padding of {entry.path}")
+        _expect(self._file, _END, "the end of the archive")
+        if self._file.read(1):
+            raise BundleCorrupt("bytes follow the end of the bundle")
+
+
+@contextmanager
+def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[Bundle]:
+    """Open a bundle, check its envelope, its signature by one of `trusted`, and its manifest.
+
+    `trusted` None leaves the signature unchecked (to look at a bundle, never to install one). File
+    contents are checked by `verify_files` or `unpack`. Raises BundleError and its kin.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleCorrupt(f"{path} is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        with _naming(path):
+            bundle = _open(path, file, trusted)
+        yield bundle
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with a bundle is told with its file: who works on several must know which."""
+    try:
+        yield
+    except BundleError as error:
+        error.message = f"{path}: {error.message}"
+        error.args = (error.message,)
+        raise
+
+
+def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:
+    head = file.read(_BLOCK)
+    if len(head) < _BLOCK or not head.startswith(ENVELOPE_NAME.encode() + b"\0"):
+        raise BundleCorrupt("this is not an .edgert bundle")
+    try:
+        size = int(head[124:135], 8)
+    except ValueError:
+        size = -1
+    if not 0 < size <= ENVELOPE_BYTES_MAX or head != _header(ENVELOPE_NAME, size):
+        raise BundleCorrupt("the bundle's first header is damaged")
+    data = file.read(size)
+    if len(data) != size:
+        raise BundleCorrupt("the bundle ends inside its manifest: the copy is incomplete, send it again")
+    _expect(file, _padding(size), "the padding of the manifest")
+    envelope = parse_envelope(data)
+    signed_by = None if trusted is None else envelope.verify(trusted)
+    return Bundle(Manifest.from_bytes(envelope.payload), envelope, signed_by, path, file, file.tell())
+
+
+def _header(name: str, size: int) -> bytes:
+    """The one USTAR header that a regular file of this name and size may have."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o644, 0
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+def _expect(file: BinaryIO, want: bytes, what: str) -> None:
+    if file.read(len(want)) != want:
+        raise BundleCorrupt(f"{what} is damaged or missing: the bundle was changed or its copy is incomplete")
+
+
+def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
+    """Pass exactly the entry's bytes on, and raise BundleCorrupt unless they hash to what was signed."""
+    left, digest = entry.size_bytes, hashlib.sha256()
+    while left:
+        chunk = source.read(min(left, _CHUNK_BYTES))
+        if not chunk:
+            raise BundleCorrupt(f"{entry.path} ends {left} bytes early: the copy is incomplete, send it again")
+        digest.update(chunk)
+        write(chunk)
+        left -= len(chunk)
+    if digest.hexdigest() != entry.sha256:
+        raise BundleCorrupt(f"{entry.path} does not match its signed SHA-256: the bundle was changed or damaged")
+
+
+def create_file(path: Path) -> BinaryIO:
+    """A new file for writing, with the folders above it; no link is followed and nothing is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "wb")

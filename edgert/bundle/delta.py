@@ -1,0 +1,246 @@
+"""The parcel: what one device lacks of a bundle, in one file, for `edgertd install` to take in the bundle's place.
+
+    b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
+    the bundle's signed envelope, and each file that is sent, by its SHA-256.
+
+The header is JSON: {"envelope": bytes, "parts": [{"sha256", "how", "bytes", "base"}]}. `how` is "raw", "zstd", or
+"patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version that the device has.
+
+Nothing of it is signed but the envelope, and nothing else is trusted: the manifest says which files there are, their sizes
+and hashes. A part may only ever yield that many bytes with that hash. What no part yields is taken from the versions in
+the slots, by its hash, which is checked again as it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX, Bundle, copy_entry, create_file, open_bundle
+from edgert.bundle.envelope import Envelope, parse_envelope
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.signing import PublicKey
+from edgert.durable import sync_file, sync_folders
+from edgert.errors import BundleCorrupt, StorageFailed
+
+MAGIC = b"EDGERTP1"
+HEADER_BYTES_MAX = 4 * 1024**2
+HOWS = ("raw", "zstd", "patch")
+WINDOW_BYTES_MAX = 2**27  # what a zstd frame may ask for; only what the signed size fills is ever touched
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # of either file of a patch: the window spans both
+_LENGTH = struct.Struct("<I")
+_CHUNK_BYTES = 1024**2
+_SHA256_DIGITS = 64
+
+Held = Callable[[Manifest], Mapping[str, Path]]  # SHA-256 -> where a file with that content lies
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file on its way: the SHA-256 of its content, how it is packed, how many bytes that takes."""
+
+    sha256: str
+    how: str
+    size_bytes: int
+    base: str = ""
+
+
+def has_zstd() -> bool:
+    """Whether "zstd" and "patch" can be read here."""
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def write_parcel(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
+    """Write a parcel of `parts`, each with the file of its packed content. The same parts give the same bytes."""
+    listed = [{"sha256": p.sha256, "how": p.how, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
+    header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
+    out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
+    for part, content in parts:
+        assert content.stat().st_size == part.size_bytes
+        with content.open("rb") as source:
+            shutil.copyfileobj(source, out, _CHUNK_BYTES)
+
+
+def parts_of(path: Path) -> list[Part]:
+    """What a parcel holds, as it says itself. Raises BundleCorrupt and OSError."""
+    with path.open("rb") as file:
+        file.seek(len(MAGIC))
+        return _header(file)[1]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An open parcel whose envelope was verified. `held` says what the device has."""
+
+    manifest: Manifest
+    envelope: Envelope
+    signed_by: PublicKey
+    _file: BinaryIO
+    _parts: Mapping[str, tuple[int, Part]]
+    _held: Held
+
+    @property
+    def digest(self) -> str:
+        """The bundle's: SHA-256 of the manifest."""
+        return hashlib.sha256(self.envelope.payload).hexdigest()
+
+    def verify_files(self) -> None:
+        """Read every part. Raises BundleCorrupt at the first that does not yield what was signed."""
+        held = self._held(self.manifest)
+        for entry in self.manifest.files:
+            if entry.sha256 in self._parts:
+                self._copy(entry, held, lambda _: None)
+
+    def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
+        """Write the `wanted` files into `folder`, each checked against its signed size and hash, each and all fsynced.
+
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; what was written by then is the caller's
+        to remove.
+        """
+        held = self._held(self.manifest)
+        try:
+            for entry in self.manifest.files:
+                if entry.path in wanted:
+                    with create_file(folder / entry.path) as target:
+                        self._copy(entry, held, target.write)
+                        sync_file(target)
+            sync_folders(folder)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot unpack into {folder}: {error.strerror}; free some space and install again"
+            ) from error
+
+    def _copy(self, entry: FileEntry, held: Mapping[str, Path], write: Callable[[bytes], object]) -> None:
+        at, part = self._parts.get(entry.sha256, (0, None))
+        if part is None:
+            with _open_held(held, entry.sha256, entry.path) as source:
+                copy_entry(source, entry, write)
+            return
+        self._file.seek(at)
+        packed = cast(BinaryIO, _Range(self._file, part.size_bytes))
+        if part.how == "raw":
+            copy_entry(packed, entry, write)
+        else:
+            base = b""
+            if part.how == "patch":
+                with _open_held(held, part.base, f"what {entry.path} differs from") as file:
+                    base = file.read(PATCH_BYTES_MAX + 1)
+                if len(base) > PATCH_BYTES_MAX:
+                    raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
+            _copy_zstd(packed, base, entry, write)
+        if packed.read(1):
+            raise BundleCorrupt(f"the part of {entry.path} holds more than was signed: send it again")
+
+
+@contextmanager
+def open_delivery(path: Path, trusted: tuple[PublicKey, ...], held: Held) -> Iterator[Bundle | Parcel]:
+    """Open a bundle or a parcel, whichever `path` is, its envelope verified. Raises BundleError and its kin."""
+    if not _is_parcel(path):
+        with open_bundle(path, trusted) as bundle:
+            yield bundle
+        return
+    with path.open("rb") as file:
+        file.seek(len(MAGIC))
+        yield _open(file, trusted, held)
+
+
+def _is_parcel(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # a bundle's reader says what is wrong
+
+
+def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Parcel:
+    """What follows the magic. Everything is bounded before it is read; the parts must fill the file to its last byte."""
+    envelope_bytes, parts = _header(file)
+    raw = file.read(envelope_bytes)
+    envelope = parse_envelope(raw)
+    signed_by = envelope.verify(trusted)
+    manifest = Manifest.from_bytes(envelope.payload)
+    at, placed = file.tell(), dict[str, tuple[int, Part]]()
+    for part in parts:
+        placed[part.sha256] = (at, part)
+        at += part.size_bytes
+    if os.fstat(file.fileno()).st_size != at or len(placed) != len(parts):
+        raise BundleCorrupt("the parcel's parts do not fill it: the copy is incomplete, send it again")
+    if not set(placed) <= {entry.sha256 for entry in manifest.files}:
+        raise BundleCorrupt("the parcel holds a part that the bundle does not name: send it again")
+    return Parcel(manifest, envelope, signed_by, file, placed, held)
+
+
+def _header(file: BinaryIO) -> tuple[int, list[Part]]:
+    """The envelope's size and the parts, as they follow the magic."""
+    try:
+        (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if size > HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(file.read(size))
+        envelope_bytes = header["envelope"]
+        if type(envelope_bytes) is not int or not 0 < envelope_bytes <= ENVELOPE_BYTES_MAX:
+            raise ValueError("the envelope's size")
+        return envelope_bytes, [_part(value) for value in header["parts"]]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleCorrupt(f"the parcel's header cannot be read ({error}): send it again") from error
+
+
+def _part(value: Mapping[str, object]) -> Part:
+    sha256, how, size, base = value["sha256"], value["how"], value["bytes"], value["base"]
+    if not (isinstance(sha256, str) and isinstance(base, str) and type(size) is int and size >= 0 and how in HOWS):
+        raise ValueError("a part")
+    if len(sha256) != _SHA256_DIGITS or len(base) not in (0, _SHA256_DIGITS):
+        raise ValueError("a part's digest")
+    return Part(sha256, str(how), size, base)
+
+
+def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
+    path = held.get(sha256)
+    try:
+        if path is None:
+            raise FileNotFoundError(None, "it is in no slot", sha256)
+        return path.open("rb")
+    except OSError as error:
+        raise BundleCorrupt(f"the parcel lacks {what}, and here {error.strerror}: send the whole bundle") from error
+
+
+def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise BundleCorrupt("the parcel needs the package zstandard, which is missing here: bootstrap again") from error
+    known = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
+    unpacker = zstandard.ZstdDecompressor(dict_data=known, max_window_size=WINDOW_BYTES_MAX)
+    try:
+        with unpacker.stream_reader(packed, read_size=_CHUNK_BYTES, closefd=False) as reader:
+            copy_entry(cast(BinaryIO, reader), entry, write)
+            if reader.read(1):
+                raise BundleCorrupt(f"the part of {entry.path} yields more than was signed: send it again")
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise BundleCorrupt(f"the part of {entry.path} cannot be unpacked ({error}): send it again") from error
+
+
+class _Range:
+    """The next `left` bytes of a file."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file, self._left = file, left
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data

@@ -1,0 +1,93 @@
+"""DSSE envelopes: a manifest and who says that it is theirs.
+
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Whoever only reads what was verified when it was
+installed, as a worker does, needs no cryptography: that is in `edgert.bundle.signing`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgert.errors import BundleCorrupt, SignatureInvalid
+
+if TYPE_CHECKING:
+    from edgert.bundle.signing import PublicKey, SigningKey
+
+ENVELOPE_NAME = "manifest.dsse.json"  # in a bundle and in a slot
+PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
+
+
+def sign(payload: bytes, key: SigningKey) -> bytes:
+    """The DSSE envelope of `payload`. The same payload and key always give the same bytes."""
+    signature = key.key.sign(_pre_authentication_encoding(PAYLOAD_TYPE, payload))
+    return _canonical(payload, (key.public.key_id,), (signature,))
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A parsed DSSE envelope whose signature nobody has checked yet. `raw` is the envelope as it came."""
+
+    raw: bytes
+    payload: bytes
+    key_ids: tuple[str, ...]
+    signatures: tuple[bytes, ...]
+
+    def verify(self, trusted: tuple[PublicKey, ...]) -> PublicKey:
+        """The trusted key that signed the payload. Raises SignatureInvalid."""
+        signed = _pre_authentication_encoding(PAYLOAD_TYPE, self.payload)
+        for key in trusted:
+            for key_id, signature in zip(self.key_ids, self.signatures, strict=True):
+                if key_id == key.key_id and key.made(signature, signed):
+                    return key
+        known = ", ".join(key.key_id for key in trusted) or "none"
+        named = ", ".join(self.key_ids) or "none"
+        if any(key.key_id in self.key_ids for key in trusted):
+            raise SignatureInvalid(f"the signature of key {named} does not match the manifest: the bundle was changed")
+        raise SignatureInvalid(
+            f"the bundle is signed by key {named}; this device trusts {known}. "
+            "Sign with a trusted key (edgert build --key), or add the key to the device (edgert bootstrap)"
+        )
+
+
+def parse_envelope(data: bytes) -> Envelope:
+    """Raises BundleCorrupt when `data` is no DSSE envelope of ours."""
+    try:
+        value = json.loads(data)
+        if value["payloadType"] != PAYLOAD_TYPE:
+            raise BundleCorrupt(f"the envelope's payload is {value['payloadType']!r}, not {PAYLOAD_TYPE}")
+        entries = value["signatures"]
+        if not 1 <= len(entries) <= 16:
+            raise BundleCorrupt(f"the envelope has {len(entries)} signatures; 1 to 16 are allowed")
+        envelope = Envelope(
+            raw=data,
+            payload=base64.b64decode(value["payload"], validate=True),
+            key_ids=tuple(str(entry["keyid"])[:64] for entry in entries),
+            signatures=tuple(base64.b64decode(entry["sig"], validate=True) for entry in entries),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise BundleCorrupt(f"the bundle's envelope cannot be read: {type(error).__name__}") from error
+    # Base64 and JSON can say the same in several ways; only one is taken, so that every changed byte shows.
+    if _canonical(envelope.payload, envelope.key_ids, envelope.signatures) != data:
+        raise BundleCorrupt("the bundle's envelope is not in its one form: the bundle was changed")
+    return envelope
+
+
+def _canonical(payload: bytes, key_ids: tuple[str, ...], signatures: tuple[bytes, ...]) -> bytes:
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [
+            {"keyid": key_id, "sig": base64.b64encode(signature).decode()}
+            for key_id, signature in zip(key_ids, signatures, strict=True)
+        ],
+    }
+    return json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's PAE: what is signed is the type and the payload, each with its length in front."""
+    return b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(payload), payload)

@@ -1,0 +1,277 @@
+"""The manifest: all that a bundle says about itself. A value, checked once where it enters.
+
+Canonical form is JSON with sorted keys, no spaces, ASCII: the same manifest always has the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgert.bundle.expiry import expiry_time
+from edgert.bundle.rules import (
+    Classify,
+    Detect,
+    Preprocess,
+    check_rules,
+    classify_of,
+    detect_of,
+    preprocess_of,
+    strings_of,
+)
+from edgert.errors import BundleError, NotCompatible, RequestError
+from edgert.tensors import TensorSpec
+
+FORMAT = 1
+MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+FILE_PATH = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){0,7}")
+FILE_PATH_LENGTH_MAX = 100  # what a USTAR header holds
+FILES_MAX = 512
+FILE_BYTES_MAX = 8 * 1024**3 - 1  # likewise
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One regular file of the bundle."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The receipt of the accuracy gate: `metric` on `samples` hold-out samples, FP32 source against artifact."""
+
+    metric: str
+    samples: int
+    fp32: float
+    artifact: float
+    max_drop: float
+
+    @property
+    def drop(self) -> float:
+        return self.fp32 - self.artifact
+
+    @property
+    def passed(self) -> bool:
+        # Accuracies are ratios of counts: a drop equal to the limit must not fail on rounding.
+        return self.drop <= self.max_drop + 1e-9
+
+
+@dataclass(frozen=True)
+class ArtifactEntry:
+    """One engine's form of the model.
+
+    `entry` is the file the engine opens, `files` all that it needs, `golden_outputs` one file an output.
+    `golden_atol` is, per output, how far (absolute, in the output's unit) a device's answer to the golden
+    inputs may lie from the golden outputs.
+    """
+
+    id: str
+    engine: str
+    precision: str
+    entry: str
+    files: tuple[str, ...]
+    golden_outputs: tuple[str, ...]
+    golden_atol: tuple[float, ...]
+    accuracy: Accuracy
+    tools: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TargetEntry:
+    """Which artifacts serve a device profile, best first, and on which processors (`uname -m`; none: any).
+
+    `reference` is the FP32 artifact that live answers may be compared with; "" where the bundle carries none.
+    """
+
+    profile: str
+    machines: tuple[str, ...]
+    artifacts: tuple[str, ...]
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a bundle holds and promises. `downgrade` lets a device go back to this older release.
+
+    `expires` is until when it may be installed, as 2027-02-19T08:00:00Z; "" for ever. What is installed serves on.
+    """
+
+    model: str
+    release: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    files: tuple[FileEntry, ...]
+    artifacts: tuple[ArtifactEntry, ...]
+    targets: tuple[TargetEntry, ...]
+    golden_inputs: tuple[str, ...]
+    source_sha256: str
+    source_size_bytes: int
+    preprocess: Preprocess | None = None
+    classify: Classify | None = None
+    detect: Detect | None = None
+    downgrade: bool = False
+    expires: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def artifact(self, artifact_id: str) -> ArtifactEntry:
+        return next(a for a in self.artifacts if a.id == artifact_id)
+
+    def file(self, path: str) -> FileEntry:
+        return next(f for f in self.files if f.path == path)
+
+    def files_for(self, target: TargetEntry) -> list[FileEntry]:
+        """What a device of `target` keeps: its artifacts, the reference, and what they are checked by."""
+        paths = set(self.golden_inputs)
+        for name in (*target.artifacts, target.reference or target.artifacts[0]):
+            artifact = self.artifact(name)
+            paths |= {*artifact.files, *artifact.golden_outputs}
+        return [entry for entry in self.files if entry.path in paths]
+
+    def target_for(self, profile: str, machine: str) -> TargetEntry:
+        """The target that a device of `profile` takes. Raises NotCompatible, naming what the bundle has."""
+        for target in self.targets:
+            if target.profile != profile:
+                continue
+            if target.machines and machine not in target.machines:
+                raise NotCompatible(
+                    f"target {profile} is for {', '.join(target.machines)}; this device is {machine}: "
+                    "give the device the profile that fits it"
+                )
+            return target
+        names = ", ".join(t.profile for t in self.targets)
+        raise NotCompatible(
+            f"the bundle is built for {names}; this device is a {profile}: build with --target {profile}"
+        )
+
+    def to_bytes(self) -> bytes:
+        value = asdict(self)
+        value["format"] = FORMAT
+        for group in ("inputs", "outputs"):
+            value[group] = [spec.as_json() for spec in getattr(self, group)]
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Raises BundleError when `data` is not a manifest that this version reads."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise BundleError(
+                    f"the bundle has format {value['format']!r}, this version reads {FORMAT}: update edgert on the device"
+                )
+            return _manifest(value)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RequestError) as error:
+            raise BundleError(f"the manifest cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _manifest(value: dict[str, Any]) -> Manifest:
+    preprocess, classify, detect = (value.get(name) for name in ("preprocess", "classify", "detect"))
+    return Manifest(
+        model=str(value["model"]),
+        release=int(value["release"]),
+        inputs=tuple(TensorSpec.from_json(v) for v in value["inputs"]),
+        outputs=tuple(TensorSpec.from_json(v) for v in value["outputs"]),
+        files=tuple(FileEntry(str(v["path"]), int(v["size_bytes"]), str(v["sha256"])) for v in value["files"]),
+        artifacts=tuple(_artifact(v) for v in value["artifacts"]),
+        targets=tuple(
+            TargetEntry(
+                str(v["profile"]), strings_of(v["machines"]), strings_of(v["artifacts"]), str(v.get("reference", ""))
+            )
+            for v in value["targets"]
+        ),
+        golden_inputs=strings_of(value["golden_inputs"]),
+        source_sha256=str(value["source_sha256"]),
+        source_size_bytes=int(value["source_size_bytes"]),
+        preprocess=None if preprocess is None else preprocess_of(preprocess),
+        classify=None if classify is None else classify_of(classify),
+        detect=None if detect is None else detect_of(detect),
+        downgrade=bool(value["downgrade"]),
+        expires=str(value.get("expires", "")),
+    )
+
+
+def _artifact(value: dict[str, Any]) -> ArtifactEntry:
+    accuracy = value["accuracy"]
+    return ArtifactEntry(
+        id=str(value["id"]),
+        engine=str(value["engine"]),
+        precision=str(value["precision"]),
+        entry=str(value["entry"]),
+        files=strings_of(value["files"]),
+        golden_outputs=strings_of(value["golden_outputs"]),
+        golden_atol=tuple(float(v) for v in value["golden_atol"]),
+        accuracy=Accuracy(
+            metric=str(accuracy["metric"]),
+            samples=int(accuracy["samples"]),
+            fp32=float(accuracy["fp32"]),
+            artifact=float(accuracy["artifact"]),
+            max_drop=float(accuracy["max_drop"]),
+        ),
+        tools={str(k): str(v) for k, v in value["tools"].items()},
+    )
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise BundleError unless every name, reference and limit of `manifest` holds."""
+    if not MODEL_NAME.fullmatch(manifest.model):
+        raise BundleError(f"model name {manifest.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
+    if manifest.expires:
+        try:
+            expiry_time(manifest.expires)
+        except ValueError as error:
+            raise BundleError(f"expires {manifest.expires[:40]!r}: it reads like 2027-02-19T08:00:00Z") from error
+    if not 1 <= manifest.release < 2**53:
+        raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
+    if not (manifest.inputs and manifest.outputs and manifest.artifacts and manifest.targets):
+        raise BundleError("a bundle needs at least one input, output, artifact and target")
+    _check_files(manifest.files)
+    paths = {file.path for file in manifest.files}
+    for artifact in manifest.artifacts:
+        _check_artifact(artifact, manifest, paths)
+    _check_unique("artifact", [a.id for a in manifest.artifacts])
+    _check_unique("target", [t.profile for t in manifest.targets])
+    _check_unique("input", [s.name for s in manifest.inputs])
+    _check_unique("output", [s.name for s in manifest.outputs])
+    ids = {a.id for a in manifest.artifacts}
+    for target in manifest.targets:
+        if not target.artifacts or not {*target.artifacts, target.reference or target.artifacts[0]} <= ids:
+            raise BundleError(f"target {target.profile} names artifacts that the bundle does not hold")
+    if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
+        raise BundleError("golden inputs must be one file of the bundle per input")
+    check_rules(manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs)
+
+
+def _check_files(files: tuple[FileEntry, ...]) -> None:
+    if len(files) > FILES_MAX:
+        raise BundleError(f"the bundle names {len(files)} files; at most {FILES_MAX} are allowed")
+    _check_unique("file", [file.path for file in files])
+    for file in files:
+        if len(file.path) > FILE_PATH_LENGTH_MAX or not FILE_PATH.fullmatch(file.path) or ".." in file.path:
+            raise BundleError(f"file name {file.path[:120]!r} is not allowed in a bundle")
+        if not 0 <= file.size_bytes <= FILE_BYTES_MAX:
+            raise BundleError(f"file {file.path} is {file.size_bytes} bytes; at most {FILE_BYTES_MAX} are allowed")
+        if not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+            raise BundleError(f"file {file.path} has no SHA-256")
+
+
+def _check_artifact(artifact: ArtifactEntry, manifest: Manifest, paths: set[str]) -> None:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", artifact.id):
+        raise BundleError(f"artifact id {artifact.id[:80]!r} is not allowed")
+    if artifact.entry not in artifact.files or not {*artifact.files, *artifact.golden_outputs} <= paths:
+        raise BundleError(f"artifact {artifact.id} names files that the bundle does not hold")
+    if not len(artifact.golden_outputs) == len(artifact.golden_atol) == len(manifest.outputs):
+        raise BundleError(f"artifact {artifact.id} must have golden values and a tolerance for each output")
+    if not all(0 <= atol < float("inf") for atol in artifact.golden_atol):
+        raise BundleError(f"artifact {artifact.id} has a tolerance that is no finite number")
+
+
+def _check_unique(what: str, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        raise BundleError(f"two entries of kind {what} in the manifest have the same name")

@@ -1,0 +1,1 @@
+"""Check what a device serves: golden samples, health, self-test, and benchmarks."""

@@ -1,0 +1,232 @@
+"""How fast artifacts are on this machine: the engine alone, one sample at a time, without a daemon.
+
+A folder holds what is measured: `bench.json`, the artifacts, and one `.npy` file an input with one sample.
+
+    {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
+     "artifacts": [{"id", "engine", "path", "sha256"}]}
+
+`Piece`s of other origin, such as what serves, may be measured beside those of a folder.
+
+First each artifact for itself: on 1, 2, 4 ... threads, to find out which are best. Then all of them in turn, round
+after round, each on its best threads: what else the machine does meanwhile then hits all of them alike. A figure is
+the median over the rounds of each round's median.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert import machine as host
+from edgert.checks import golden_samples as golden
+from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.tensors import TensorSpec
+from edgert.versions.installed import InstalledVersion, check_files
+
+SPEC = "bench.json"
+SPEC_BYTES_MAX = 1024**2
+FORMAT = 1
+ARTIFACTS_MAX = 64
+ROUNDS_MIN = 5
+ROUND_RUNS_MIN = 3
+ROUND_S = 0.02  # of one artifact, in one round
+TRIAL_S = 0.2  # of one number of threads
+WARM_RUNS = 3
+
+Clock = Callable[[], float]
+Arrays = list[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An artifact to measure, under a name, and the sample it is asked."""
+
+    name: str
+    artifact: LocalArtifact
+    sample: Arrays
+
+
+def read_work(folder: Path) -> list[Piece]:
+    """What the folder holds. Raises ConfigInvalid where `folder` is not such a folder."""
+    try:
+        data = (folder / SPEC).read_bytes()
+        if len(data) > SPEC_BYTES_MAX:
+            raise ConfigInvalid(f"{folder / SPEC} has {len(data)} bytes; at most {SPEC_BYTES_MAX}")
+        value = json.loads(data)
+        if value["format"] != FORMAT or not 1 <= len(value["artifacts"]) <= ARTIFACTS_MAX:
+            raise ValueError(f"format {FORMAT} with 1 to {ARTIFACTS_MAX} artifacts is read")
+        inputs, outputs = (tuple(map(TensorSpec.from_json, value[key])) for key in ("inputs", "outputs"))
+        artifacts = []
+        for one in value["artifacts"]:
+            path = _inside(folder, one["path"])
+            local = LocalArtifact(str(one["engine"]), path, inputs, outputs, str(one["sha256"]))
+            artifacts.append((str(one["id"]), local))
+        sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read {error.filename or folder}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:
+        if isinstance(error, ConfigInvalid):
+            raise
+        raise ConfigInvalid(f"{folder / SPEC} does not say what to measure: {type(error).__name__}: {error}") from error
+    return [Piece(name, local, sample) for name, local in artifacts]
+
+
+def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
+    """What serves, as it lies in its slot. Raises BundleCorrupt."""
+    artifact = version.manifest.artifact(artifact_id)
+    check_files(version, artifact)
+    name = f"live: {artifact_id} of release {version.manifest.release}"
+    return Piece(name, version.local(artifact), next(golden.samples(version)))
+
+
+def bench(
+    work: Sequence[Piece],
+    seconds: float,
+    cache_dir: Path,
+    progress: Callable[[str], None],
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
+    """Measure for about `seconds` (more where one run takes long). One that cannot be run is reported with its error."""
+    results: list[dict[str, Any]] = []
+    sessions: list[tuple[dict[str, Any], Session, Arrays]] = []
+    before_c = host.temp_c()
+    try:
+        for piece in work:
+            progress(f"{piece.name}: loading, and trying numbers of threads")
+            result: dict[str, Any] = {"id": piece.name, "engine": piece.artifact.engine}
+            results.append(result)
+            try:
+                session = _opened(piece.artifact, piece.sample, cache_dir, result, progress, clock)
+                sessions.append((result, session, piece.sample))
+            except EdgeRTError as error:
+                result["error"] = {"code": error.code, "message": error.message}
+                progress(f"{piece.name}: {error.message}")
+        progress(f"measuring {len(sessions)} artifacts in turn for {seconds:g} s")
+        _in_turn(sessions, seconds, clock)
+    finally:
+        for _, session, _ in sessions:
+            session.close()
+    return {
+        "mode": "engine",
+        "machine": machine(),
+        "temp_c": {"before": before_c, "after": host.temp_c()},
+        "results": results,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    return {"machine": platform.machine(), "cpu": _cpu(), "cpus": len(os.sched_getaffinity(0))}
+
+
+def _opened(
+    artifact: LocalArtifact,
+    sample: Arrays,
+    cache_dir: Path,
+    result: dict[str, Any],
+    progress: Callable[[str], None],
+    clock: Clock,
+) -> Session:
+    """A warm session on the number of threads that answers fastest; what it found is noted in `result`."""
+    engine = engine_by_name(artifact.engine)
+    result["engine_version"] = engine.version()
+    engine.prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
+    base_bytes = host.rss_bytes() or 0  # the engine's libraries are loaded by now
+    times: dict[int, float] = {}
+    session, best = None, 0
+    for threads in _threads(artifact.engine):
+        began = clock()
+        tried = engine.load(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
+        try:
+            for _ in range(WARM_RUNS):
+                tried.run(sample)
+            result.setdefault("load_s", round(clock() - began, 4))
+            times[threads] = statistics.median(_runs(tried, sample, TRIAL_S, clock))
+        except BaseException:
+            tried.close()
+            if session is not None:
+                session.close()
+            raise
+        # Two sessions at once, never more: weights may be large.
+        if session is None or times[threads] < times[best]:
+            if session is not None:
+                session.close()
+            session, best = tried, threads
+        else:
+            tried.close()
+    assert session is not None
+    result["memory_mb"] = round(max(0, (host.rss_bytes() or 0) - base_bytes) / 1e6, 1)
+    result["threads"] = best
+    result["threads_ms"] = {str(threads): round(1e3 * s, 5) for threads, s in times.items()}
+    return session
+
+
+def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Arrays]], seconds: float, clock: Clock) -> None:
+    medians: list[list[float]] = [[] for _ in sessions]
+    runs: list[list[float]] = [[] for _ in sessions]
+    until = clock() + seconds
+    rounds = 0
+    while sessions and (rounds < ROUNDS_MIN or clock() < until):
+        for i, (_, session, sample) in enumerate(sessions):
+            found = _runs(session, sample, ROUND_S, clock)
+            medians[i].append(statistics.median(found))
+            runs[i] += found
+        rounds += 1
+    for (result, _, _), rounds_s, runs_s in zip(sessions, medians, runs, strict=True):
+        result["p50_ms"] = round(1e3 * statistics.median(rounds_s), 5)
+        for share in (90, 95, 99):
+            result[f"p{share}_ms"] = round(1e3 * float(np.percentile(runs_s, share)), 5)
+        result["per_s"] = round(len(runs_s) / sum(runs_s), 2) if sum(runs_s) else 0.0
+        result["runs"] = len(runs_s)
+
+
+def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[float]:
+    """Seconds of single runs: at least ROUND_RUNS_MIN of them, for about `s_max`."""
+    found: list[float] = []
+    while len(found) < ROUND_RUNS_MIN or sum(found) < s_max:
+        began = clock()
+        session.run(sample)
+        found.append(clock() - began)
+    return found
+
+
+def _threads(engine: str) -> tuple[int, ...]:
+    if engine in UNTHREADED:
+        return (1,)
+    cpus = len(os.sched_getaffinity(0))
+    return tuple(n for n in (1, 2, 4, 8, 16) if n < cpus) + (cpus,)
+
+
+def _inside(folder: Path, name: Any) -> Path:
+    path = folder / str(name)
+    if Path(str(name)).is_absolute() or ".." in Path(str(name)).parts:
+        raise ValueError(f"{str(name)[:80]!r} lies outside of the folder")
+    return path
+
+
+def _cpu() -> str:
+    """The processor's name as Linux has it; ARM's often has none, a board's model then stands for it."""
+    for path, key in (("/proc/cpuinfo", "model name"), ("/proc/cpuinfo", "Model")):
+        try:
+            for line in Path(path).read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == key and value.strip():
+                    return value.strip()
+        except OSError:
+            break
+    try:
+        return Path("/proc/device-tree/model").read_text().strip("\0 \n")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""The clients of the daemon: blocking, asyncio, and what both share."""

@@ -1,0 +1,88 @@
+"""Where the supervisor takes the commands of `edgertd`: one JSON line in, one out, each connection under a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgert.errors import EdgeRTError, ProtocolError
+from edgert.protocol.control import LINE_BYTES_MAX, error_answer
+
+CONTROL_S_MAX = 5.0
+
+
+@dataclass(eq=False)
+class ControlClient:
+    """A command's connection: one JSON line in, one out."""
+
+    sock: socket.socket
+    until_s: float
+    data: bytearray = field(default_factory=bytearray)
+
+    def reply(self, value: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a command that went away needs no answer
+            self.sock.setblocking(True)
+            self.sock.settimeout(1.0)
+            self.sock.sendall(json.dumps(value).encode() + b"\n")
+        self.sock.close()
+
+
+class ControlDesk:
+    """Gives each request to `obey`, which replies now or later. All on the supervisor's thread."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        obey: Callable[[ControlClient, dict[str, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._selector, self._obey, self._clock = selector, obey, clock
+        self._waiting: set[ControlClient] = set()
+
+    def accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        client = ControlClient(sock, self._clock() + CONTROL_S_MAX)
+        self._waiting.add(client)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._more(client))
+
+    def tick(self) -> None:
+        """Drop whose time is up."""
+        now_s = self._clock()
+        for client in [c for c in self._waiting if now_s > c.until_s]:
+            self._leave(client)
+            client.sock.close()
+
+    def due_s(self) -> float | None:
+        return min((client.until_s for client in self._waiting), default=None)
+
+    def _more(self, client: ControlClient) -> None:
+        try:
+            data = client.sock.recv(LINE_BYTES_MAX)
+        except OSError:
+            data = b""
+        client.data += data
+        if data and not client.data.endswith(b"\n") and len(client.data) < LINE_BYTES_MAX:
+            return
+        self._leave(client)
+        if not data:
+            client.sock.close()
+            return
+        try:
+            self._obey(client, json.loads(client.data))
+        except EdgeRTError as error:
+            client.reply(error_answer(error))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
+
+    def _leave(self, client: ControlClient) -> None:
+        self._waiting.discard(client)
+        self._selector.unregister(client.sock)

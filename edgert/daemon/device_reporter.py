@@ -1,0 +1,94 @@
+"""What the supervisor tells the fleet: events, and where each model's slots stand.
+
+Telemetry is imported when there is something to say, so that a supervisor that only accepts stays small. A
+spool that refuses is logged and costs the message, never the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from edgert.config import DeviceConfig, StateDir
+from edgert.errors import EdgeRTError
+from edgert.versions.slots import SlotStore
+
+if TYPE_CHECKING:
+    from edgert.telemetry.spool import Spool
+
+REASON_LENGTH_MAX = 300
+QUEUE_MAX = 256
+CLOSE_S_MAX = 2.0
+
+
+class DeviceReporter:
+    """Writes a device's own messages into its spool, in a thread of its own: a disk that is slow, or a spool that
+    another process holds, must not keep the supervisor from accepting. Payloads are flat: text, numbers, booleans.
+    """
+
+    def __init__(self, state: StateDir, config: DeviceConfig, boot: str, log: Callable[[str], None]) -> None:
+        self._state, self._config, self._boot, self._log = state, config, boot, log
+        self._queue: queue.Queue[Callable[[Spool], object] | None] = queue.Queue(QUEUE_MAX)
+        self._thread: threading.Thread | None = None
+
+    def event(self, name: str, model: str, fields: dict[str, Any]) -> None:
+        """Something happened to `model`."""
+        from edgert.telemetry.messages import Topics
+        from edgert.telemetry.reporter import append_event
+
+        flat = {k: v[:REASON_LENGTH_MAX] if isinstance(v, str) else v for k, v in fields.items()}
+        topics, ts_ms = Topics(self._config.site, self._config.device), int(time.time() * 1000)
+        self._put(lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat))
+
+    def slots(self, stores: Iterable[SlotStore]) -> None:
+        """The state of every model's slots, retained by the broker."""
+        from edgert.telemetry.messages import Topics, envelope, release_id
+
+        fields: dict[str, object] = {**envelope(ts_ms=int(time.time() * 1000), boot=self._boot)}
+        for store in stores:
+            model = store.folder.name
+            try:
+                slots = store.read()
+            except EdgeRTError as error:
+                self._log(f"{model}: {error.message}")
+                continue
+            active, spare = slots.version(slots.active), slots.version(slots.spare)
+            fields[f"{model}_state"] = slots.state.value
+            fields[f"{model}_active"] = release_id(active.release) if active else "none"
+            fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"
+        topic = Topics(self._config.site, self._config.device).deploy
+        self._put(lambda spool: spool.retain(topic, fields))
+
+    def close(self) -> None:
+        """Write what waits, for at most CLOSE_S_MAX."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join(CLOSE_S_MAX)
+
+    def _put(self, write: Callable[[Spool], object]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="device-reporter", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(write)
+        except queue.Full:
+            self._log("telemetry: the spool takes nothing; a message of the device is lost")
+
+    def _run(self) -> None:
+        from edgert.telemetry.spool import Spool
+
+        while (write := self._queue.get()) is not None:
+            try:
+                spool = Spool(self._state.spool, log=self._log)
+                try:
+                    write(spool)
+                finally:
+                    spool.close()
+            except EdgeRTError as error:
+                self._log(f"telemetry: not recorded: {error.message}")

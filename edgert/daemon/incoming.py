@@ -1,0 +1,69 @@
+"""What hosts left in `STATE/incoming` when they died or lost the link: cleared away by the daemon, and only by it.
+
+A transfer that was cut can be gone on with for PARTIAL_S_MAX after its last byte; everything else there belongs to a
+command that lives for minutes. Ages are by the wall clock, which on a device without a battery may jump by years: so
+nothing is removed while the clock is known to follow no time source, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgert import machine as host
+
+PARTIAL_S_MAX = 7 * 86400.0  # between the last byte of a cut transfer and its end here
+LEFT_S_MAX = 86400.0  # for whole files and folders: an install, a bench
+WATCHED_S_MIN = 6 * 3600.0
+LOOK_S = 3600.0
+
+
+@dataclass
+class IncomingCare:
+    """Looks after `folder` when `tick` is called; `clock` is monotonic. `said` hears what was removed."""
+
+    folder: Path
+    said: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    clock_synced: Callable[[], bool | None] = host.clock_synced
+    due_s: float = 0.0
+    _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
+
+    def tick(self) -> None:
+        now_s = self.clock()
+        if now_s < self.due_s:
+            return
+        self.due_s = now_s + LOOK_S
+        wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
+        for path in self._entries():
+            try:
+                found = path.lstat()
+            except OSError:  # its command has just removed it
+                continue
+            known = (path.name, found.st_size, found.st_mtime)
+            seen[known] = self._seen.get(known, now_s)
+            limit_s = PARTIAL_S_MAX if path.name.endswith(".part") else LEFT_S_MAX
+            watched = now_s - seen[known] >= WATCHED_S_MIN
+            if may_remove and watched and wall_s - found.st_mtime > limit_s:
+                self._remove(path)
+        self._seen = seen
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.folder.iterdir())
+        except OSError:
+            return []
+
+    def _remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            try:
+                path.unlink()
+            except OSError:  # the next look tries again
+                return
+        self.said(f"{path} was left behind by a host, and is removed")

@@ -1,0 +1,1 @@
+"""The local protocols without sockets of their own: tensor frames, shared memory, control messages."""

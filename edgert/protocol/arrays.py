@@ -1,0 +1,63 @@
+"""NumPy arrays as tensors of the local protocol, and back. Both ends of the socket use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.protocol import wire
+from edgert.tensors import DATATYPES, NUMPY_NAMES
+
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # how JPEG and PNG files begin
+COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
+
+# The same few shapes travel again and again.
+_DESCRIPTORS: dict[tuple[int, np.dtype[Any], tuple[int, ...]], bytes] = {}
+DESCRIPTORS_MAX = 1024
+
+_DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
+
+
+def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
+    """`array` as tensor `number` of a frame. Small arrays are copied; of others the memory itself is sent."""
+    shape = array.shape
+    key = (number, array.dtype, shape)
+    described = _DESCRIPTORS.get(key)
+    if described is None:
+        described = _describe(key)
+    if array.nbytes <= COPY_BYTES_MAX:
+        return wire.OutTensor(described, array.tobytes())
+    return wire.OutTensor(described, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:
+    """A view over a received tensor; valid as long as the frame's buffer is."""
+    return np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
+    number, dtype, shape = key
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if len(_DESCRIPTORS) >= DESCRIPTORS_MAX:
+        _DESCRIPTORS.clear()
+    described = _DESCRIPTORS[key] = wire.descriptor(number, DATATYPES[dtype.name], shape, nbytes)
+    return described
+
+
+def looks_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    """The shapes and dtypes of arrays, to compare with those of others."""
+    if len(arrays) == 1:
+        return arrays[0].shape, arrays[0].dtype
+    return tuple((array.shape, array.dtype) for array in arrays)
+
+
+def places(arrays: Sequence[NDArray[Any]], memory: bytearray | memoryview) -> list[NDArray[Any]]:
+    """Where the tensors of a frame of these arrays lie in the memory that holds the frame."""
+    found, at = [], 64 + 64 * len(arrays)
+    for array in arrays:
+        found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        at += (array.nbytes + 63) & ~63
+    return found

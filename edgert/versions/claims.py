@@ -1,0 +1,131 @@
+"""Claims: which deployment works on a model now, so that two do not undo each other's steps.
+
+A deployment is several commands over minutes, and no process on the device lives through it. So it takes a
+claim: a token, and until when it lasts. Each of its commands shows the token, which makes the claim last longer;
+one whose host has vanished runs out by itself, and a reboot ends it. A command that shows no token is not held
+up: claims keep deployments apart, they are not a permission.
+
+    STATE/claims/<model>.json    the claim, there until it is released
+    STATE/claims/lock            held while one is changed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgert.errors import DeployUnderWay, StorageFailed
+from edgert.versions.slots import BootClock, seconds_left
+
+LASTS_S_MAX = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One deployment's hold on `model`. `since` is wall clock, for people; it ends by this boot's own clock."""
+
+    token: str
+    model: str
+    by: str
+    since: str
+    lasts_s: float
+    boot_id: str
+    ends_at_s: float
+
+
+class Claims:
+    """The claims of a device. `name` is the device's own, for messages."""
+
+    def __init__(self, state: Path, name: str, clock: BootClock | None = None) -> None:
+        self.folder, self.name, self.clock = state / "claims", name, clock or BootClock()
+
+    def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
+        """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment known to be over.
+
+        Raises DeployUnderWay where another one has it.
+        """
+        with self._locked():
+            there = self._read(model)
+            if there is not None and not self._over(there) and there.token != instead_of:
+                raise DeployUnderWay(self._refusal(there))
+            since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
+            return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
+
+    def show(self, token: str) -> Claim:
+        """Go on under the claim `token`, which lasts as long again. Raises DeployUnderWay where another took its place."""
+        model = token.partition(".")[0]
+        with self._locked():
+            there = self._read(model)
+            if there is None or there.token != token:
+                raise DeployUnderWay(
+                    f"this deployment's claim on {model} ran out" + (f"; {self._refusal(there)}" if there else "")
+                )
+            return self._write(there)
+
+    def release(self, token: str) -> None:
+        """Let others begin; does nothing where the claim is another's by now."""
+        model = token.partition(".")[0]
+        with self._locked():
+            there = self._read(model)
+            if there is not None and there.token == token:
+                (self.folder / f"{model}.json").unlink(missing_ok=True)
+
+    def under_way(self) -> list[Claim]:
+        """The claims that last at this moment."""
+        found = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
+        return [claim for claim in found if claim is not None and not self._over(claim)]
+
+    def left_s(self, claim: Claim) -> float:
+        """How long it lasts where nobody shows it again."""
+        return seconds_left(self.clock, claim.boot_id, claim.ends_at_s)
+
+    def _over(self, claim: Claim) -> bool:
+        return not self.left_s(claim)
+
+    def _refusal(self, claim: Claim) -> str:
+        return (
+            f"another deploy of {claim.model} is under way on {self.name} (since {claim.since}, by {claim.by}); "
+            f"wait for its end: if nothing more comes of it, its claim runs out in {self.left_s(claim):.0f} s"
+        )
+
+    def _read(self, model: str) -> Claim | None:
+        try:
+            return Claim(**json.loads((self.folder / f"{model}.json").read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            return None  # torn by a power cut: it was of another boot
+
+    def _write(self, claim: Claim) -> Claim:
+        lasting = Claim(
+            **{**asdict(claim), "boot_id": self.clock.boot_id, "ends_at_s": self.clock.now_s() + claim.lasts_s}
+        )
+        path, beside = self.folder / f"{claim.model}.json", self.folder / f".{claim.model}.json.new"
+        try:
+            beside.write_text(json.dumps(asdict(lasting)))
+            beside.replace(path)
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+        return lasting
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Held for the time of a small read and write, never longer."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

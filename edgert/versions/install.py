@@ -1,0 +1,177 @@
+"""Install a bundle into a model's spare slot: verify, check that it is for this device, unpack, name it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert import machine as host
+from edgert.bundle.bundle_file import Bundle
+from edgert.bundle.delta import Parcel, open_delivery
+from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
+from edgert.bundle.expiry import check_expiry
+from edgert.bundle.manifest import FileEntry, Manifest
+from edgert.bundle.signing import read_keyring
+from edgert.config import DeviceConfig, StateDir
+from edgert.durable import sync_file
+from edgert.engines import EngineOptions, engine_by_name
+from edgert.errors import (
+    BundleError,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineFailed,
+    EngineMissing,
+    ReleaseTooOld,
+    StorageFailed,
+    TransitionRefused,
+)
+from edgert.versions.installed import InstalledVersion, load_version
+from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
+
+SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an install did. `already_active` where the very same content serves already."""
+
+    model: str
+    release: int
+    digest: str
+    already_active: bool
+
+
+def install(
+    path: Path,
+    state: StateDir,
+    config: DeviceConfig,
+    progress: Callable[[str], None] = lambda _: None,
+    trusted_time: Callable[[], float | None] = host.trusted_time,
+) -> Installed:
+    """Verify the bundle (or parcel of one) at `path` and put this device's part of it into the model's spare slot.
+
+    An expiry is heeded where `trusted_time` (seconds since 1970) knows what time it is; else `progress` hears that it
+    was not. What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
+    and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
+    """
+    ring = read_keyring(state.keys)
+    for complaint in ring.complaints:
+        progress(complaint)
+    trusted = ring.trusted
+    if not trusted:
+        raise ConfigInvalid(f"{state.keys} holds no public key: run edgert bootstrap from the host")
+    with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:
+        manifest = bundle.manifest
+        target = manifest.target_for(config.profile, config.machine)
+        _check_expiry(manifest, trusted_time(), progress)
+        store = SlotStore(state.models / manifest.model)
+        with store.installing():
+            before = store.read()
+            if _serves(before, bundle.digest):
+                bundle.verify_files()  # a damaged copy is refused, also where nothing needs to be done
+                return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
+            _check_release(manifest, bundle.digest, before)
+            store.collect()  # before the free space is counted
+            _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
+            _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
+            with store.locked():
+                store.put_staged(Version(manifest.release, bundle.digest, good=False))
+    return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
+
+
+def held_files(state: StateDir, model: str) -> dict[str, Path]:
+    """The files of the model's versions here, by the SHA-256 that their manifests state; the active version's first.
+
+    Nobody hashed them anew: who reads one compares.
+    """
+    store, found = SlotStore(state.models / model), dict[str, Path]()
+    slots = store.read()
+    for slot in dict.fromkeys((slots.active or slots.spare, *SLOT_NAMES)):
+        if slots.version(slot) is None:
+            continue
+        folder = store.slot_folder(slot)
+        try:
+            manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
+        except (OSError, BundleError):  # nothing of it can be relied on
+            continue
+        for entry in manifest.files:
+            path = folder / entry.path
+            if path.is_file() and path.stat().st_size == entry.size_bytes:
+                found.setdefault(entry.sha256, path)
+    return found
+
+
+def _serves(state: SlotState, digest: str) -> bool:
+    active = state.version(state.active)
+    return active is not None and active.digest == digest
+
+
+def _check_expiry(manifest: Manifest, now_s: float | None, progress: Callable[[str], None]) -> None:
+    if manifest.expires and now_s is None:
+        progress(f"not checked: it expires {manifest.expires}, and this device's clock follows no time source")
+    elif now_s is not None:
+        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", now_s)
+
+
+def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
+    if state.state in ON_TRIAL:  # said before minutes of unpacking, and again by the table
+        raise TransitionRefused("a version is on trial; mark-good or rollback it first")
+    if manifest.release < state.ratchet and not manifest.downgrade:
+        raise ReleaseTooOld(
+            f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
+            f"build with --release {state.ratchet + 1}, or sign a way back with --downgrade"
+        )
+    for slot in (state.a, state.b):
+        if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:
+            raise BundleError(
+                f"release {manifest.release} of {manifest.model} is here already with other content: "
+                f"build with --release {max(state.ratchet, manifest.release) + 1}"
+            )
+
+
+def _unpack(bundle: Bundle | Parcel, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:
+    manifest = bundle.manifest
+    need = sum(entry.size_bytes for entry in files) + SPARE_BYTES
+    free = shutil.disk_usage(stage.parent).free
+    if free < need:
+        raise StorageFailed(
+            f"{stage.parent} has {free // 1024**2} MB free, the bundle needs {need // 1024**2 + 1} MB: "
+            "free some space and install again"
+        )
+    progress(f"unpacking release {manifest.release} of {manifest.model}")
+    try:
+        try:
+            stage.mkdir()
+            with (stage / ENVELOPE_NAME).open("xb") as file:
+                file.write(bundle.envelope.raw)
+                sync_file(file)
+        except OSError as error:
+            raise StorageFailed(f"cannot write into {stage}: {error.strerror}") from error
+        bundle.unpack(stage, frozenset(entry.path for entry in files))
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
+def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
+    """Let each engine compile what it wants to have compiled, while the old version still serves.
+
+    An engine that cannot is passed over, as it will be when the model is loaded; where none can, or with `strict` the
+    first cannot, its error is raised.
+    """
+    options = EngineOptions(cache_dir=state.cache)
+    failures: list[EdgeRTError] = []
+    for artifact in version.artifacts:
+        try:
+            engine_by_name(artifact.engine).prepare(version.local(artifact), options, progress)
+        except (EngineMissing, EngineFailed) as error:
+            if config.serving.strict:
+                raise
+            failures.append(error)
+            progress(f"{artifact.id} cannot serve here: {error.message}")
+    if len(failures) == len(version.artifacts):
+        raise failures[0]
+    if version.reference is not None:
+        engine_by_name(version.reference.engine).prepare(version.local(version.reference), options, progress)

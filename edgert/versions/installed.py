@@ -1,0 +1,66 @@
+"""A version as it lies in a slot: read, checked against what was installed, ready to be loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
+from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert.config import DeviceConfig
+from edgert.engines import LocalArtifact
+from edgert.errors import BundleCorrupt
+
+
+@dataclass(frozen=True)
+class InstalledVersion:
+    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first.
+
+    `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
+    """
+
+    manifest: Manifest
+    digest: str
+    folder: Path
+    artifacts: tuple[ArtifactEntry, ...]
+    reference: ArtifactEntry | None = None
+
+    def local(self, artifact: ArtifactEntry) -> LocalArtifact:
+        entry = self.manifest.file(artifact.entry)
+        return LocalArtifact(
+            engine=artifact.engine,
+            path=self.folder / artifact.entry,
+            inputs=self.manifest.inputs,
+            outputs=self.manifest.outputs,
+            sha256=entry.sha256,
+        )
+
+
+def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
+    """Read a slot's manifest. Raises BundleCorrupt when it is not the one whose digest is given."""
+    try:
+        payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
+    except OSError as error:
+        raise BundleCorrupt(f"{folder} has no manifest: {error.strerror}") from error
+    if hashlib.sha256(payload).hexdigest() != digest:
+        raise BundleCorrupt(f"the manifest in {folder} is not the one that was installed: the disk may be failing")
+    manifest = Manifest.from_bytes(payload)
+    target = manifest.target_for(config.profile, config.machine)
+    reference = manifest.artifact(target.reference) if target.reference else None
+    artifacts = tuple(manifest.artifact(name) for name in target.artifacts)
+    return InstalledVersion(manifest, digest, folder, artifacts, reference)
+
+
+def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
+    """Hash the artifact's files as they lie on disk. Raises BundleCorrupt: cards and flash do rot."""
+    for path in artifact.files:
+        digest = hashlib.sha256()
+        try:
+            with (version.folder / path).open("rb") as file:
+                while chunk := file.read(1024**2):
+                    digest.update(chunk)
+        except OSError as error:
+            raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
+        if digest.hexdigest() != version.manifest.file(path).sha256:
+            raise BundleCorrupt(f"{version.folder / path} changed on disk since it was installed: deploy it again")

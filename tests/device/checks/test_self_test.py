@@ -1,0 +1,29 @@
+"""`edgertd self-test`: a runtime judges itself against the models that lie there, without a daemon."""
+
+from __future__ import annotations
+
+from edgert.config import read_config
+from edgert.versions.install import install
+from edgert.versions.slots import SlotStore
+from tests.support.devices import Device, a_device
+
+
+def put_live(device: Device, **options: object) -> None:
+    install(device.bundle(**options), device.state, read_config(device.state))
+    SlotStore(device.state.models / "echo").activate(60)
+
+
+def test_each_live_model_is_loaded_and_asked_its_golden_inputs() -> None:
+    with a_device(started=False) as device:
+        assert device.run("self-test")["models"] == []
+        put_live(device)
+        told = device.run("self-test", "echo")
+        assert [(m["model"], m["release"], m["engine"]) for m in told["models"]] == [("echo", 1, "null")]
+        assert not device.state.control_socket.exists()
+        assert device.run("self-test", "nothing", code=8)["error"]["code"] == "request.model_not_found"
+
+
+def test_wrong_answers_are_a_failure() -> None:
+    with a_device(started=False) as device:
+        put_live(device, golden_off_by=1.0)
+        assert device.run("self-test", code=9)["error"]["code"] == "device.health_check_failed"

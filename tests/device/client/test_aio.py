@@ -1,0 +1,492 @@
+"""The asyncio client against the real daemon, and against daemons that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert import AsyncClient
+from edgert.errors import (
+    DaemonUnreachable,
+    DeadlineExceeded,
+    EdgeRTError,
+    ModelNotFound,
+    RequestError,
+    ShuttingDown,
+    Unavailable,
+    WorkerLost,
+)
+from edgert.protocol import wire
+from tests.device.client.test_c_client import RESULT, WELCOME_FRAME, a_liar, changed
+from tests.support.devices import WAIT_S_MAX, Device, a_device
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+ONES = [1.0] * 4
+MOVED = wire.json_frame(wire.MOVED, {})
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """One test on a loop of its own. What asyncio would only log (a lost exception, say) fails the test."""
+
+    async def watched() -> None:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await asyncio.wait_for(coroutine, 120)
+        await asyncio.sleep(0)
+        assert complaints == []
+
+    asyncio.run(watched())
+
+
+def client(device: Device, **options: Any) -> AsyncClient:
+    return AsyncClient(device.socket, **{"timeout_s": 20.0, **options})
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + WAIT_S_MAX
+    while not true():
+        assert loop.time() < end, f"waited in vain: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def off_loop(work: Callable[[], Any]) -> Any:
+    """Commands of the device block; the loop goes on meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Device]:
+    """A device shared by the tests that leave it as it was."""
+    with a_device() as device:
+        device.put()
+        device.put(model="sum", op="sum")
+        device.put(model="slow", delay_s=0.3)
+        device.put(model="large", item_shape=(300_000,))
+        yield device
+
+
+def test_a_client_gets_its_own_answer(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            assert (await asking.infer("echo", ITEM))["y"].tolist() == ITEM.tolist()
+            assert (await asking.infer("sum", {"x": ITEM}))["y"].tolist() == [[10.0] * 4]
+            for _ in range(2):
+                assert (await asking.infer("echo", ITEM[0]))["y"].tolist() == ITEM[0].tolist()
+                assert (await asking.infer("echo", [1, 2, 3, 4.5]))["y"].tolist() == [1, 2, 3, 4.5]
+                assert (await asking.infer("echo", np.repeat(ITEM, 5, axis=0)))["y"].shape == (5, 4)
+                assert (await asking.infer("echo", np.repeat(ITEM, 2, axis=1)[:, ::2]))["y"].tolist() == ITEM.tolist()
+            assert {m["name"] for m in await asking.models()} == {"echo", "sum", "slow", "large"}
+            assert (await asking.metadata("echo"))["release"] == 1
+            assert await asking.labels("echo") == []
+
+    run(test())
+
+
+def test_a_response_says_where_the_time_went(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            first = await asking.request("echo", ITEM + 1)
+            again = await asking.infer("echo", ITEM + 1, trace=True)
+            uncached = await asking.request("echo", ITEM + 1, cache=False, priority="high")
+        assert (first.cache_hit, first.batch, first.release) == (False, 1, 1)
+        assert (again.cache_hit, again.batch, again.stages.engine_us) == (True, 0, 0)
+        assert uncached.cache_hit is False
+        assert again.outputs["y"].tolist() == (ITEM + 1).tolist()
+
+    run(test())
+
+
+def test_what_does_not_fit_is_refused_and_the_client_goes_on(serving: Device, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            with pytest.raises(RequestError, match=r"takes FP32 \[-1, 4\]"):
+                await asking.infer("echo", np.zeros((1, 5), np.float32))
+            with pytest.raises(RequestError, match="0 items"):
+                await asking.infer("echo", np.zeros((0, 4), np.float32))
+            with pytest.raises(RequestError, match="takes inputs"):
+                await asking.infer("echo", {"z": ITEM})
+            with pytest.raises(RequestError, match="priority"):
+                await asking.infer("echo", ITEM, priority="urgent")  # type: ignore[call-overload]  # wrong on purpose
+            with pytest.raises(ModelNotFound, match="echo"):
+                await asking.infer("nothing", ITEM)
+            assert (await asking.infer("echo", ITEM))["y"].tolist() == ITEM.tolist()
+        with pytest.raises(RequestError, match="closed"):
+            await asking.infer("echo", ITEM)
+        with pytest.raises(DaemonUnreachable, match="edgertd start"):
+            await AsyncClient(tmp_path / "none.sock").infer("echo", ITEM)
+
+    run(test())
+
+
+def shared_areas() -> int:
+    """How many areas shared with a daemon this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:edgert")
+
+
+def test_large_tensors_go_through_shared_memory_and_arrive_whole(serving: Device) -> None:
+    async def test() -> None:
+        gc.collect()  # an area of an earlier test goes with the error that held it
+        before = shared_areas()
+        for transport, areas in (("auto", 3), ("socket", 0)):
+            async with client(serving, transport=transport) as asking:
+                for values in ((1, 2, 3), (4, 5), (6, 7, 8)):
+                    sent = [np.full((1, 300_000), value, np.float32) for value in values]
+                    got = await asyncio.gather(*(asking.infer("large", one, cache=False) for one in sent))
+                    assert [(one["y"] == value).all() for one, value in zip(got, values, strict=True)] == [True] * len(
+                        values
+                    )
+                assert shared_areas() - before == areas
+            gc.collect()
+            assert shared_areas() == before
+        with pytest.raises(RequestError, match="auto, socket"):
+            AsyncClient(serving.socket, transport="pigeon")
+
+    run(test())
+
+
+def test_an_answer_is_the_callers_own(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            first = (await asking.infer("echo", ITEM))["y"]
+            second = (await asking.infer("echo", ITEM * 2))["y"]
+        assert (first.tolist(), second.tolist()) == (ITEM.tolist(), (ITEM * 2).tolist())
+        first[:] = 0  # and may be written to
+
+    run(test())
+
+
+def test_many_tasks_share_one_client_and_few_connections(serving: Device) -> None:
+    async def ask(asking: AsyncClient, i: int) -> bool:
+        return bool(np.array_equal((await asking.infer("echo", ITEM * i))["y"], ITEM * i))
+
+    async def test() -> None:
+        async with client(serving, connections_max=5) as asking:
+            answers = await asyncio.gather(*(ask(asking, i) for i in range(500)))
+            assert all(answers)
+            assert serving.serving("echo")["connections"] <= 5
+
+    run(test())
+
+
+def test_the_loop_is_free_while_the_engine_works(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+            turns = 0
+            while not request.done():
+                await asyncio.sleep(0.01)
+                turns += 1
+            assert (await request)["y"].tolist() == ITEM.tolist()
+            assert turns > 3
+
+    run(test())
+
+
+def test_megabytes_are_sent_and_received_in_pieces(serving: Device) -> None:
+    async def ask(asking: AsyncClient, i: int) -> None:
+        rows = np.arange(i, i + 3 * 300_000, dtype=np.float32).reshape(3, 300_000)
+        np.testing.assert_array_equal((await asking.infer("large", rows, cache=False))["y"], rows)
+
+    async def test() -> None:
+        async with client(serving) as asking:
+            for _ in range(2):
+                await asyncio.gather(*(ask(asking, i) for i in range(6)))
+            with pytest.raises(RequestError, match="at most"):
+                await asking.infer("large", np.zeros((60, 300_000), np.float32))
+
+    run(test())
+
+
+def test_a_request_past_its_time_is_refused_and_its_late_answer_meets_nobody(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving) as asking:
+            await asking.infer("slow", ITEM)
+            with pytest.raises(DeadlineExceeded):
+                await asking.infer("slow", ITEM, timeout_s=0.05, cache=False)
+            assert (await asking.infer("slow", ITEM * 2, cache=False))["y"].tolist() == (ITEM * 2).tolist()
+            with pytest.raises(DeadlineExceeded):
+                await asking.infer("slow", ITEM, timeout_s=0, cache=False)
+
+    run(test())
+
+
+def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving, connections_max=1) as asking:
+            for i in range(1, 4):
+                request = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+                await asyncio.sleep(0.05)
+                request.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await request
+                assert (await asking.infer("slow", ITEM * i, cache=False))["y"].tolist() == (ITEM * i).tolist()
+
+    run(test())
+
+
+def test_who_waits_for_a_turn_may_give_up_without_taking_it_from_others(serving: Device) -> None:
+    async def test() -> None:
+        async with client(serving, connections_max=1) as asking:
+            first = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+            await asyncio.sleep(0.05)
+            late = asyncio.ensure_future(asking.infer("slow", ITEM, timeout_s=0.05, cache=False))
+            cancelled = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+            last = asyncio.ensure_future(asking.infer("slow", ITEM * 3, cache=False))
+            with pytest.raises(DeadlineExceeded, match="other requests"):
+                await late
+            cancelled.cancel()
+            assert (await first)["y"].tolist() == ITEM.tolist()
+            assert (await last)["y"].tolist() == (ITEM * 3).tolist()
+            assert cancelled.cancelled()
+            # The turn and the cancellation arrive in one step of the loop.
+            first = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+            await asyncio.sleep(0.05)
+            second = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
+            first.add_done_callback(lambda _: second.cancel())
+            await first
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            assert (await asking.infer("slow", ITEM * 4, cache=False))["y"].tolist() == (ITEM * 4).tolist()
+
+    run(test())
+
+
+def test_a_client_outlives_its_loop_and_serves_one_loop_at_a_time(serving: Device) -> None:
+    asking = client(serving)
+
+    async def test() -> None:
+        assert (await asking.infer("echo", ITEM))["y"].tolist() == ITEM.tolist()
+
+    run(test())
+    run(test())
+
+    async def other() -> None:
+        await test()
+        with pytest.raises(RequestError, match="loop"):
+            await off_loop(lambda: asyncio.run(test()))
+        await asking.close()
+
+    run(other())
+
+
+@asynccontextmanager
+async def load(device: Device, tasks: int = 8) -> AsyncIterator[tuple[list[int], list[EdgeRTError]]]:
+    """Tasks of one client that ask without pause while the block runs: releases that answered, errors."""
+    stop = False
+    releases: list[int] = []
+    errors: list[EdgeRTError] = []
+
+    async def ask(asking: AsyncClient, number: int) -> None:
+        while not stop:
+            try:
+                response = await asking.request("echo", ITEM * number, cache=False)
+                assert response.outputs["y"].tolist() == (ITEM * number).tolist()
+                releases.append(response.release)
+            except EdgeRTError as error:
+                errors.append(error)
+                await asyncio.sleep(0.01)
+
+    async with client(device) as asking:
+        pool = [asyncio.ensure_future(ask(asking, i)) for i in range(tasks)]
+        try:
+            await until(lambda: len(releases) > 50, "the load has begun")
+            yield releases, errors
+        finally:
+            stop = True
+            await asyncio.gather(*pool)
+
+
+def test_hot_swaps_under_load_lose_no_request() -> None:
+    async def test(device: Device) -> None:
+        async with load(device) as (releases, errors):
+            for release in range(2, 6):
+                await off_loop(lambda release=release: device.put(release=release))  # type: ignore[misc]
+                seen = len(releases)
+                await until(lambda seen=seen: len(releases) > seen + 50, "the load goes on")  # type: ignore[misc]
+        assert errors == []
+        assert set(releases) == set(range(1, 6))
+
+    with a_device() as device:
+        device.put()
+        run(test(device))
+
+
+def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release() -> None:
+    async def test(device: Device) -> None:
+        async with client(device) as asking:
+            assert (await asking.request("echo", ITEM)).release == 1
+            await off_loop(lambda: device.put(release=2))
+            # The old worker is told to go once the new one serves; until then its answers are as good.
+            while (await asking.request("echo", ITEM, cache=False)).release == 1:
+                await asyncio.sleep(0.01)
+
+    with a_device() as device:
+        device.put()
+        run(test(device))
+
+
+def test_a_lost_worker_costs_its_own_requests_only_and_the_client_recovers() -> None:
+    async def test(device: Device) -> None:
+        async with load(device) as (releases, errors):
+            os.kill((await off_loop(device.model))["serving"]["pid"], signal.SIGKILL)
+            await until(lambda: bool(errors), "the requests in flight are told")
+            seen = len(releases)
+            await until(lambda: len(releases) > seen + 20, "the model serves again")
+        assert len(errors) <= 8
+        assert any(isinstance(error, WorkerLost) for error in errors)
+        assert all(isinstance(error, Unavailable) for error in errors)
+
+    with a_device() as device:
+        device.put(delay_s=0.01)
+        run(test(device))
+
+
+def test_stopping_the_daemon_answers_or_refuses_every_request() -> None:
+    async def test(device: Device) -> None:
+        async with load(device) as (_, errors):
+            await off_loop(lambda: device.run("stop"))
+            await until(lambda: bool(errors), "the clients are told")
+        assert all(isinstance(error, ShuttingDown | DaemonUnreachable | Unavailable) for error in errors)
+
+    with a_device() as device:
+        device.put(delay_s=0.01)
+        run(test(device))
+
+
+# --- against daemons that lie ---------------------------------------------------------------
+
+
+def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
+    async def connected(path: Path) -> None:
+        async with AsyncClient(path, timeout_s=10) as asking:
+            await test(asking)
+
+    with a_liar(folder, *scripts) as path:
+        run(connected(path))
+
+
+def test_it_asks_again_after_moved_and_never_after_a_lost_worker(tmp_path: Path) -> None:
+    async def moved(asking: AsyncClient) -> None:
+        assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
+
+    async def lost(asking: AsyncClient) -> None:
+        with pytest.raises(WorkerLost):
+            await asking.infer("echo", ITEM)
+        assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
+
+    good: list[bytes | None] = [WELCOME_FRAME, RESULT]
+    against(tmp_path, moved, [WELCOME_FRAME, MOVED], good)
+    (tmp_path / "liar.sock").unlink()
+    against(tmp_path, lost, [WELCOME_FRAME, None], good)
+
+
+@pytest.mark.parametrize("ending", [MOVED, None], ids=["moved", "closed"])
+def test_a_request_that_was_not_taken_whole_goes_again(tmp_path: Path, ending: bytes | None) -> None:
+    welcome = wire.json_frame(
+        wire.WELCOME,
+        {
+            "release": 1,
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+        },
+    )
+
+    async def test(asking: AsyncClient) -> None:
+        assert (await asking.infer("echo", np.zeros((1, 3_000_000), np.float32)))["y"].tolist() == [ONES]
+
+    against(tmp_path, test, [welcome, ending], [welcome, RESULT])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        changed(RESULT, 8, 2),
+        changed(RESULT, 64, 1),
+        changed(RESULT, 65, 99),
+        changed(RESULT, 6, wire.FLAG_SHARED),
+        WELCOME_FRAME,
+        bytes(64),
+        wire.json_frame(wire.ERROR, {}, request_id=1)[:64].ljust(192, b"{"),
+    ],
+    ids=["request-id", "output-number", "datatype", "shared", "kind", "zeros", "error"],
+)
+def test_a_false_answer_is_refused_and_the_next_request_connects_anew(tmp_path: Path, said: bytes) -> None:
+    async def test(asking: AsyncClient) -> None:
+        with pytest.raises(EdgeRTError):
+            await asking.infer("echo", ITEM)
+        assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
+
+    against(tmp_path, test, [WELCOME_FRAME, said], [WELCOME_FRAME, RESULT])
+
+
+def test_a_daemon_whose_queue_is_full_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "full.sock"
+
+    async def test(listener: socket.socket, held: list[socket.socket]) -> None:
+        late = AsyncClient(path, timeout_s=0.2)
+        with pytest.raises(DeadlineExceeded, match="accept"):
+            await late.infer("echo", ITEM)
+        request = asyncio.ensure_future(AsyncClient(path, timeout_s=20).models())
+        await asyncio.sleep(0.05)
+        for _ in range(2):
+            held.append(listener.accept()[0])
+        await asyncio.sleep(0.1)
+        served = listener.accept()[0]
+        served.sendall(wire.json_frame(wire.WELCOME, {"models": [{"name": "echo"}]}))
+        held.append(served)
+        assert await request == [{"name": "echo"}]
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen(1)
+        for _ in range(2):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(os.fspath(path))
+        held: list[socket.socket] = []
+        run(test(listener, held))
+        for sock in held:
+            sock.close()
+
+
+def test_bytes_that_nobody_asked_for_end_an_idle_connection(tmp_path: Path) -> None:
+    async def test(asking: AsyncClient) -> None:
+        for _ in range(2):
+            assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
+            await asyncio.sleep(0.05)
+
+    good: list[bytes | None] = [WELCOME_FRAME, RESULT]
+    against(tmp_path, test, [WELCOME_FRAME, RESULT + changed(RESULT, 128, 7)], good)
+
+
+def test_it_waits_for_a_model_as_long_as_it_may(tmp_path: Path) -> None:
+    loading: list[bytes | None] = [wire.error_frame(Unavailable("it is being loaded", retry_after_s=0.05))]
+
+    async def patient(asking: AsyncClient) -> None:
+        assert (await asking.infer("echo", ITEM))["y"].tolist() == [ONES]
+
+    async def hasty(asking: AsyncClient) -> None:
+        with pytest.raises(Unavailable, match="loaded"):
+            await asking.infer("echo", ITEM, timeout_s=0.2)
+
+    async def mute(asking: AsyncClient) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await asking.infer("echo", ITEM, timeout_s=0.1)
+
+    against(tmp_path, patient, loading, loading, [WELCOME_FRAME, RESULT])
+    (tmp_path / "liar.sock").unlink()
+    against(tmp_path, hasty, *[loading] * 20)
+    (tmp_path / "liar.sock").unlink()
+    against(tmp_path, mute, [b""])

@@ -1,0 +1,732 @@
+"""edgert.h, the C client: clean under every warning and sanitizer there is, and at home with the real daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgert
+from edgert.errors import ProtocolError, Unavailable
+from edgert.protocol import wire
+from edgert.protocol.sharing import SharedArea, send_with_descriptor
+from edgert.tensors import NUMPY_NAMES
+from tests.device.protocol.test_protocol_vectors import KINDS, VECTORS
+from tests.support.devices import Device, a_device, wait_until
+from tests.support.paths import ROOT
+
+SOURCES = ROOT / "tests" / "c"
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
+SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+ANSWER_S_MAX = 30.0
+
+
+# --- building -------------------------------------------------------------------------------
+
+
+def compiler() -> str:
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    assert found, "no C compiler is installed: apt-get install gcc libc6-dev"
+    return found
+
+
+def compiled(source: Path, program: Path, *options: str, cc: str | None = None) -> Path:
+    command = [cc or compiler(), *options, f"-I{edgert.include_dir()}", os.fspath(source), "-o", os.fspath(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return program
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Builds a source file once, with the sanitizers where this machine's compiler has them."""
+    folder = tmp_path_factory.mktemp("c")
+    empty = folder / "empty.c"
+    empty.write_text("int main(void) { return 0; }\n")
+    probe = [compiler(), *SANITIZERS, os.fspath(empty), "-o", os.fspath(folder / "empty")]
+    sanitized = (
+        subprocess.run(probe, capture_output=True, timeout=120).returncode == 0
+        and subprocess.run([folder / "empty"], capture_output=True, timeout=60).returncode == 0
+    )
+    programs: dict[Path, Path] = {}
+
+    def build(source: Path) -> Path:
+        if source not in programs:
+            options = ["-std=c99", *WARNINGS, *(SANITIZERS if sanitized else ["-O1"]), "-pthread"]
+            programs[source] = compiled(source, folder / source.stem, *options)
+        return programs[source]
+
+    return build
+
+
+@pytest.mark.parametrize("name", ["cc", "gcc", "clang"])
+@pytest.mark.parametrize("standard", ["c99", "gnu17"])
+def test_the_header_compiles_without_a_warning(name: str, standard: str, tmp_path: Path) -> None:
+    cc = shutil.which(name)
+    if cc is None:
+        compiler()  # one there must be
+        pytest.skip(f"{name} is not installed")
+    options = [f"-std={standard}", "-O2", *WARNINGS, "-Wconversion", "-Wcast-qual", "-Wstrict-prototypes"]
+    source = tmp_path / "only.c"
+    source.write_text('#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n')
+    compiled(source, tmp_path / "only.o", *options, "-c", cc=cc)
+
+
+def test_the_header_is_taken_by_cpp_and_by_several_files_of_a_program(tmp_path: Path) -> None:
+    cxx = shutil.which("c++")
+    source = tmp_path / "one.cc" if cxx else tmp_path / "one.c"
+    source.write_text(
+        '#include "edgert.h"\n#include "edgert.h"\nint main() { return edgert_datatype_bytes(EDGERT_FP32) != 4; }\n'
+    )
+    other = tmp_path / f"two{source.suffix}"
+    other.write_text('#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n#include "edgert.h"\n')
+    options = ["-std=c++11" if cxx else "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    program = compiled(source, tmp_path / "two-files", *options, os.fspath(other), cc=cxx or compiler())
+    assert subprocess.run([program], timeout=30).returncode == 0
+
+
+# --- the codec ------------------------------------------------------------------------------
+
+
+class Lines:
+    """A program that answers each line on its stdin with a line of JSON."""
+
+    def __init__(self, *command: object) -> None:
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        timer = threading.Timer(ANSWER_S_MAX, self.process.kill)
+        timer.start()
+        line = self.process.stdout.readline()
+        timer.cancel()
+        if not line:
+            _, errors = self.process.communicate(timeout=30)
+            raise AssertionError(f"the program ended with {self.process.returncode}: {errors}")
+        return dict(json.loads(line))
+
+    def end(self) -> None:
+        """It ends by itself at the end of its input, without a sanitizer's complaint."""
+        _, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, f"exit {self.process.returncode}: {errors}"
+
+
+@contextlib.contextmanager
+def running(*command: object) -> Iterator[Lines]:
+    lines = Lines(*command)
+    try:
+        yield lines
+        lines.end()
+    finally:
+        lines.process.kill()
+        lines.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def codec(built: Callable[[Path], Path]) -> Iterator[Lines]:
+    with running(built(SOURCES / "vectors.c")) as lines:
+        yield lines
+
+
+def decoded_in_c(codec: Lines, data: bytes) -> dict[str, Any]:
+    """As `decoded`, by the C client; the keys `refused` or `incomplete` where it is no frame."""
+    read = codec.ask(f"decode {data.hex()}")
+    if "kind" not in read:
+        return read
+    read["kind"] = next(name for name, kind in KINDS.items() if kind == read["kind"])
+    read["meta"] = bytes.fromhex(read["meta"]).decode() or None
+    for tensor in read["tensors"]:
+        values = np.frombuffer(bytes.fromhex(tensor.pop("data")), NUMPY_NAMES[tensor["datatype"]])
+        tensor["values"] = values.tolist()
+    return read
+
+
+def vectors(*kinds: str) -> Any:
+    return [pytest.param(v, id=v["name"]) for v in VECTORS["frames"] if not kinds or v["kind"] in kinds]
+
+
+@pytest.mark.parametrize("vector", vectors())
+def test_c_reads_a_frame_as_its_vector_says(codec: Lines, vector: dict[str, Any]) -> None:
+    read = decoded_in_c(codec, bytes.fromhex(vector["hex"]))
+    error = read.pop("error", None)
+    assert read == {key: vector[key] for key in read}
+    assert len(read) == 9
+    if vector["kind"] == "ERROR":
+        meta = json.loads(vector["meta"])
+        assert bytes.fromhex(error["message"]).decode() == meta["message"]
+        assert (error["code"], bool(error["retryable"])) == (meta["code"], meta["retryable"])
+        assert error["retry_after_ms"] == vector["arg"]
+
+
+@pytest.mark.parametrize("vector", vectors("INFER"))
+def test_c_writes_a_request_as_its_vector_says(codec: Lines, vector: dict[str, Any]) -> None:
+    assert codec.ask(words_of("infer", vector))["hex"] == vector["hex"]
+
+
+def test_c_writes_a_request_into_shared_memory_as_its_vector_says(codec: Lines) -> None:
+    (vector,) = [v for v in VECTORS["shared"] if v["kind"] == "INFER"]
+    written = codec.ask(words_of("share", {**vector, "flags": 0}))
+    assert written == {"hex": vector["hex"], "memory": vector["memory"]}
+
+
+def words_of(command: str, vector: dict[str, Any]) -> str:
+    tensors = []
+    for tensor in vector["tensors"]:
+        data = np.array(tensor["values"], NUMPY_NAMES[tensor["datatype"]]).tobytes().hex()
+        dims = ",".join(map(str, tensor["shape"]))
+        tensors.append(f"{wire.DATATYPE_CODES[tensor['datatype']]}:{len(tensor['shape'])}:{dims}:{data}")
+    fields = [str(vector[key]) for key in ("flags", "request_id", "model_id", "arg")]
+    return " ".join([command, *fields, *tensors])
+
+
+def test_c_writes_a_hello_and_a_ping_as_their_vectors_say(codec: Lines) -> None:
+    by_name = {vector["name"]: vector for vector in VECTORS["frames"]}
+    for name in ("hello", "hello-escaped"):
+        model = json.loads(by_name[name]["meta"])["model"]
+        assert codec.ask(f"hello {model}")["hex"] == by_name[name]["hex"]
+    assert codec.ask("hello-shared digits")["hex"] == by_name["hello-shared"]["hex"]
+    assert codec.ask("ping 10")["hex"] == by_name["ping"]["hex"]
+
+
+@pytest.mark.parametrize("vector", [pytest.param(v, id=v["name"]) for v in VECTORS["refused"]])
+def test_c_refuses_a_frame_that_breaks_a_rule(codec: Lines, vector: dict[str, Any]) -> None:
+    assert "refused" in decoded_in_c(codec, bytes.fromhex(vector["hex"]))
+
+
+def test_c_and_python_agree_on_what_is_a_frame(codec: Lines) -> None:
+    """Vectors with a few bytes or one field changed at random (the seed is fixed)."""
+    chance = random.Random(3)
+    frames = [bytes.fromhex(v["hex"]) for v in VECTORS["frames"]]
+    fields = [4, 5, 24, 28, 32, 33, *range(64, 104)]
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(chance.choice(frames))
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.choice(fields) if chance.random() < 0.8 else chance.randrange(len(data))
+            data[at % len(data)] = chance.choice((0, 1, 2, 9, 64, 128, 255, chance.randrange(256)))
+        if data[6] & wire.FLAG_SHARED:
+            continue
+        try:
+            read: dict[str, Any] | None = decoded_or_incomplete(bytes(data))
+        except ProtocolError:
+            read = None
+        in_c = decoded_in_c_raw(codec, bytes(data))
+        refused += read is None
+        assert ("refused" in in_c, "incomplete" in in_c) == (read is None, read == {}), bytes(data).hex()
+    assert 500 < refused < 2900
+
+
+def decoded_or_incomplete(data: bytes) -> dict[str, Any]:
+    frames = wire.FrameBuffer(size_bytes=len(data) + 64)
+    frames.room[: len(data)] = data
+    frame = frames.feed(len(data))
+    return {} if frame is None else {"kind": frame.kind}
+
+
+def decoded_in_c_raw(codec: Lines, data: bytes) -> dict[str, Any]:
+    return codec.ask(f"decode {data.hex()}")
+
+
+def text(value: str) -> str:
+    return bytes.fromhex(value).decode()
+
+
+def specs(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**value, "name": text(value["name"])} for value in values]
+
+
+@pytest.mark.parametrize("vector", [p for p in vectors("WELCOME") if p.id != "welcome-list"])
+@pytest.mark.parametrize("spaces", [False, True], ids=["dense", "spaced"])
+def test_c_understands_a_welcome(codec: Lines, vector: dict[str, Any], spaces: bool) -> None:
+    meta = json.loads(vector["meta"])
+    spelled = json.dumps(meta, indent=1, ensure_ascii=False) if spaces else vector["meta"]
+    read = codec.ask(f"welcome {spelled.encode().hex()}")
+    assert (text(read["model"]), text(read["engine"])) == (meta["model"], meta["engine"])
+    assert (read["release"], read["frame_bytes_max"]) == (meta["release"], meta["frame_bytes_max"])
+    assert specs(read["inputs"]) == meta["inputs"]
+    assert specs(read["outputs"]) == meta["outputs"]
+    assert specs(read["preprocess"]) == ([meta["preprocess"]["input"]] if "preprocess" in meta else [])
+    assert specs(read["files"]) == ([meta["preprocess"]["files"]] if "preprocess" in meta else [])
+    assert [text(label) for label in read["labels"]] == meta.get("labels", [])
+
+
+WELCOME = json.dumps({"model": "echo", "release": 1, "engine": "null", "frame_bytes_max": 65536,
+                      "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+                      "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}]})  # fmt: skip
+HOSTILE_WELCOMES = {
+    "nothing": "",
+    "a NUL": "\0",
+    "a list": "[1]",
+    "no tensors": '{"model": "echo"}',
+    "after the end": WELCOME + "{}",
+    "a trailing comma": WELCOME[:-1] + ",}",
+    "a missing comma": WELCOME.replace(', "release"', ' "release"'),
+    "an open string": WELCOME[: WELCOME.index("echo") + 2],
+    "deep": WELCOME[:-1] + ', "z": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "deep objects": WELCOME[:-1] + ', "z": ' + '{"a":' * 50_000,
+    "a NUL in a name": WELCOME.replace('"x"', '"x\\u0000y"'),
+    "half an escape": WELCOME.replace('"x"', '"\\u12"'),
+    "an escape at the end": WELCOME[: WELCOME.index("echo")] + "\\",
+    "an unknown escape": WELCOME.replace('"x"', '"\\x41"'),
+    "a raw control character": WELCOME.replace('"x"', '"x\ny"'),
+    "nine axes": WELCOME.replace("[-1, 4]", "[1, 1, 1, 1, 1, 1, 1, 1, 1]", 1),
+    "a length of -2": WELCOME.replace("[-1, 4]", "[-2, 4]", 1),
+    "a length beyond 32 bits": WELCOME.replace("[-1, 4]", "[4294967296]", 1),
+    "a length beyond 64 bits": WELCOME.replace("[-1, 4]", "[99999999999999999999999]", 1),
+    "a fraction": WELCOME.replace('"release": 1', '"release": 1.5'),
+    "an exponent": WELCOME.replace('"release": 1', '"release": 1e9'),
+    "a datatype not known": WELCOME.replace("FP32", "FP8", 1),
+    "a frame limit below zero": WELCOME.replace("65536", "-65536"),
+    "33 inputs": WELCOME.replace(
+        '"inputs": [', '"inputs": [' + '{"name": "a", "datatype": "BOOL", "shape": []}, ' * 32
+    ),
+    "labels that are numbers": WELCOME[:-1] + ', "labels": [1, 2]}',
+    "labels without an end": WELCOME[:-1] + ', "labels": ["a", "b"',
+    "labels twice, the second broken": WELCOME[:-1] + ', "labels": ["a"], "labels": ["b", 3]}',
+    "a string for inputs": WELCOME.replace('"inputs": [', '"inputs": "x", "other": ['),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_WELCOMES)
+def test_c_refuses_a_hostile_welcome(codec: Lines, name: str) -> None:
+    assert codec.ask(f"welcome {HOSTILE_WELCOMES[name].encode().hex()}") == {"refused": True}
+
+
+def test_c_survives_any_change_of_a_welcome(codec: Lines) -> None:
+    chance = random.Random(4)
+    metas = [v["meta"].encode() for v in VECTORS["frames"] if v["kind"] == "WELCOME"]
+    alphabet = b'{}[]",:\\u0dD8-1eE. \x00\xff'
+    accepted = 0
+    for _ in range(3000):
+        data = bytearray(chance.choice(metas))
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            at = chance.randrange(len(data))
+            kind = chance.randrange(4)
+            if kind == 0:
+                del data[at:]
+                data += b"\\" * chance.randrange(2) or b'"'
+            elif kind == 1:
+                data[at : at + chance.randrange(8)] = bytes(chance.choices(alphabet, k=chance.randrange(6)))
+                data += b" " * (not data)
+            else:
+                data[at] = chance.choice(alphabet)
+        accepted += "refused" not in codec.ask(f"welcome {data.hex()}")
+    assert accepted > 100
+
+
+def test_half_a_surrogate_pair_and_a_message_too_long_do_not_break_c(codec: Lines) -> None:
+    read = codec.ask(f"welcome {WELCOME.replace('echo', 'e' + chr(92) + 'ud83dz').encode().hex()}")
+    assert text(read["model"]) == "e\ufffdz"
+    message = "é" * 700
+    frame = wire.json_frame(wire.ERROR, {"message": message}, status=10)
+    cut = text(codec.ask(f"decode {frame.hex()}")["error"]["message"])
+    assert message.startswith(cut)
+    assert len(cut.encode()) in (510, 511)
+    for meta in (b"", b"{", b'{"message": 5}', b"[]", b'{"message": "x', b'{"message": "\\ud800"}'):
+        frame = b"".join(wire.frame(wire.ERROR, status=999, meta=meta))
+        assert codec.ask(f"decode {frame.hex()}")["error"]["code"] == "internal"
+
+
+# --- against the daemon ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(built: Callable[[Path], Path]) -> Path:
+    return built(SOURCES / "driver.c")
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Device]:
+    """A device shared by the tests that leave it as it was."""
+    with a_device() as device:
+        device.put()
+        device.put(model="sum", op="sum")
+        device.put(model="large", item_shape=(300_000,))
+        yield device
+
+
+@contextlib.contextmanager
+def client(driver: Path, path: Path, model: str = "echo", timeout_ms: int = 20_000) -> Iterator[Lines]:
+    with running(driver, path, model, timeout_ms) as lines:
+        assert lines.answer() == {"connected": True}
+        yield lines
+
+
+def refusal(driver: Path, path: Path, model: str = "echo", timeout_ms: int = 20_000) -> dict[str, Any]:
+    """The error that connecting ends with."""
+    command = [os.fspath(driver), os.fspath(path), model, str(timeout_ms)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_c_gets_its_own_answer(serving: Device, driver: Path) -> None:
+    with client(driver, serving.socket) as echo, client(driver, serving.socket, "sum") as sums:
+        first = echo.ask("infer 0 0 2 1 4 1")
+        again = echo.ask("infer 0 0 2 1 4 1")
+        uncached = echo.ask("infer 0 1 2 3 4 7")
+        assert sums.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [10.0] * 4
+        assert echo.ask("ping") == {"alive": True}
+    assert first["outputs"]["y"] == {"shape": [1, 4], "bytes": 16, "values": [1.0, 2.0, 3.0, 4.0]}
+    assert (first["release"], first["batch"], first["cache_hit"]) == (1, 1, 0)
+    assert again["outputs"] == first["outputs"]
+    assert (again["batch"], again["cache_hit"], again["engine_us"]) == (0, 1, 0)
+    assert uncached["outputs"]["y"]["values"] == [7.0 + i for i in range(12)]
+    assert (uncached["cache_hit"], uncached["aligned"]) == (0, 1)
+
+
+def test_c_is_told_what_the_model_takes(serving: Device, driver: Path) -> None:
+    with serving.client() as python:
+        frame_bytes_max = python.metadata("echo")["frame_bytes_max"]
+    with client(driver, serving.socket) as echo:
+        assert echo.ask("describe") == {
+            "model": "echo", "release": 1, "engine": "null", "frame_bytes_max": frame_bytes_max,
+            "input": "x", "datatype": "FP32", "shape": [-1, 4], "output": "y",
+        }  # fmt: skip
+
+
+def test_c_sends_and_receives_megabytes(serving: Device, driver: Path) -> None:
+    with client(driver, serving.socket, "large") as large:
+        for rows in (1, 4, 1):
+            answer = large.ask(f"infer 0 1 2 {rows} 300000 5")
+            assert answer["outputs"]["y"]["bytes"] == rows * 1_200_000
+            assert answer["outputs"]["y"]["values"] == [5.0 + i for i in range(16)]
+        assert large.ask("infer 0 1 2 60 300000 5")["code"] == "request.invalid"  # longer than a frame may be
+        assert large.ask("infer 0 1 2 1 300000 6")["outputs"]["y"]["values"][0] == 6.0
+
+
+def test_c_shares_memory_with_the_daemon_where_there_is_some(serving: Device, driver: Path, tmp_path: Path) -> None:
+    def areas(lines: Lines) -> int:
+        return Path(f"/proc/{lines.process.pid}/maps").read_text().count("/memfd:edgert")
+
+    alone = compiled(SOURCES / "driver.c", tmp_path / "alone", "-O1", "-pthread", "-DEDGERT_NO_SHARED_MEMORY")
+    for program, expected in ((driver, 1), (alone, 0)):
+        with client(program, serving.socket, "large") as large:
+            for rows in (1, 60, 2, 13):  # some fit into the memory, some do not, one not even into a frame
+                answer = large.ask(f"infer 0 1 2 {rows} 300000 {rows}")
+                if rows == 60:
+                    assert answer["code"] == "request.invalid"
+                    continue
+                assert answer["outputs"]["y"]["bytes"] == rows * 1_200_000
+                assert answer["outputs"]["y"]["values"][:2] == [rows, rows + 1]
+            assert areas(large) == expected
+
+
+def test_c_is_refused_what_does_not_fit_and_the_connection_lives_on(serving: Device, driver: Path) -> None:
+    with client(driver, serving.socket) as echo:
+        for words in ("2 1 5", "1 4", "2 0 4", "2 5000 4"):
+            answer = echo.ask(f"infer 0 0 {words} 0")
+            assert (answer["code"], answer["retryable"], answer["number"]) == ("request.invalid", 0, 10)
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_c_is_told_of_an_unknown_model_and_of_a_daemon_that_is_not_there(
+    serving: Device, driver: Path, tmp_path: Path
+) -> None:
+    unknown = refusal(driver, serving.socket, "nothing")
+    assert unknown["code"] == "request.model_not_found"
+    assert "echo" in unknown["message"]
+    absent = refusal(driver, tmp_path / "none.sock")
+    assert (absent["code"], absent["retryable"]) == ("unavailable.daemon", 1)
+    assert "edgertd start" in absent["message"]
+    assert refusal(driver, Path("/" + "x" * 200))["code"] == "request.invalid"
+    assert refusal(driver, serving.socket, "m" * 5000)["code"] == "request.invalid"
+
+
+def test_a_request_of_c_ends_at_its_time_out(driver: Path) -> None:
+    with a_device() as device:
+        device.put(delay_s=0.5)
+        with client(driver, device.socket) as echo:
+            late = echo.ask("infer 100 1 2 1 4 1")
+            assert late["code"] == "request.deadline_exceeded"
+            assert echo.ask("infer 0 1 2 1 4 9")["outputs"]["y"]["values"] == [9.0, 10.0, 11.0, 12.0]
+
+
+def test_c_is_told_of_an_overload_and_when_to_come_back(driver: Path) -> None:
+    with a_device("[serving]\nqueue_max = 1\nbatch_max = 1\nconnections_max = 12\n") as device:
+        device.put(delay_s=0.05)
+        with running(driver, device.socket, "echo", 500, 20) as load:
+            wait_until(lambda: load.ask("count")["errors"] > 40, "the overload is noticed")
+            found = load.ask("stop")
+        assert found["answers"] > 0
+        codes = {error["code"] for error in found["errors"]}
+        assert "unavailable.overloaded" in codes
+        assert codes <= {"unavailable.overloaded", "request.deadline_exceeded"}
+        assert all(e["retry_after_ms"] > 0 for e in found["errors"] if e["code"] == "unavailable.overloaded")
+
+
+def test_hot_swaps_under_load_cost_c_no_request(driver: Path) -> None:
+    with a_device() as device:
+        device.put()
+        with running(driver, device.socket, "echo", 20_000, 6) as load:
+            for release in range(2, 6):
+                seen = load.ask("count")["answers"]
+                wait_until(lambda seen=seen: load.ask("count")["answers"] > seen + 50, "the load goes on")  # type: ignore[misc]
+                device.put(release=release)
+            seen = load.ask("count")["answers"]
+            wait_until(lambda: load.ask("count")["answers"] > seen + 50, "the load goes on")
+            found = load.ask("stop")
+        assert found["errors"] == []
+        assert set(found["releases"]) == {"1", "2", "3", "4", "5"}
+
+
+def test_a_lost_worker_is_told_to_c_and_the_next_request_is_answered(driver: Path) -> None:
+    with a_device() as device:
+        device.put(delay_s=0.2)
+        with client(driver, device.socket) as echo, running(driver, device.socket, "echo", 20_000, 3) as load:
+            wait_until(lambda: load.ask("count")["answers"] > 3, "the load has begun")
+            os.kill(device.model()["serving"]["pid"], signal.SIGKILL)
+            wait_until(lambda: load.ask("count")["errors"] > 0, "the requests in flight are told")
+            seen = load.ask("count")["answers"]
+            wait_until(lambda: load.ask("count")["answers"] > seen + 5, "the model serves again")
+            # Idle when the worker went: nothing of it was lost, so it goes over a new connection by itself.
+            assert echo.ask("infer 0 1 2 1 4 1")["outputs"]["y"]["values"] == [1.0, 2.0, 3.0, 4.0]
+            found = load.ask("stop")
+        assert 1 <= len(found["errors"]) <= 3
+        assert {error["code"] for error in found["errors"]} == {"unavailable.worker_lost"}
+        assert all(error["retryable"] for error in found["errors"])
+
+
+def test_the_program_on_the_clients_page_compiles(built: Callable[[Path], Path], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "clients.md").read_text()
+    source = tmp_path / "page.c"
+    source.write_text(page.split("```c\n")[1].split("```")[0])
+    built(source)
+
+
+def test_the_header_travels_in_the_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.fspath(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        assert wheel.read("edgert/include/edgert.h") == Path(edgert.include_dir(), "edgert.h").read_bytes()
+
+
+def test_the_example_prints_the_outputs(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
+    program = built(ROOT / "examples" / "c" / "classify.c")
+    values = tmp_path / "values.f32"
+    values.write_bytes(np.array([1, 2, 3, 4.5], np.float32).tobytes())
+    environment = {**os.environ, "EDGERT_SOCKET": os.fspath(serving.socket)}
+    given = subprocess.run([program, "echo", values, serving.socket], capture_output=True, text=True, timeout=60)
+    assert (given.stdout, given.returncode) == ("y FP32 [1, 4]: 1 2 3 4.5\n", 0)
+    zeros = subprocess.run([program, "echo"], capture_output=True, text=True, timeout=60, env=environment)
+    assert (zeros.stdout, zeros.returncode) == ("y FP32 [1, 4]: 0 0 0 0\n", 0)
+    unknown = subprocess.run([program, "nothing"], capture_output=True, text=True, timeout=60, env=environment)
+    assert unknown.returncode == 1
+    assert "request.model_not_found" in unknown.stderr
+
+
+# --- against daemons that lie ---------------------------------------------------------------
+
+RESULT = b"".join(
+    wire.frame(
+        wire.RESULT,
+        request_id=1,
+        arg=1,
+        tensors=[wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), np.ones(4, np.float32).tobytes())],
+    )
+)
+WELCOME_FRAME = wire.json_frame(wire.WELCOME, json.loads(WELCOME))
+
+
+@contextlib.contextmanager
+def a_liar(folder: Path, *scripts: Sequence[bytes | None], memory: int | None = None) -> Iterator[Path]:
+    """A daemon that sends each connection its script's next bytes after each frame; None ends the connection.
+
+    With `memory`, the first bytes to each connection carry its descriptor.
+    """
+    path = folder / "liar.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.fspath(path))
+    listener.listen()
+
+    def serve() -> None:
+        for script in scripts:
+            with contextlib.suppress(OSError):
+                sock, _ = listener.accept()
+                for i, said in enumerate(script):
+                    sock.recv(65536)
+                    if said is None:
+                        break
+                    if memory is not None and i == 0:
+                        send_with_descriptor(sock, said, memory)
+                    else:
+                        sock.sendall(said)
+                else:
+                    sock.recv(65536)
+                sock.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield path
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes who still waits for a connection
+        listener.close()
+        thread.join(10)
+
+
+def changed(frame: bytes, at: int, *values: int) -> bytes:
+    data = bytearray(frame)
+    data[at : at + len(values)] = bytes(values)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n" + bytes(64),
+        wire.json_frame(wire.PONG, {}),
+        wire.json_frame(wire.WELCOME, {"models": []}),
+        changed(WELCOME_FRAME, 32, 255, 255, 255, 255, 255, 255, 255, 255),
+    ],
+    ids=["http", "pong", "other-welcome", "length"],
+)
+def test_c_takes_no_other_protocol_for_a_welcome(driver: Path, tmp_path: Path, said: bytes) -> None:
+    with a_liar(tmp_path, [said]) as path:
+        assert refusal(driver, path)["code"] == "request.protocol"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        changed(RESULT, 8, 2),
+        changed(RESULT, 64, 1),
+        changed(RESULT, 65, 99),
+        changed(RESULT, 72, 17),
+        changed(RESULT, 6, wire.FLAG_SHARED),
+        WELCOME_FRAME,
+        bytes(64),
+    ],
+    ids=["request-id", "output-number", "datatype", "bytes", "shared", "kind", "zeros"],
+)
+def test_c_refuses_a_false_answer_and_connects_anew(driver: Path, tmp_path: Path, said: bytes) -> None:
+    good = [WELCOME_FRAME, changed(RESULT, 8, 2)]
+    with a_liar(tmp_path, [WELCOME_FRAME, said], good) as path, client(driver, path) as echo:
+        assert echo.ask("infer 0 0 2 1 4 1")["code"] == "request.protocol"
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
+
+
+def test_c_asks_again_after_moved_and_never_after_a_lost_worker(driver: Path, tmp_path: Path) -> None:
+    moved, good = [WELCOME_FRAME, wire.json_frame(wire.MOVED, {})], [WELCOME_FRAME, changed(RESULT, 8, 2)]
+    with a_liar(tmp_path, moved, good) as path, client(driver, path) as echo:
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
+    path.unlink()
+    with a_liar(tmp_path, [WELCOME_FRAME, None], good) as path, client(driver, path) as echo:
+        assert echo.ask("infer 0 0 2 1 4 1")["code"] == "unavailable.worker_lost"
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
+
+
+def test_c_waits_for_a_daemon_whose_queue_is_full_as_long_as_it_may(driver: Path, tmp_path: Path) -> None:
+    path = tmp_path / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(os.fspath(path))
+        listener.listen(1)
+        for _ in range(2):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
+        assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
+
+
+def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> None:
+    loading = wire.error_frame(Unavailable("the model is being loaded", retry_after_s=0.05))
+    with a_liar(tmp_path, [loading], [loading], [WELCOME_FRAME]) as path, client(driver, path):
+        pass
+    path.unlink()
+    with a_liar(tmp_path, *[[loading]] * 20) as path:
+        late = refusal(driver, path, timeout_ms=200)
+        assert (late["code"], late["retry_after_ms"]) == ("unavailable", 50)
+    path.unlink()
+    with a_liar(tmp_path, [b""]) as path:
+        assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
+def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
+    """The answer lies there, with a MOVED right behind its header: both are understood, or neither."""
+    made = SharedArea.made(65536)
+    assert made is not None
+    area, descriptor = made
+    if not sealed:
+        os.close(descriptor)
+        descriptor = os.memfd_create("edgert-unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 2 * 65536)
+    area.response[64 : len(RESULT)] = RESULT[64:]
+    said = changed(RESULT[:64], 6, wire.FLAG_SHARED) + wire.json_frame(wire.MOVED, {})
+    good = [WELCOME_FRAME, changed(RESULT, 8, 3 if sealed else 2)]  # the MOVED costs a number
+    with a_liar(tmp_path, [WELCOME_FRAME, said], good, memory=descriptor) as path, client(driver, path) as echo:
+        first = echo.ask("infer 0 0 2 1 4 1")
+        if sealed:
+            assert first["outputs"]["y"]["values"] == [1.0] * 4
+        else:
+            assert first["code"] == "request.protocol"
+        assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
+    os.close(descriptor)
+
+
+def test_another_header_before_it_is_said_in_so_many_words(tmp_path: Path) -> None:
+    source = tmp_path / "late.c"
+    source.write_text('#include <stdio.h>\n#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n')
+    command = [
+        compiler(),
+        "-std=c99",
+        f"-I{edgert.include_dir()}",
+        "-c",
+        os.fspath(source),
+        "-o",
+        os.fspath(tmp_path / "late.o"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "move edgert.h to the top" in done.stderr
+    assert subprocess.run([*command, "-D_POSIX_C_SOURCE=200809L"], timeout=60).returncode == 0
+
+
+def test_c_finds_the_daemon_where_python_does(serving: Device, built: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The first place where a socket is, not the one that this user's daemon would have."""
+    program = built(ROOT / "examples" / "c" / "classify.c")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGERT_")} | {"HOME": os.fspath(tmp_path)}
+    if default_socket_of(environment).exists():
+        pytest.skip("a daemon of this machine's own listens here")
+    users = tmp_path / ".local/state/edgert"
+    users.mkdir(parents=True)
+    (users / "edgert.sock").symlink_to(serving.socket)
+    assert default_socket_of(environment) == users / "edgert.sock"
+    found = subprocess.run([program, "echo"], capture_output=True, text=True, timeout=60, env=environment)
+    assert (found.stdout, found.returncode) == ("y FP32 [1, 4]: 0 0 0 0\n", 0)
+    (users / "edgert.sock").unlink()
+    gone = subprocess.run([program, "echo"], capture_output=True, text=True, timeout=60, env=environment)
+    assert os.fspath(default_socket_of(environment)) in gone.stderr
+    own = {**environment, "EDGERT_STATE": os.fspath(serving.state.root)}
+    assert subprocess.run([program, "echo"], capture_output=True, timeout=60, env=own).returncode == 0
+
+
+def default_socket_of(environment: dict[str, str]) -> Path:
+    """Where Python would look, in this environment."""
+    words = [sys.executable, "-c", "from edgert.config import default_socket; print(default_socket())"]
+    return Path(subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.strip())

@@ -1,0 +1,295 @@
+"""One contract over every engine that runs here, and what can be said of TensorRT without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
+from edgert.engines.present import engine_versions
+from edgert.engines.tensorrt import plan_name
+from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
+from edgert.tensors import TensorSpec
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.builders import BUILDERS, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+
+OPTIONS = EngineOptions(threads=1, buckets=(1, 2, 4, 8))
+VENDORS = ("tflite", "openvino", "onnxruntime")
+SDKS = {"tflite": "ai_edge_litert", "openvino": "openvino", "onnxruntime": "onnxruntime"}
+SUM_IN, SUM_OUT = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 2))
+
+
+class Loaded:
+    """A session beside the same model's answers by other means."""
+
+    def __init__(
+        self, session: Session, artifact: LocalArtifact, reference: Callable[[list[Any]], list[Any]], engine: str
+    ) -> None:
+        self.session, self.artifact, self.reference, self.engine = session, artifact, reference, engine
+
+    def inputs(self, count: int, seed: int = 0) -> list[Any]:
+        return [models.random(count, *s.item_shape, seed=seed + i) for i, s in enumerate(self.artifact.inputs)]
+
+
+def artifact_of(engine: str, source: SourceModel, folder: Path) -> LocalArtifact:
+    out = folder / engine
+    out.mkdir()
+    samples = CalibrationSet({spec.name: models.random(16, *spec.item_shape) for spec in source.inputs}, None)
+    profile = load_profile("this-machine")
+    built = builder_for(engine).build(source, samples, profile, "fp32", out, lambda line: None)
+    return LocalArtifact(engine, built.path, source.inputs, source.outputs, engine * 4)
+
+
+def onnx_reference(proto: Any) -> Callable[[list[Any]], list[Any]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda arrays: list(
+        session.run(None, dict(zip([i.name for i in session.get_inputs()], arrays, strict=True)))
+    )
+
+
+def null_reference(arrays: list[Any]) -> list[Any]:
+    return [np.repeat(arrays[0].sum(axis=1, keepdims=True), 2, axis=1)]
+
+
+@pytest.fixture(scope="module", params=["null", *VENDORS])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    engine, folder = str(request.param), tmp_path_factory.mktemp("engine")
+    reference: Callable[[list[Any]], list[Any]] = null_reference
+    if engine == "null":
+        (folder / "model.json").write_text(json.dumps({"op": "sum"}))
+        artifact = LocalArtifact("null", folder / "model.json", (SUM_IN,), (SUM_OUT,), "0")
+    else:
+        pytest.importorskip(SDKS[engine])
+        if importlib.util.find_spec(BUILDERS[engine].partition(":")[0]) is None:
+            pytest.skip(f"no builder for {engine}")
+        proto = models.two_by_two()
+        source = load_source(models.write(proto, folder / "m.onnx"))
+        artifact, reference = artifact_of(engine, source, folder), onnx_reference(proto)
+    session = engine_by_name(engine).load(artifact, OPTIONS)
+    yield Loaded(session, artifact, reference, engine)
+    session.close()
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 20])
+def test_a_batch_of_any_size_gets_the_reference_answers_in_order(loaded: Loaded, count: int) -> None:
+    given = loaded.inputs(count)
+    answers = loaded.session.run(given)
+    for answer, want, spec in zip(answers, loaded.reference(given), loaded.session.outputs, strict=True):
+        assert (answer.dtype, answer.shape) == (spec.dtype, (count, *spec.item_shape))
+        np.testing.assert_allclose(answer, want, rtol=1e-5, atol=1e-5)
+
+
+def test_alternating_batch_sizes_do_not_leak_into_each_other(loaded: Loaded) -> None:
+    for seed, count in enumerate([8, 1, 5, 2, 8, 3, 1]):
+        given = loaded.inputs(count, seed=100 * seed)
+        for answer, want in zip(loaded.session.run(given), loaded.reference(given), strict=True):
+            np.testing.assert_allclose(answer, want, rtol=1e-5, atol=1e-5)
+
+
+def test_answers_are_the_callers_own(loaded: Loaded) -> None:
+    given = loaded.inputs(4)
+    first = loaded.session.run(given)
+    kept = [array.copy() for array in first]
+    given_before = [array.copy() for array in given]
+    loaded.session.run(loaded.inputs(4, seed=9))
+    for array, copy in zip(first, kept, strict=True):
+        np.testing.assert_array_equal(array, copy)
+        assert array.flags.writeable
+        array[:] = 0
+    for array, copy in zip(given, given_before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_inputs_that_cannot_be_written_are_taken(loaded: Loaded) -> None:
+    given = loaded.inputs(2)
+    for array in given:
+        array.flags.writeable = False
+    for answer, want in zip(loaded.session.run(given), loaded.reference(given), strict=True):
+        np.testing.assert_allclose(answer, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_session_states_the_models_contract(loaded: Loaded) -> None:
+    assert loaded.session.inputs == loaded.artifact.inputs
+    assert loaded.session.outputs == loaded.artifact.outputs
+    assert engine_by_name(loaded.engine).version()
+
+
+def test_prepare_may_be_called_and_load_again(loaded: Loaded, tmp_path: Path) -> None:
+    engine = engine_by_name(loaded.engine)
+    options = EngineOptions(threads=2, cache_dir=tmp_path)
+    for _ in range(2):  # the second time from the cache, where there is one
+        engine.prepare(loaded.artifact, options, lambda line: None)
+        session = engine.load(loaded.artifact, options)
+        given = loaded.inputs(2)
+        np.testing.assert_allclose(session.run(given)[0], loaded.reference(given)[0], rtol=1e-5, atol=1e-5)
+        session.close()
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_closed_session_refuses_and_closing_twice_is_no_fault(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(SDKS[name])
+    source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    session = engine_by_name(name).load(artifact_of(name, source, tmp_path), OPTIONS)
+    session.close()
+    session.close()
+    with pytest.raises(EngineFailed):
+        session.run([models.random(1, 4)])
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_batch_fixed_to_one_is_run_as_it_is(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(SDKS[name])
+    proto = models.mlp("float[1,4] x) => (float[1,3] scores")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    session = engine_by_name(name).load(artifact_of(name, source, tmp_path), OPTIONS)
+    given = [models.random(1, 4)]
+    np.testing.assert_allclose(session.run(given)[0], onnx_reference(proto)(given)[0], rtol=1e-5, atol=1e-5)
+    session.close()
+
+
+@pytest.mark.parametrize("name", ["null", *VENDORS])
+@pytest.mark.parametrize("data", [b"", b"garbage", bytes(4096), b"<?xml version='1.0'?><net/>"])
+def test_a_file_that_is_no_artifact_is_engine_failed(name: str, data: bytes, tmp_path: Path) -> None:
+    if name != "null":
+        pytest.importorskip(SDKS[name])
+    path = tmp_path / {"openvino": "model.xml", "tflite": "model.tflite"}.get(name, "model.onnx")
+    path.write_bytes(data)
+    for file in (path, tmp_path / "missing"):
+        with pytest.raises(EngineFailed):
+            engine_by_name(name).load(LocalArtifact(name, file, (SUM_IN,), (SUM_OUT,), "0"), OPTIONS)
+
+
+def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: Path) -> None:
+    path = models.write(models.mlp(), tmp_path / "m.onnx")
+    with pytest.raises(EngineFailed, match="no output y"):
+        engine_by_name("onnxruntime").load(LocalArtifact("onnxruntime", path, (SUM_IN,), (SUM_OUT,), "0"), OPTIONS)
+
+
+WITHOUT_SDKS = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+sys.path[:] = {path!r}
+from pathlib import Path
+from edgert.engines import ENGINES, EngineOptions, LocalArtifact, engine_by_name
+from edgert.errors import EngineMissing
+for name in ENGINES:
+    engine = engine_by_name(name)  # every engine can be named without its SDK
+    artifact = LocalArtifact(name, Path("nothing"), (), (), "0")
+    for call in (engine.version, lambda: engine.load(artifact, EngineOptions())):
+        try:
+            call()
+        except EngineMissing as error:
+            print(name, "|", error.message)
+        except Exception as error:
+            assert name in ("null", "fault"), (name, error)
+"""
+
+
+def test_a_missing_sdk_is_one_clear_error_that_names_what_to_install() -> None:
+    blocked = ["ai_edge_litert", "tflite_runtime", "openvino", "onnxruntime", "tensorrt", "cuda", "pycuda"]
+    program = WITHOUT_SDKS.format(blocked=blocked, path=sys.path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    for name in set(ENGINES) - {"null", "fault"}:
+        mine = [line for line in lines if line.startswith(f"{name} |")]
+        assert len(mine) == 2, lines
+        assert all(f"pip install 'edgert[{name}]'" in line for line in mine)
+
+
+def test_no_sdk_leaves_a_trace_of_reporting_in_the_home_folder(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from edgert.engines import ENGINES, engine_by_name
+for name in ("onnxruntime", "openvino"):
+    engine_by_name(name).version()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env={"HOME": str(tmp_path)}, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_engines_imports_no_sdk() -> None:
+    program = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from edgert.engines import ENGINES, engine_by_name
+for name in ENGINES:
+    engine_by_name(name)
+loaded = [sdk for sdk in ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "cuda") if sdk in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_versions_are_remembered_until_another_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, kept = tmp_path / "site-packages", tmp_path / "engines.json"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(str(packages))
+    found = engine_versions(kept)
+    assert found == {name: _version(name) for name in ENGINES}
+    program = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from edgert.engines.present import engine_versions
+assert engine_versions(Path({str(kept)!r})) == {found!r}
+loaded = [sdk for sdk in ("onnxruntime", "openvino", "ai_edge_litert") if sdk in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    kept.write_text(kept.read_text().replace(f'"{found["null"]}"', '"of long ago"'))
+    assert engine_versions(kept)["null"] == "of long ago"
+    (packages / "another").mkdir()
+    assert engine_versions(kept) == found
+    kept.write_text("[[")
+    assert engine_versions(kept) == found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return engine_by_name(name).version()
+    except EngineMissing:
+        return None
+
+
+def test_an_unknown_engine_lists_the_known() -> None:
+    with pytest.raises(ConfigInvalid, match=r"caffe.*onnxruntime"):
+        engine_by_name("caffe")
+
+
+def test_buckets_hold_what_they_are_chosen_for() -> None:
+    assert [bucket_for(n, (1, 2, 4, 8)) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 9]
+
+
+def test_a_tensorrt_plan_is_kept_for_one_artifact_version_gpu_and_batch() -> None:
+    names = {
+        plan_name(sha256, version, capability, batch)
+        for sha256 in ("a" * 64, "b" * 64)
+        for version in ("10.3.0", "11.0.0")
+        for capability in ("8.7", "11.0")
+        for batch in (8, 32)
+    }
+    assert len(names) == 16
+    assert all("/" not in name and len(name) < 128 for name in names)

@@ -1,0 +1,222 @@
+"""The TFLite engine over artifacts of its own builder: contract, buckets, failures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.engines import EngineOptions, LocalArtifact, Session
+from edgert.engines.tflite import TFLiteEngine
+from edgert.errors import BuildFailed, EngineFailed, EngineMissing
+from edgert.tensors import TensorSpec
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+import onnx
+from onnx import numpy_helper, parser
+
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.builders import Artifact, Precision
+from edgert_deploy.packager.builders.tflite import TFLiteBuilder
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+PROFILE = DeviceProfile("test", "", (), ("tflite",), "int8", "3.10", "2.34", 512, "/run/edgert.sock")
+CNN = "c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) y = Gemm(f, v) z = Sigmoid(y)"
+ITEM = (3, 8, 8)
+BUCKETS = (1, 4, 8)
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def source_of(
+    body: str = CNN,
+    inputs: str = "float[N,3,8,8] x",
+    outputs: str = "float[N,5] z, float[N,5] y",
+    **constants: NDArray[Any],
+) -> SourceModel:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => ({outputs}) {{ {body} }}')
+    for name, array in (constants or {"w": random(6, 3, 3, 3), "v": random(6, 5)}).items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    specs = [tuple(map(_spec, values)) for values in (model.graph.input, model.graph.output)]
+    return SourceModel(Path("model.onnx"), model, "0" * 64, model.ByteSize(), specs[0], specs[1])
+
+
+def _spec(value: Any) -> TensorSpec:
+    datatype = {onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.INT64: "INT64"}[value.type.tensor_type.elem_type]
+    dims = value.type.tensor_type.shape.dim
+    return TensorSpec(value.name, datatype, tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims))
+
+
+def samples_of(source: SourceModel, count: int = 40) -> CalibrationSet:
+    return CalibrationSet({spec.name: random(count, *spec.item_shape) for spec in source.inputs}, None)
+
+
+def build(source: SourceModel, out_dir: Path, precision: Precision = "fp32") -> Artifact:
+    out_dir.mkdir(exist_ok=True)
+    return TFLiteBuilder().build(source, samples_of(source), PROFILE, precision, out_dir, lambda step: None)
+
+
+def load(source: SourceModel, path: Path, buckets: tuple[int, ...] = BUCKETS) -> Session:
+    artifact = LocalArtifact("tflite", path, source.inputs, source.outputs, "")
+    return TFLiteEngine().load(artifact, EngineOptions(buckets=buckets))
+
+
+@pytest.fixture(params=["fp32", "int8"])
+def session(request: pytest.FixtureRequest, tmp_path: Path) -> Session:
+    source = source_of()
+    return load(source, build(source, tmp_path, request.param).path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 8, 19])
+def test_a_batch_gives_what_its_items_give_alone(session: Session, count: int) -> None:
+    images = random(count, *ITEM, seed=1)
+    alone = [session.run([images[i : i + 1]]) for i in range(count)]
+    for answers, parts in zip(session.run([images]), zip(*alone, strict=True), strict=True):
+        assert answers.shape == (count, 5)
+        np.testing.assert_array_equal(answers, np.concatenate(parts))
+
+
+def test_rows_of_an_earlier_larger_batch_leave_no_trace(session: Session) -> None:
+    few = random(2, *ITEM, seed=1)
+    before = session.run([few])
+    session.run([np.full((3, *ITEM), 1e6, np.float32)])
+    for one, other in zip(before, session.run([few]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_outputs_come_in_the_contract_s_order(session: Session) -> None:
+    z, y = session.run([random(1, *ITEM)])
+    np.testing.assert_allclose(z, 1 / (1 + np.exp(-y)), atol=0.01)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_answers_are_the_caller_s_to_keep(session: Session, count: int) -> None:
+    answers = session.run([random(count, *ITEM, seed=1)])
+    copies = [answer.copy() for answer in answers]
+    session.run([random(count, *ITEM, seed=2)])
+    for answer, copy in zip(answers, copies, strict=True):
+        np.testing.assert_array_equal(answer, copy)
+        assert answer.flags.c_contiguous
+        assert answer.flags.writeable
+
+
+def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
+    inputs = "float[N,4] a, float[N,4] b"
+    source = source_of("y = Sub(a, k) z = Sub(b, y)", inputs, "float[N,4] z, float[N,4] y", k=random(4))
+    path = build(source, tmp_path).path
+    turned = SourceModel(source.path, source.proto, "", 0, source.inputs[::-1], source.outputs[::-1])
+    a, b = random(3, 4, seed=1), random(3, 4, seed=2)
+    for one, other in zip(load(source, path).run([a, b]), load(turned, path).run([b, a])[::-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_token_ids_are_padded_with_valid_ones(tmp_path: Path) -> None:
+    source = source_of("e = Gather(t, x) y = ReduceMean<axes=[1]>(e)", "int64[N,3] x", "float[N,1,6] y", t=random(7, 6))
+    calibration = CalibrationSet({"x": np.zeros((4, 3), np.int64)}, None)
+    path = TFLiteBuilder().build(source, calibration, PROFILE, "int8", tmp_path, lambda step: None).path
+    session, ids = load(source, path), np.array([[0, 1, 2], [3, 4, 5], [6, 6, 6]])
+    alone = np.concatenate([session.run([ids[i : i + 1]])[0] for i in range(3)])
+    np.testing.assert_array_equal(session.run([ids])[0], alone)
+
+
+def test_a_fixed_batch_runs_as_it_is(tmp_path: Path) -> None:
+    source = source_of("y = Softmax(x)", "float[2,4] x", "float[2,4] y", unused=random(1))
+    session = load(source, build(source, tmp_path, "int8").path)
+    (answer,) = session.run([random(2, 4)])
+    np.testing.assert_allclose(answer.sum(axis=1), 1, atol=0.02)
+    with pytest.raises(EngineFailed):
+        session.run([random(3, 4)])
+
+
+def test_answers_without_a_batch_axis_are_not_padded(tmp_path: Path) -> None:
+    source = source_of("y = ReduceMax<axes=[0], keepdims=0>(x)", "float[N,4] x", "float[4] y", unused=random(1))
+    session = load(source, build(source, tmp_path).path)
+    for count in (1, 3, 20, 2):
+        rows = -1 - np.abs(random(count, 4))  # a padded row of zeros would win
+        np.testing.assert_array_equal(session.run([rows])[0], rows.max(axis=0))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [random(1, 3, 8, 9), random(1, 3, 8, 8).astype(np.float64), random(1, 192)],
+    ids=["shape", "dtype", "rank"],
+)
+def test_a_wrong_tensor_fails_and_the_session_goes_on(session: Session, tensor: NDArray[Any]) -> None:
+    with pytest.raises(EngineFailed, match=r"model\.tflite"):
+        session.run([tensor])
+    assert session.run([random(1, *ITEM)])[0].shape == (1, 5)
+
+
+def test_a_closed_session_says_so(session: Session) -> None:
+    session.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        session.run([random(1, *ITEM)])
+
+
+def test_a_file_that_is_no_model_does_not_load(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"no model")
+    with pytest.raises(EngineFailed, match=r"model\.tflite"):
+        load(source_of(), path)
+
+
+def test_a_file_with_another_contract_does_not_load(tmp_path: Path) -> None:
+    path = build(source_of(), tmp_path).path
+    other = source_of("q = Relu(p)", "float[N,4] p", "float[N,4] q")
+    with pytest.raises(EngineFailed, match="p are promised"):
+        load(other, path)
+
+
+def test_without_an_sdk_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ai_edge_litert.interpreter", "tflite_runtime.interpreter"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EngineMissing, match=r"pip install 'edgert\[tflite\]'"):
+        TFLiteEngine().version()
+
+
+# --- the builder
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_two_builds_give_the_same_bytes(tmp_path: Path, precision: Precision) -> None:
+    one, other = (build(source_of(), tmp_path / name, precision) for name in ("one", "other"))
+    assert one.path.read_bytes() == other.path.read_bytes()
+
+
+def test_the_artifact_says_what_made_it(tmp_path: Path) -> None:
+    artifact = build(source_of(), tmp_path, "int8")
+    assert artifact.path == tmp_path / "model.tflite"
+    assert (artifact.engine, artifact.judged_by, artifact.precision) == ("tflite", "tflite", "int8")
+    assert set(artifact.tools) == {"ai-edge-litert", "onnx", "onnxruntime"}
+
+
+def test_int8_is_smaller(tmp_path: Path) -> None:
+    source = source_of("y = MatMul(x, w)", "float[N,64] x", "float[N,256] y", w=random(64, 256))
+    sizes = [build(source, tmp_path / p, p).path.stat().st_size for p in ("fp32", "int8")]
+    assert sizes[1] < sizes[0] / 2
+
+
+def test_an_artifact_that_aborts_the_interpreter_fails_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "smoke.py"
+    script.write_text("import os, sys; print('no such scale', file=sys.stderr, flush=True); os.abort()")
+    monkeypatch.setattr("edgert_deploy.packager.builders.tflite.SMOKE_SCRIPT", script)
+    with pytest.raises(BuildFailed, match="died of signal 6 on the artifact: no such scale"):
+        build(source_of(), tmp_path / "out")
+
+
+def test_too_few_samples_for_a_fixed_batch_fail_the_build(tmp_path: Path) -> None:
+    source = source_of("y = Relu(x)", "float[64,4] x", "float[64,4] y", unused=random(1))
+    with pytest.raises(BuildFailed, match="64 items a run"):
+        build(source, tmp_path, "int8")

@@ -1,0 +1,579 @@
+"""The forwarder against a real broker: nothing that was appended is lost, and the status is always true."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry.forwarder import IDLE_S_MAX, ONLINE_AGAIN_S, Forwarder
+from edgert.telemetry.home_assistant import discovery, node_id
+from edgert.telemetry.messages import Topics
+from edgert.telemetry.mqtt import (
+    BrokerRefused,
+    BrokerTlsFailed,
+    BrokerUnreachable,
+    Connection,
+    MqttSettings,
+    Will,
+)
+from edgert.telemetry.spool import Spool
+from edgert.telemetry.waiting import Stop
+from tests.support.brokers import Broker, free_port, until
+from tests.support.paths import ROOT
+
+TOPICS = Topics("plant-a", "pi-07")
+HIST = TOPICS.hist("digits")
+
+
+class Listener:
+    """A subscriber of everything; `heard` holds (topic, payload, retained) in order of arrival."""
+
+    def __init__(self, settings: MqttSettings, *topics: str) -> None:
+        topics = topics or ("edgert/v1/#",)
+        self.heard: list[tuple[str, bytes, bool]] = []
+        self._connection = Connection(settings, on_message=lambda *message: self.heard.append(message))
+        self._connection.open()
+        self._connection.subscribe(topics, qos=1)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._connection.pump(0.05)
+            self._connection.close()
+        except BrokerUnreachable:
+            pass  # the test stopped the broker
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(5)
+
+    def payloads(self, topic: str) -> list[bytes]:
+        return [payload for heard, payload, _ in self.heard if heard == topic]
+
+    def seqs(self) -> list[int]:
+        return [json.loads(payload)["seq"] for payload in self.payloads(HIST)]
+
+
+class Device:
+    """A spool and a forwarder in a thread, with short pauses."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: MqttSettings,
+        rate_per_s: float = 200.0,
+        home_assistant: str = "",
+        topics: Topics = TOPICS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spool = Spool(folder / "telemetry.db")
+        self.said: list[str] = []
+        self._stop = Stop()
+        self.forwarder = Forwarder(
+            settings,
+            topics,
+            self.spool,
+            boot="b1",
+            info={"edgert_version": "0.1.0"},
+            sys_fields=lambda: {"temp_c": 40.5},
+            retry_min_s=0.05,
+            retry_max_s=0.2,
+            log=self.said.append,
+            rate_per_s=rate_per_s,
+            home_assistant=home_assistant,
+            clock=clock,
+        )
+        self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def append(self, count: int = 1) -> None:
+        append_to(self.spool, count)
+
+
+def append_to(spool: Spool, count: int) -> None:
+    for _ in range(count):
+        spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq}, 1, "hist")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.in_folder(tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
+        yield running
+
+
+@pytest.fixture
+def listen(broker: Broker) -> Iterator[Callable[..., Listener]]:
+    started: list[Listener] = []
+
+    def start(*topics: str) -> Listener:
+        started.append(Listener(broker.settings, *topics))
+        return started[-1]
+
+    yield start
+    for listener in started:
+        listener.stop()
+
+
+@pytest.fixture
+def device(tmp_path: Path, broker: Broker) -> Iterator[Device]:
+    running = Device(tmp_path, broker.settings)
+    yield running
+    running.stop()
+
+
+def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_stopped(
+    device: Device, listen: Callable[[], Listener]
+) -> None:
+    listener = listen()
+    device.append(3)
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_active": "r1"})
+    device.start()
+    until(lambda: len(listener.seqs()) == 3, "three reports")
+    until(lambda: listener.payloads(TOPICS.sys), "a sys message")
+    device.stop()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"offline"], "online, then offline")
+    info, sys_said = (json.loads(listener.payloads(topic)[0]) for topic in (TOPICS.info, TOPICS.sys))
+    assert (info["boot"], info["edgert_version"]) == ("b1", "0.1.0")
+    assert (sys_said["temp_c"], sys_said["spool_lost_total"]) == (40.5, 0)
+    assert listener.payloads(TOPICS.deploy) == [b'{"v":1,"digits_active":"r1"}']
+    assert device.spool.stats().rows == 0
+
+    later = listen()
+    until(lambda: len(later.heard) == 3, "the retained messages")
+    assert {(topic, retained) for topic, _, retained in later.heard} == {
+        (TOPICS.status, True),
+        (TOPICS.info, True),
+        (TOPICS.deploy, True),
+    }
+
+
+def test_an_idle_forwarder_sleeps_and_wakes_for_what_another_process_reports(
+    tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
+) -> None:
+    listener = listen()
+    spool = Spool(tmp_path / "telemetry.db")
+    forwarder = start_forwarder(tmp_path, broker.settings)
+    until(lambda: listener.payloads(TOPICS.sys), "it is connected")
+    until(lambda: _sleeps(forwarder.pid), "it sleeps")
+    append_to(spool, 1)
+    until(lambda: listener.seqs() == [1], "the report", within_s=IDLE_S_MAX / 2)
+    stop_within(forwarder, 2.0)
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether no thread of the process wakes up for a while."""
+
+    def wakes() -> int:
+        statuses = [task.read_text() for task in Path("/proc").glob(f"{pid}/task/*/status")]
+        return sum(int(s.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for s in statuses)
+
+    before = wakes()
+    time.sleep(0.5)
+    return wakes() == before
+
+
+def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:
+    # A session that the broker keeps over its own restarts hears what came while nobody listened.
+    store = ("persistence true", f"persistence_location {tmp_path}/")
+    broker = Broker.in_folder(tmp_path / "broker", extra=store)
+    device = Device(tmp_path, broker.settings)
+    device.append(50)
+    device.start()
+    until(lambda: device.said, "the log says that the broker is down")
+    heard: list[int] = []
+    for _ in range(2):
+        broker.start()
+        heard += heard_in_session(broker)
+        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        broker.stop()
+        until(lambda: "kept on disk" in device.said[-1], "the log says that the broker is down again")
+        device.append(50)
+        time.sleep(0.3)  # several attempts fail meanwhile
+    broker.start()
+    until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    device.stop()
+    heard += heard_in_session(broker)
+    broker.stop()
+    assert set(heard) == set(range(1, 151))
+    # Down, up, down, up, down, up and the end, however many attempts there were.
+    assert len(device.said) == 7, device.said
+
+
+def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
+    device: Device, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    listener, worker = listen(), Spool(tmp_path / "telemetry.db")
+    device.start()
+    append_to(worker, 30)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "on trial"})
+    until(lambda: len(listener.seqs()) == 30, "the first reports arrived")
+    until(lambda: len(listener.payloads(TOPICS.deploy)) == 1, "and the last word on the slots")
+    for file in tmp_path.glob("telemetry.db*"):
+        if file.suffix != ".lock":
+            with file.open("r+b") as spoilt:
+                spoilt.write(b"\xa5" * file.stat().st_size)
+    worker.retain(TOPICS.deploy, {"v": 1, "digits_state": "live"})
+    append_to(worker, 20)
+    until(lambda: len(listener.seqs()) == 50, "and so did those after them")
+    until(lambda: len(listener.payloads(TOPICS.deploy)) == 2, "and the last word on the slots")
+    until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+    worker.close()
+
+
+def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
+    device = Device(tmp_path, broker.settings, rate_per_s=20)
+    device.append(200)
+    device.start()
+    until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
+    time.sleep(0.5)
+    device.stop()
+    # The burst, half a second at 20/s and the drain on stop leave most of it for later.
+    assert device.spool.stats().rows > 80
+
+
+def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost(
+    tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
+) -> None:
+    listener = listen()
+    spool = Spool(tmp_path / "telemetry.db")
+    append_to(spool, 400)
+    first = start_forwarder(tmp_path, broker.settings)
+    until(lambda: len(listener.seqs()) >= 60, "reports begin to arrive")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "online, then lost")
+    assert spool.stats().rows > 0
+    second = start_forwarder(tmp_path, broker.settings)
+    until(lambda: spool.stats().rows == 0, "the spool is empty")
+    until(lambda: set(listener.seqs()) == set(range(1, 401)), "every report, some perhaps twice")
+    stop_within(second, 2.0)
+    until(lambda: listener.payloads(TOPICS.status)[-2:] == [b"online", b"offline"], "online, then offline")
+
+
+def test_the_process_stops_within_two_seconds_while_its_broker_is_down(tmp_path: Path) -> None:
+    forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", free_port()))
+    assert forwarder.stderr is not None
+    assert b"no broker answers" in forwarder.stderr.readline()
+    stop_within(forwarder, 2.0)
+
+
+def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        forwarder = start_forwarder(tmp_path, MqttSettings("127.0.0.1", silent.getsockname()[1]))
+        accepted, _ = silent.accept()
+        with accepted:
+            stop_within(forwarder, 2.0)
+
+
+def test_the_process_ends_when_its_parent_dies(tmp_path: Path) -> None:
+    config = write_config(tmp_path, MqttSettings("127.0.0.1", free_port()))
+    parent = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\n"
+            "child = subprocess.Popen([sys.executable, '-m', 'edgert.telemetry.forwarder', '--config', sys.argv[1]],"
+            " stderr=subprocess.PIPE)\n"
+            "child.stderr.readline()\n"  # it runs, and has looked who its parent is
+            "print(child.pid, flush=True)",
+            str(config),
+        ],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    child = int(parent.stdout)
+    until(lambda: not runs(child), "the forwarder has ended", within_s=6)
+
+
+def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "forwarder.json"
+    config.write_text('{"site": "plant-a", "device": "7", "boot": "b1", "spool": "x", "mqtt": {"host": "h"}}')
+    ended = subprocess.run(
+        [sys.executable, "-m", "edgert.telemetry.forwarder", "--config", str(config)], capture_output=True, text=True
+    )
+    assert ended.returncode == ConfigInvalid.exit_code
+    assert "'d7'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broker) -> None:
+    listener = Listener(secured.settings)
+    device = Device(tmp_path, secured.settings)
+    device.append(30)
+    device.start()
+    until(lambda: set(listener.seqs()) == set(range(1, 31)), "thirty reports over TLS")
+    device.stop()
+    listener.stop()
+    assert "MQTT 5" in device.said[0]
+
+
+def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    access = tmp_path / "access"
+    access.write_text(f"user {TOPICS.device}\ntopic write edgert/v1/plant-a/{TOPICS.device}/#\n")
+    wants = (
+        f"cafile {folder}/ca.pem",
+        "require_certificate true",
+        "use_identity_as_username true",
+        f"acl_file {access}",
+    )
+    with Broker.in_folder(folder, secured=True, extra=wants) as broker:
+        plain = changed(broker.settings, username="", password_file="")
+        with pytest.raises((BrokerTlsFailed, BrokerRefused, BrokerUnreachable), match="certificate"):
+            Connection(plain).open()
+        own = changed(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
+        device = Device(tmp_path, own)
+        device.append(5)
+        device.start()
+        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        device.stop()
+    assert not any("refuses" in line for line in device.said), device.said
+
+
+def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured: Broker) -> None:
+    wrong = tmp_path / "password"
+    wrong.write_text("wrong\n")
+    with pytest.raises(BrokerRefused, match="password file"):
+        Connection(changed(secured.settings, password_file=str(wrong))).open()
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(secured: Broker) -> None:
+    with pytest.raises(BrokerTlsFailed, match="not trusted"):
+        Connection(changed(secured.settings, ca="")).open()
+
+
+def test_tls_to_a_port_without_it_is_an_error_that_says_so(broker: Broker) -> None:
+    with pytest.raises((BrokerTlsFailed, BrokerUnreachable), match="TLS"):
+        Connection(changed(broker.settings, tls=True)).open()
+
+
+def test_no_tls_to_a_port_with_it_is_an_error_that_says_so(secured: Broker) -> None:
+    plain = MqttSettings("127.0.0.1", secured.port)
+    with pytest.raises(BrokerUnreachable, match="TLS or not"):
+        Connection(plain).open()
+
+
+def test_a_port_where_nothing_listens_is_unreachable() -> None:
+    with pytest.raises(BrokerUnreachable, match="no broker answers"):
+        Connection(MqttSettings("127.0.0.1", free_port())).open()
+
+
+@pytest.mark.parametrize("answer", [b"\x20\x02\x00\x01", b""], ids=["refuses-the-version", "hangs-up"])
+def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        levels: list[int] = []
+
+        def serve() -> None:
+            for reply in (answer, b"\x20\x02\x00\x00"):
+                client, _ = server.accept()
+                levels.append(client.recv(1024)[8])  # the byte after the name `MQTT` is the protocol level
+                client.sendall(reply)
+                if reply != b"\x20\x02\x00\x00":
+                    client.close()
+            client.recv(1024)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        connection = Connection(MqttSettings("127.0.0.1", server.getsockname()[1]))
+        connection.open()
+        assert connection.protocol == "3.1.1"
+        connection.close()
+        thread.join(5)
+    assert levels == [5, 4]
+
+
+def test_one_protocol_can_be_asked_for(broker: Broker) -> None:
+    connection = Connection(changed(broker.settings, protocol="3.1.1"))
+    connection.open()
+    assert connection.protocol == "3.1.1"
+    connection.close()
+
+
+def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tmp_path: Path) -> None:
+    access = tmp_path / "access"
+    access.write_text(f"topic readwrite edgert/v1/+/+/status\ntopic readwrite {HIST}\n")
+    with Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",)) as broker:
+        device = Device(tmp_path, broker.settings)
+        device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
+        device.append(5)
+        device.start()
+        until(lambda: device.spool.stats().rows == 1, "all but the event has gone")
+        until(lambda: len(device.said) == 2, "the refusal is said once")
+        device.stop()
+    assert device.spool.take(1)[0].kind == "event"
+    assert "refuses messages" in device.said[1]
+
+
+def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:
+    access = Path(shutil.copy(ROOT / "examples/telemetry/mosquitto.acl", tmp_path / "access"))
+    with Broker.in_folder(tmp_path / "broker", secured=True, extra=(f"acl_file {access}",)) as broker:
+        device = Device(tmp_path, broker.settings)
+        device.append(5)
+        device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
+        device.start()
+        until(lambda: device.spool.stats().rows == 0, "the spool is empty")
+        device.stop()
+    assert not any("refuses" in line for line in device.said), device.said
+
+
+def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    device = Device(tmp_path, broker.settings, home_assistant="homeassistant")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady", "faces_state": "trial"})
+    device.start()
+    topic = "homeassistant/device/edgert_plant-a_pi-07/config"
+    listener = listen("homeassistant/#")
+    until(lambda: listener.payloads(topic), "the discovery message")
+    device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady"})
+    until(lambda: len(listener.payloads(topic)) == 2, "a second one")
+    device.stop()
+    both, one = (json.loads(payload) for payload in listener.payloads(topic))
+    assert {name.partition("_")[0] for name in both["components"]} - {
+        name.partition("_")[0] for name in one["components"]
+    } == {"faces"}
+    p99 = both["components"]["faces_lat_p99_ms"]
+    assert (p99["state_topic"], p99["value_template"]) == (TOPICS.metrics("faces"), "{{ value_json.lat_p99_ms }}")
+    assert both["availability_topic"] == TOPICS.status
+
+
+def test_no_two_devices_are_the_same_to_a_broker_or_to_home_assistant() -> None:
+    names = ["a" + "".join(rest) for length in range(3) for rest in product("a_-.", repeat=length)]
+    fleet = [Topics(site, device) for site, device in product(names, names)]
+    assert len({topics.client_id for topics in fleet}) == len(fleet)
+    said = [discovery(topics, "ha", names, {}, 60.0) for topics in fleet]
+    assert len({topic for topic, _ in said}) == len(fleet)
+    assert all(re.fullmatch(r"ha/device/[A-Za-z0-9_-]+/config", topic) for topic, _ in said)
+    components = [each for _, payload in said for each in json.loads(payload)["components"].values()]
+    assert len({each["unique_id"] for each in components}) == len(components)
+    # What access lists with %u name stays what it was.
+    assert node_id(Topics("plant-a", "pi_07")) == "edgert_plant-a_pi_07"
+
+
+def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    later = [0.0]
+    device = Device(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
+    listener = listen()
+    old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
+    old.open()
+    device.start()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
+    old.abandon()
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
+    later[0] = ONLINE_AGAIN_S
+    device.append()  # wakes it
+    until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
+    device.stop()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"host": "h", "port": 0},
+        {"host": "h", "port": "1883"},
+        {"host": "h", "protocol": "4"},
+        {"host": "h", "x": 1},
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ConfigInvalid):
+        MqttSettings.from_json(value)
+
+
+def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="nowhere"):
+        MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
+
+
+def heard_in_session(broker: Broker) -> list[int]:
+    """What arrived for a subscriber whose session the broker keeps; the first call begins the session."""
+    heard: list[int] = []
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="auditor", clean_session=False)
+    client.on_message = lambda _client, _data, message: heard.append(json.loads(message.payload)["seq"])
+    client.connect("127.0.0.1", broker.port)
+    client.subscribe(HIST, qos=1)
+    quiet_until = time.monotonic() + 0.3
+    while time.monotonic() < quiet_until:
+        before = len(heard)
+        client.loop(0.05)
+        if len(heard) > before:
+            quiet_until = time.monotonic() + 0.3
+    client.disconnect()
+    return heard
+
+
+def changed(settings: MqttSettings, **changes: object) -> MqttSettings:
+    return MqttSettings.from_json({**vars(settings), **changes})
+
+
+def write_config(folder: Path, settings: MqttSettings) -> Path:
+    config = folder / "forwarder.json"
+    value = {
+        "site": TOPICS.site,
+        "device": TOPICS.device,
+        "boot": "b1",
+        "spool": str(folder / "telemetry.db"),
+        "info": {"profile": "raspberry-pi-5"},
+        "mqtt": vars(settings),
+        "sys_interval_s": 30,
+    }
+    config.write_text(json.dumps(value))
+    return config
+
+
+def start_forwarder(folder: Path, settings: MqttSettings) -> subprocess.Popen[bytes]:
+    config = write_config(folder, settings)
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgert.telemetry.forwarder", "--config", str(config)], stderr=subprocess.PIPE
+    )
+
+
+def stop_within(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """The promise is part of the interface: a supervisor waits that long before it kills."""
+    process.terminate()
+    assert process.wait(seconds + 1.0) == 0
+    if process.stderr:
+        process.stderr.close()
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

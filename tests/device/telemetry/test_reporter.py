@@ -1,0 +1,177 @@
+"""Windows become spooled messages; a spool that refuses costs messages, never a request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
+from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
+from edgert.telemetry.spans import PENDING_MAX, RequestSpan, WindowRecorder
+from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
+from tests.support.brokers import until
+
+TOPICS = Topics("plant-a", "pi-07")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A reporter whose time the test owns."""
+
+    def __init__(self, folder: Path, rows: int = ROWS_MAX) -> None:
+        self.clock = Clock()
+        self.said: list[str] = []
+        self.spool = Spool(folder / "telemetry.db", SpoolBounds(rows=rows))
+        self.recorder = WindowRecorder("digits", self.clock)
+        self.reporter = Reporter(
+            self.recorder,
+            self.spool,
+            TOPICS,
+            boot="b1",
+            model_version="r7",
+            clock=self.clock,
+            wall_clock=lambda: 1_700_000_000.5,
+            host_facts=lambda: {"rss_bytes": 7},
+            log=self.said.append,
+        )
+
+    def after(self, seconds: float) -> bool:
+        self.clock.now += seconds
+        return self.reporter.tick()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_window_is_reported_when_it_is_over_and_not_before(bench: Bench) -> None:
+    bench.recorder.record(RequestSpan("ok", 2_000))
+    assert not bench.after(59)
+    assert bench.spool.take(10) == []
+    assert bench.after(1)
+    hist, metrics = bench.spool.take(10)
+    assert (hist.topic, hist.qos, metrics.topic, metrics.qos) == (TOPICS.hist("digits"), 1, TOPICS.metrics("digits"), 0)
+    assert HistMessage.from_json(hist.payload).sketch.max == 2.0
+    read = MetricsMessage.from_json(metrics.payload)
+    assert (read.ts_ms, read.boot, read.seq, read.window_s, read.model_version) == (
+        1_700_000_000_500,
+        "b1",
+        1,
+        60,
+        "r7",
+    )
+    assert (read.number("req_total"), read.number("up"), read.number("rss_bytes")) == (1, 1, 7)
+
+
+def test_after_a_suspend_there_is_one_long_window_not_many_short_ones(bench: Bench) -> None:
+    assert bench.after(3600)
+    assert not bench.after(1)
+    assert MetricsMessage.from_json(bench.spool.take(2)[1].payload).window_s == 3600
+
+
+def test_stop_reports_the_part_of_a_window_that_is_left_and_says_that_the_model_is_down(bench: Bench) -> None:
+    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.clock.now += 7
+    bench.reporter.stop()
+    hist, metrics = (message.payload for message in bench.spool.take(10))
+    assert HistMessage.from_json(hist).sketch.count == 1
+    assert (MetricsMessage.from_json(metrics).window_s, MetricsMessage.from_json(metrics).number("up")) == (7, 0)
+
+
+def test_an_event_names_model_and_version(bench: Bench) -> None:
+    bench.reporter.event("engine_failed", detail="out of memory", tries=3)
+    (event,) = bench.spool.take(1)
+    fields = json.loads(event.payload)
+    assert (event.topic, event.qos, event.kind) == (TOPICS.event, 1, "event")
+    assert fields["event"] == "engine_failed"
+    assert (fields["model"], fields["model_version"], fields["seq"], fields["tries"]) == ("digits", "r7", 1, 3)
+
+
+def test_a_spool_that_refuses_is_said_once_and_reporting_goes_on_when_it_works_again(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    bench = Bench(folder)
+    shutil.rmtree(folder)
+    assert bench.after(60)
+    assert bench.after(60)
+    bench.reporter.event("something")
+    assert bench.reporter.windows_lost == 2
+    assert len(bench.said) == 1
+    folder.mkdir()
+    assert bench.after(60)
+    assert len(bench.spool.take(10)) == 2
+    assert len(bench.said) == 2
+
+
+def test_the_thread_reports_by_itself_and_stops(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "telemetry.db")
+    reporter = Reporter(WindowRecorder("digits"), spool, TOPICS, boot="b1", model_version="r7", window_s=0.05)
+    reporter.start()
+    until(lambda: len(spool.take(10)) >= 4, "two windows in the spool")
+    reporter.stop()
+    rows = spool.stats().rows
+    assert rows % 2 == 0
+    assert json.loads(spool.take(100)[-1].payload)["up"] == 0
+
+
+def test_while_nothing_comes_it_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
+    assert bench.reporter.pause_s() == 1
+    pauses = []
+    for _ in range(6):
+        pauses.append(bench.reporter.pause_s())
+        bench.after(pauses[-1])
+    assert pauses == [1, 2, 4, 8, 16, 29]
+    assert bench.reporter.pause_s() == 60
+    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.after(60)
+    assert bench.reporter.pause_s() == 1
+
+
+def test_a_recorder_that_fills_up_wakes_it(tmp_path: Path) -> None:
+    recorder = WindowRecorder("digits")
+    spool = Spool(tmp_path / "telemetry.db")
+    clock = Clock()
+    reporter = Reporter(recorder, spool, TOPICS, boot="b1", model_version="r7", window_s=3600, clock=clock)
+    for _ in range(8):
+        reporter.tick()
+    assert reporter.pause_s() > 200  # longer than this test waits
+    reporter.start()
+    for _ in range(PENDING_MAX + 1):
+        recorder.record(RequestSpan("ok", 2_000))
+    until(lambda: reporter.pause_s() == FOLD_EVERY_S, "it has folded")
+    reporter.stop()
+    assert recorder.snapshot().totals.requests == PENDING_MAX + 1
+
+
+def test_a_day_without_a_broker_loses_no_event_and_counts_every_window_it_drops(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rows=1000)
+    held: list[int] = []
+    tracemalloc.start()
+    for minute in range(24 * 60):
+        bench.recorder.record(RequestSpan("ok", 2_000, batch=1))
+        bench.after(60)
+        if minute % 60 == 0:
+            bench.reporter.event("worker_crashed", restarts=minute)
+        if minute in (8 * 60, 24 * 60 - 1):
+            held.append(tracemalloc.get_traced_memory()[0] // 1000)
+    tracemalloc.stop()
+    stats = bench.spool.stats()
+    kinds = Counter(message.kind for message in bench.spool.take(2000, 0))
+    assert kinds == {"event": 24, "hist": 976}
+    assert stats.lost == {"metrics": 24 * 60, "hist": 24 * 60 - 976}
+    events = [json.loads(m.payload)["seq"] for m in bench.spool.take(2000, 0) if m.kind == "event"]
+    assert events == list(range(1, 25))
+    assert held[1] - held[0] < 256, "kB that the reporter holds on to"

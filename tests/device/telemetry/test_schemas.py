@@ -1,0 +1,108 @@
+"""The schemas that ship describe what a real daemon publishes, and the documentation lists the same fields."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from edgert.telemetry.messages import DEVICE_KINDS, MODEL_KINDS, parse_topic
+from edgert.telemetry.mqtt import Connection
+from tests.end_to_end.test_telemetry import ITEM
+from tests.support.brokers import Broker
+from tests.support.devices import a_device, wait_until
+from tests.support.paths import ROOT
+
+KINDS = (*DEVICE_KINDS, *MODEL_KINDS)
+DOCUMENT = ROOT / "docs" / "telemetry.md"
+
+
+def schema(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("edgert.telemetry") / "schemas" / f"{kind}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_schema_is_one_and_says_what_every_field_means(kind: str) -> None:
+    Draft202012Validator.check_schema(schema(kind))
+    for name, field in schema(kind).get("properties", {}).items():
+        assert len(field["description"]) > 10, name
+        assert field["type"] in ("string", "number", "integer"), "payloads are flat"
+
+
+def test_what_a_real_daemon_publishes_is_what_the_schemas_say(tmp_path: Path) -> None:
+    heard: list[tuple[str, bytes]] = []
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        connection = Connection(broker.settings, on_message=lambda topic, payload, _: heard.append((topic, payload)))
+        connection.open()
+        connection.subscribe(("edgert/v1/#",), 1)
+        mqtt = f'[serving]\nwindow_s = 0.5\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
+        with a_device(mqtt) as device:
+            device.deploy()
+            with device.client() as client:
+                for i in range(30):
+                    client.infer("echo", ITEM * i)
+
+            def arrived() -> bool:
+                connection.pump(0.1)
+                return {parse_topic(topic).kind for topic, _ in heard} == set(KINDS) and any(b'"count":30' in body or b'"req_total":3' in body for _, body in heard)  # fmt: skip
+
+            wait_until(arrived, "every kind of message arrives")
+        connection.pump(0.5)
+        connection.close()
+    validators = {kind: Draft202012Validator(schema(kind)) for kind in KINDS}
+    for topic, payload in heard:
+        kind = parse_topic(topic).kind
+        value = payload.decode() if kind == "status" else json.loads(payload)
+        errors = [error.message for error in validators[kind].iter_errors(value)]
+        assert errors == [], f"{topic}: {payload!r}"
+        if kind != "status":
+            known = schema(kind)
+            patterns = known.get("patternProperties", {})
+            unknown = [name for name in value if name not in known["properties"] and not any(re.search(p, name) for p in patterns)]  # fmt: skip
+            assert unknown == [], f"{topic} holds fields that no schema and no page tells of"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoilt"),
+    [
+        ("hist", {"buckets": "3:0"}),
+        ("hist", {"scale": 6}),
+        ("hist", {"extra": [1]}),
+        ("metrics", {"req_total": -1}),
+        ("metrics", {"up": 2}),
+        ("event", {"boot": ""}),
+    ],
+)
+def test_a_schema_refuses_what_the_contract_does_not_allow(kind: str, spoilt: dict[str, Any]) -> None:
+    validator = Draft202012Validator(schema(kind))
+    fields = {name: example(field) for name, field in schema(kind)["properties"].items()}
+    assert list(validator.iter_errors(fields | {"added_later": 1.5})) == []
+    assert list(validator.iter_errors(fields | spoilt))
+
+
+def example(field: dict[str, Any]) -> object:
+    if field["type"] != "string":
+        return field.get("const", 1)
+    return field.get("const", "3:1,7:2" if "pattern" in field and ":" in field["pattern"] else "b1")
+
+
+def test_the_documentation_lists_the_fields_of_the_schemas_and_no_others() -> None:
+    text = DOCUMENT.read_text().partition("## Fields")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    documented = {name for cell in cells for word in re.findall(r"`([^`]+)`", cell) for name in expanded(word)}
+    described = {name for kind in KINDS for name in schema(kind).get("properties", {})}
+    assert documented == described
+
+
+def expanded(word: str) -> list[str]:
+    """`a_{x,y}_b` is two names."""
+    pieces = re.split(r"\{([^}]*)\}", word)
+    choices = [piece.split(",") if n % 2 else [piece] for n, piece in enumerate(pieces)]
+    return ["".join(parts) for parts in itertools.product(*choices)]

@@ -1,0 +1,93 @@
+"""Claims keep deployments of one model apart, and never keep a device from taking the next one for good."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import DeployUnderWay
+from edgert.versions.claims import Claims
+from edgert.versions.slots import BootClock
+
+
+class Clock(BootClock):
+    def __init__(self) -> None:
+        self.boot_id, self.time_s = "boot", 100.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def claims(tmp_path: Path, clock: Clock) -> Claims:
+    return Claims(tmp_path, "board", clock)
+
+
+def test_the_second_is_refused_with_who_and_since_when(claims: Claims) -> None:
+    claims.take("mlp", "ann@desk", 60)
+    with pytest.raises(DeployUnderWay, match=r"another deploy of mlp is under way on board \(since 2.*, by ann@desk\)"):
+        claims.take("mlp", "bob@desk", 60)
+    claims.take("other", "bob@desk", 60)
+
+
+def test_a_released_one_is_free_and_a_foreign_token_releases_nothing(claims: Claims) -> None:
+    first = claims.take("mlp", "ann@desk", 60)
+    claims.release("mlp.0123")
+    with pytest.raises(DeployUnderWay):
+        claims.take("mlp", "bob@desk", 60)
+    claims.release(first.token)
+    claims.release(first.token)
+    claims.take("mlp", "bob@desk", 60)
+
+
+def test_one_that_is_shown_lasts_and_one_that_is_not_runs_out(claims: Claims, clock: Clock) -> None:
+    first = claims.take("mlp", "ann@desk", 60)
+    clock.time_s += 50
+    claims.show(first.token)
+    clock.time_s += 50
+    with pytest.raises(DeployUnderWay, match="runs out in 10 s"):
+        claims.take("mlp", "bob@desk", 60)
+    clock.time_s += 10
+    second = claims.take("mlp", "bob@desk", 60)
+    with pytest.raises(DeployUnderWay, match="ran out; another deploy"):
+        claims.show(first.token)
+    claims.show(second.token)
+
+
+def test_one_that_ran_out_and_that_nobody_took_goes_on(claims: Claims, clock: Clock) -> None:
+    first = claims.take("mlp", "ann@desk", 60)
+    clock.time_s += 500
+    claims.show(first.token)
+    with pytest.raises(DeployUnderWay):
+        claims.take("mlp", "bob@desk", 60)
+
+
+def test_one_for_no_number_of_seconds_keeps_nobody_away(claims: Claims) -> None:
+    claims.take("mlp", "ann@desk", math.nan)
+    claims.take("mlp", "bob@desk", 60)
+
+
+def test_a_reboot_ends_it(claims: Claims, clock: Clock) -> None:
+    claims.take("mlp", "ann@desk", 60)
+    clock.boot_id = "next"
+    claims.take("mlp", "bob@desk", 60)
+
+
+def test_the_next_of_a_host_takes_the_place_of_its_dead_one(claims: Claims) -> None:
+    dead = claims.take("mlp", "ann@desk", 60)
+    claims.take("mlp", "ann@desk", 60, instead_of=dead.token)
+    with pytest.raises(DeployUnderWay):
+        claims.show(dead.token)
+
+
+def test_a_torn_claim_holds_nobody_up(claims: Claims, tmp_path: Path) -> None:
+    claims.take("mlp", "ann@desk", 60)
+    (tmp_path / "claims" / "mlp.json").write_text("{")
+    claims.take("mlp", "bob@desk", 60)

@@ -1,0 +1,169 @@
+"""Installing: what is refused, what is kept. tests/device/versions/test_crash_points.py has what is left after a kill or a full disk."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.signing import new_key
+from edgert.config import StateDir, read_config
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineMissing,
+    NotCompatible,
+    ReleaseTooOld,
+    SignatureInvalid,
+    TransitionRefused,
+)
+from edgert.versions.install import install
+from edgert.versions.installed import check_files, load_version
+from edgert.versions.slots import SlotStore, State
+from tests.support.bundles import flip_bit, make_null_bundle
+from tests.support.devices import Device
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    device = Device(tmp_path)
+    device.prepare()
+    return device
+
+
+def install_on(device: Device, bundle: Path) -> None:
+    install(bundle, device.state, read_config(device.state))
+
+
+def keep(device: Device, **options: object) -> None:
+    install_on(device, device.bundle(**options))
+    store = store_of(device)
+    store.activate(60)
+    store.mark_good()
+
+
+def store_of(device: Device) -> SlotStore:
+    return SlotStore(device.state.models / "echo")
+
+
+def active_release(state: StateDir) -> int | None:
+    """The release that serves, after checking that every byte of it is there."""
+    store = SlotStore(state.models / "echo")
+    slots = store.read()
+    active = slots.version(slots.active)
+    if active is None or slots.active is None:
+        return None
+    version = load_version(store.slot_folder(slots.active), active.digest, read_config(state))
+    for artifact in version.artifacts:
+        check_files(version, artifact)
+    return active.release
+
+
+def test_installing_what_serves_already_changes_nothing(device: Device) -> None:
+    bundle = device.bundle()
+    install_on(device, bundle)
+    store_of(device).activate(60)
+    store_of(device).mark_good()
+    before = store_of(device).read()
+    assert install(bundle, device.state, read_config(device.state)).already_active
+    assert store_of(device).read() == before
+
+
+def refusals(device: Device) -> dict[str, tuple[Path, type[EdgeRTError]]]:
+    folder, key = device.folder / "bad", device.key
+    return {
+        "flipped bit": (flip_bit(make_null_bundle(folder, key, release=5)), BundleCorrupt),
+        "wrong key": (make_null_bundle(folder / "k", new_key(), release=5), SignatureInvalid),
+        "older release": (make_null_bundle(folder, key, release=2), ReleaseTooOld),
+        "reused release": (make_null_bundle(folder / "r", key, release=3, op="sum"), BundleError),
+        "other profile": (make_null_bundle(folder / "p", key, release=5, profile="intel-nuc"), NotCompatible),
+        "other processor": (make_null_bundle(folder / "m", key, release=5, machines=("mips",)), NotCompatible),
+        "missing file": (folder / "nothing.edgert", BundleCorrupt),
+        "a folder": (folder, BundleCorrupt),
+    }
+
+
+@pytest.mark.parametrize("name", ["flipped bit", "wrong key", "older release", "reused release", "other profile",
+                                  "other processor", "missing file", "a folder"])  # fmt: skip
+def test_a_bad_bundle_is_refused_with_its_own_error_and_nothing_changes(device: Device, name: str) -> None:
+    keep(device, release=3)
+    before = store_of(device).read()
+    path, error = refusals(device)[name]
+    with pytest.raises(error):
+        install_on(device, path)
+    assert store_of(device).read() == before
+    assert active_release(device.state) == 3
+    assert not (store_of(device).folder / "stage").exists()
+
+
+def test_a_signed_downgrade_is_taken(device: Device) -> None:
+    keep(device, release=3)
+    keep(device, release=2, downgrade=True)
+    assert active_release(device.state) == 2
+
+
+def test_nothing_is_installed_over_a_trial(device: Device) -> None:
+    install_on(device, device.bundle())
+    store_of(device).activate(60)
+    with pytest.raises(TransitionRefused):
+        install_on(device, device.bundle(release=2))
+
+
+def test_a_device_without_keys_accepts_nothing(device: Device) -> None:
+    (device.state.keys / "test.pem").unlink()
+    with pytest.raises(ConfigInvalid, match="bootstrap"):
+        install_on(device, device.bundle())
+
+
+def test_a_reference_is_installed_where_the_bundle_has_one_and_is_no_engine_to_fall_back_to(device: Device) -> None:
+    install_on(device, device.bundle(reference={"op": "copy"}))
+    store = store_of(device)
+    store.activate(60)
+    store.mark_good()
+    slots = store.read()
+    active = slots.version(slots.active)
+    assert active is not None
+    assert slots.active is not None
+    folder = store.slot_folder(slots.active)
+    version = load_version(folder, active.digest, read_config(device.state))
+    assert version.reference is not None
+    check_files(version, version.reference)
+    assert [artifact.id for artifact in version.artifacts] == ["null"]
+    keep(device, release=2)
+    slots = store.read()
+    assert slots.active is not None
+    assert not (store.slot_folder(slots.active) / "reference").exists()
+
+
+def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:
+    keep(device)
+    (store_of(device).slot_folder("a") / "null/model.json").write_text("{}")
+    with pytest.raises(BundleCorrupt, match="deploy it again"):
+        active_release(device.state)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_a_missing_engine_is_named_and_nothing_is_installed(device: Device) -> None:
+    with pytest.raises(EngineMissing, match="tensorrt"):
+        install_on(device, device.bundle(engine="tensorrt"))
+    assert store_of(device).read().state is State.EMPTY
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_an_engine_of_the_ladder_that_cannot_prepare_is_passed_over_and_named(device: Device) -> None:
+    bundle = device.bundle(first=("tensorrt", b"a graph"))
+    lines: list[str] = []
+    install(bundle, device.state, read_config(device.state), lines.append)
+    assert any("first cannot serve here" in line and "tensorrt is not installed" in line for line in lines)
+    assert store_of(device).read().state is State.FIRST_STAGED
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_a_strict_device_takes_no_bundle_whose_first_engine_cannot_prepare(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.prepare("[serving]\nstrict = true\n")
+    with pytest.raises(EngineMissing):
+        install_on(device, device.bundle(first=("tensorrt", b"a graph")))

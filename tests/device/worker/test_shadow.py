@@ -1,0 +1,266 @@
+"""The shadow: what is drawn is compared with the reference, the rest is never held up, and an alarm means something."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import new_key
+from edgert.errors import BundleError, EngineFailed, Unavailable
+from edgert.worker.agreement import Agreement, compare, scores_output
+from edgert.worker.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow, sched_idle
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import Device, a_device, wait_until
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
+
+
+class FixedReference:
+    """Says what it is told to; `gate` holds a comparison up, `fails` is how many of the next fail."""
+
+    def __init__(self) -> None:
+        self.answer = GOOD
+        self.fails = self.opened = self.closed = self.asked = 0
+        self.gate: threading.Event | None = None
+
+    def open(self) -> FixedReference:
+        self.opened += 1
+        return self
+
+    def compare(self, inputs: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> Agreement:
+        self.asked += 1
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("gone")
+        return self.answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def a_shadow(share: float = 1.0, alarm: float = 0.9) -> tuple[Shadow, FixedReference, list[str], list[float]]:
+    reference, said, now = FixedReference(), [], [0.0]
+
+    def notify(event: str, fields: Mapping[str, float]) -> None:
+        said.append(event)
+        assert all(isinstance(value, (int, float)) for value in fields.values()), "telemetry is flat"
+
+    return Shadow(reference.open, share, alarm, notify, choose=lambda: 0.5, clock=lambda: now[0]), reference, said, now
+
+
+def test_only_the_share_that_is_drawn_is_compared() -> None:
+    for share, drawn in ((0.4, 0), (0.6, 1)):
+        shadow, reference, _, _ = a_shadow(share)
+        shadow.start()
+        shadow.offer([ITEM], [ITEM])
+        wait_until(lambda r=reference, n=drawn: r.asked == n, "it is compared or not")  # type: ignore[misc]
+        assert shadow.dropped == 0
+
+
+def test_a_busy_reference_holds_nobody_up_and_what_is_dropped_is_counted() -> None:
+    shadow, reference, _, _ = a_shadow()
+    reference.gate = threading.Event()
+    shadow.start()
+    shadow.offer([ITEM], [ITEM])
+    wait_until(lambda: reference.asked == 1, "the reference is busy")
+    for _ in range(10):
+        shadow.offer([ITEM], [ITEM])  # returns: that is the test
+    assert shadow.dropped == 9
+    reference.gate.set()
+    wait_until(lambda: shadow.sampled == 2, "the one that waited is compared")
+
+
+def test_what_was_offered_may_change_afterwards() -> None:
+    shadow, reference, _, _ = a_shadow()
+    seen: list[float] = []
+    mine = ITEM.copy()
+
+    def look(inputs: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> Agreement:
+        seen.append(float(inputs[0][0, 0]))
+        return GOOD
+
+    reference.compare = look  # type: ignore[method-assign]
+    shadow.offer([mine], [ITEM])
+    mine[:] = -1
+    shadow.start()
+    wait_until(lambda: bool(seen), "it is compared")
+    assert seen == [1.0]
+
+
+def test_the_alarm_goes_off_once_and_ends_half_way_back() -> None:
+    shadow, reference, said, _ = a_shadow(alarm=0.9)
+
+    def compared(answer: Agreement, count: int) -> None:
+        reference.answer = answer
+        for _ in range(count):
+            shadow.step([ITEM], [ITEM])
+
+    compared(BAD, ALARM_MIN - 1)
+    assert said == [], "too few to say"
+    compared(BAD, 1)
+    assert said == ["shadow_alarm"]
+    compared(GOOD, WINDOW - 4)
+    assert shadow.figures()["shadow_agreement"] == pytest.approx(0.92)
+    assert said == ["shadow_alarm"], "no longer below, and not yet over"
+    compared(GOOD, 2)
+    assert said == ["shadow_alarm", "shadow_recovered"]
+    compared(BAD, 3)
+    assert len(said) == 2
+    compared(BAD, 3)
+    assert said[2:] == ["shadow_alarm"]
+
+
+def test_drift_tells_a_model_that_gets_worse_from_one_that_always_was() -> None:
+    always, reference, _, _ = a_shadow()
+    for i in range(4 * WINDOW):
+        reference.answer = GOOD if i % 2 else BAD
+        always.step([ITEM], [ITEM])
+    assert always.figures()["shadow_drift"] == pytest.approx(0.0)
+    worse, reference, _, _ = a_shadow()
+    for i in range(4 * WINDOW):
+        reference.answer = GOOD if i < 3 * WINDOW else BAD
+        worse.step([ITEM], [ITEM])
+    assert worse.figures()["shadow_drift"] == pytest.approx(0.75)
+
+
+def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> None:
+    shadow, reference, _, now = a_shadow()
+    reference.fails = 1
+    shadow.step([ITEM], [ITEM])
+    assert (reference.opened, reference.closed, shadow.failed) == (1, 1, 1)
+    assert shadow.as_json()["fault"] == "gone"
+    shadow.step([ITEM], [ITEM])
+    assert (reference.asked, shadow.dropped) == (1, 1)
+    now[0] += RESTART_S
+    shadow.step([ITEM], [ITEM])
+    assert (reference.opened, shadow.sampled, shadow.fault) == (2, 1, None)
+
+
+# --- agreement ------------------------------------------------------------------------------
+
+
+def arrays(*rows: Sequence[float]) -> list[NDArray[Any]]:
+    return [np.array(rows, np.float32)]
+
+
+def test_agreement_is_the_top_class_where_there_are_scores() -> None:
+    assert compare(arrays([1, 2, 3]), arrays([0, 0, 9]), 0).agrees
+    assert not compare(arrays([1, 2, 3]), arrays([3, 2, 1]), 0).agrees
+    assert not compare(arrays([1, 2], [1, 2]), arrays([1, 2], [2, 1]), 0).agrees, "every item of a request counts"
+
+
+def test_agreement_is_likeness_where_there_are_none() -> None:
+    assert compare(arrays([1, 2, 3]), arrays([1.01, 2, 3]), None).agrees
+    assert compare(arrays([1, 0]), arrays([0, 1]), None) == (False, 0.0)
+    assert compare(arrays([0, 0]), arrays([0, 0]), None) == (True, 1.0)
+
+
+@pytest.mark.parametrize("scores", [0, None])
+def test_what_is_no_number_or_another_shape_never_agrees(scores: int | None) -> None:
+    for other in (arrays([float("nan"), 1, 3]), arrays([1, 2]), arrays([1, 2, float("inf")])):
+        assert not compare(other, arrays([1, 2, 3]), scores).agrees
+
+
+# --- the real thing -------------------------------------------------------------------------
+
+
+def deployed(device: Device, reference: dict[str, Any] | None = None, **options: Any) -> None:
+    """Deploy an echo model whose reference is a null artifact with `reference` in its program."""
+    bundle = make_null_bundle(device.folder / "bundles", device.key, reference=reference, **options)
+    device.run("install", os.fspath(bundle))
+    device.run("activate", "echo")
+    device.run("mark-good", "echo")
+
+
+def shadow_of(device: Device) -> dict[str, Any]:
+    return dict(device.model()["serving"]["shadow"])
+
+
+def test_live_answers_are_compared_in_a_process_of_idle_priority() -> None:
+    with a_device("[models.echo]\nshadow = 1.0\n") as device:
+        deployed(device, reference={"op": "copy"})
+        with device.client() as client:
+
+            def compared() -> bool:
+                client.infer("echo", ITEM, cache=False)
+                return int(shadow_of(device)["total"]) >= 3
+
+            wait_until(compared, "answers are compared")
+        assert shadow_of(device)["agreement"] == 1.0
+        worker = device.model()["serving"]["pid"]
+        children = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent(int(entry)) == worker]
+        assert len(children) == 1
+        assert os.getpriority(os.PRIO_PROCESS, children[0]) == 19
+        assert sched_idle(children[0])
+    wait_until(lambda: not os.path.exists(f"/proc/{children[0]}"), "it ends with its worker")
+
+
+def test_a_model_that_answers_otherwise_than_its_reference_raises_the_alarm() -> None:
+    with a_device("[models.echo]\nshadow = 1.0\n[serving]\nwindow_s = 1.0\n") as device:
+        deployed(device, program={"op": "sum"}, reference={"op": "copy"}, op="sum")
+        with device.client() as client:
+
+            def alarmed() -> bool:
+                for value in range(1, 21):
+                    client.infer("echo", ITEM * value, cache=False)
+                return bool(shadow_of(device)["alarm"])
+
+            wait_until(alarmed, "the alarm goes off")
+        assert shadow_of(device)["agreement"] < 0.9
+        assert "shadow_alarm" in device.log()
+
+
+def test_without_a_reference_the_model_is_served_and_the_log_says_why() -> None:
+    with a_device("[models.echo]\nshadow = 1.0\n") as device:
+        deployed(device)
+        with device.client() as client:
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+        assert device.model()["serving"]["shadow"] is None
+        assert "--with-reference" in device.log()
+
+
+def test_a_reference_that_crashes_costs_no_live_answer() -> None:
+    with a_device("[models.echo]\nshadow = 1.0\n") as device:
+        fault = {"op": "copy", "runs": [{"fault": "segfault", "after": 3}]}
+        deployed(device, reference=fault, reference_engine="fault")
+        with device.client() as client:
+
+            def failed() -> bool:
+                assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+                return int(shadow_of(device)["failed"]) > 0
+
+            wait_until(failed, "the reference has crashed")
+            assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+        assert device.model()["serving"]["crashes"] == 0
+
+
+def test_a_reference_of_another_bundle_is_refused() -> None:
+    with a_device(started=False) as device:
+        order = {"model": "echo", "folder": "/nowhere", "digest": "0" * 64, "state": os.fspath(device.state.root)}
+        with pytest.raises((BundleError, EngineFailed, Unavailable)):
+            ReferenceProcess(order)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def test_scores_are_told_from_other_outputs(tmp_path: Path) -> None:
+    for shape, scores in (((4,), 0), ((1,), None), ((2, 2), None)):
+        path = make_null_bundle(tmp_path / str(shape), new_key(), item_shape=shape)
+        with open_bundle(path, None) as bundle:
+            assert scores_output(bundle.manifest) == scores

@@ -1,0 +1,117 @@
+"""The latency target, the objective and the instances in a real daemon: which way they move, not how fast it is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from edgert.tensors import InferResponse
+from tests.support.devices import Device, a_device, wait_until
+
+ITEM = np.ones((1, 4), np.float32)
+CAP = 16
+RUN = {"delay_s": 0.004, "item_s": 0.004}  # a full batch takes 68 ms, a lone request 8 ms
+
+
+@contextmanager
+def clients(device: Device, count: int) -> Iterator[None]:
+    """`count` clients, each asking without pause."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        with device.client() as client:
+            while not ended.is_set():
+                client.infer("echo", ITEM, cache=False)
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def tuner(device: Device) -> dict[str, Any]:
+    return dict(device.serving()["batcher"]["tuner"])
+
+
+def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
+    """The target lies between what a full batch takes at the least and what a lone request takes."""
+    with a_device(f"[serving]\nbatch_max = {CAP}\n[models.echo]\np95_ms = 60.0\n") as device:
+        device.put(program=RUN)
+        assert tuner(device)["cap"] == CAP
+        with clients(device, 2 * CAP):
+            wait_until(lambda: tuner(device)["cap"] < CAP, "the target is exceeded: the cap shrinks")
+            wait_until(lambda: tuner(device)["state"] == "overloaded", "there is more than any cap can serve")
+        with clients(device, 1):
+            wait_until(lambda: tuner(device)["state"] == "holds", "a lone client is within the target")
+            wait_until(lambda: tuner(device)["cap"] == CAP, "the cap grows back")
+        closed = device.serving()["batches_closed"]
+        assert closed["cap"] > 0
+        assert closed["idle"] > 0
+
+
+def two_at_once(device: Device) -> list[InferResponse]:
+    """The answers to two requests that are sent at the same moment over connections that stand already."""
+    answers: list[InferResponse] = []
+    connected = threading.Barrier(2)
+
+    def ask() -> None:
+        with device.client() as client:
+            client.metadata("echo")
+            connected.wait()
+            answers.append(client.request("echo", ITEM, cache=False))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_two_instances_run_two_requests_at_once_and_one_lets_the_second_wait() -> None:
+    for instances in (2, 1):
+        with a_device(f"[serving]\ninstances = {instances}\nbatch_max = 1\n") as device:
+            device.put(delay_s=0.3)
+            assert device.serving()["batcher"]["instances"] == instances
+            answers = two_at_once(device)
+        waited = sorted(answer.stages.queue_us for answer in answers)
+        assert (waited[0], waited[1] > 0) == (0, instances == 1)
+
+
+def test_throughput_is_measured_on_a_real_engine_and_the_answers_stay_right() -> None:
+    weights = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "copy",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        initializer=[weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with a_device('[serving]\nobjective = "throughput"\n') as device:
+        device.put(engine="onnxruntime", program=model.SerializeToString())
+        told = device.serving()
+        (learned,) = [
+            json.loads(path.read_bytes())
+            for path in device.state.learned.iterdir()
+            if not path.name.endswith(".size.json")
+        ]
+        assert learned["circumstances"]["objective"] == "throughput"
+        assert learned["learned"]["instances"] == told["batcher"]["instances"] >= 1
+        assert (learned["learned"]["threads"], learned["learned"]["batch_cap"]) == (told["threads"], told["batch_cap"])
+        with device.client() as client:
+            for rows in (1, 3):
+                asked = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+                assert client.infer("echo", asked)["y"].tolist() == asked.tolist()
+        assert device.run("check", "echo")["model"] == "echo"

@@ -1,0 +1,436 @@
+"""The daemon as apps and operators meet it: the real process, real sockets, models of the null engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert import Client
+from edgert.client.aio import AsyncClient
+from edgert.errors import (
+    DaemonUnreachable,
+    DeadlineExceeded,
+    EdgeRTError,
+    ModelNotFound,
+    RequestError,
+    ShuttingDown,
+    Unavailable,
+    WorkerLost,
+)
+from edgert.protocol import wire
+from tests.support.devices import Device, a_device, wait_until
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Device]:
+    """A device with two models, shared by the tests that leave it as it was."""
+    with a_device() as device:
+        device.deploy()
+        device.deploy(model="sum", op="sum")
+        yield device
+
+
+def test_a_client_gets_its_own_answer(serving: Device) -> None:
+    with serving.client() as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+        assert client.infer("sum", {"x": ITEM})["y"].tolist() == [[10.0] * 4]
+        assert client.infer("echo", ITEM[0])["y"].tolist() == ITEM[0].tolist()
+        assert client.infer("echo", np.repeat(ITEM, 5, axis=0))["y"].shape == (5, 4)
+        assert [m["name"] for m in client.models()] == ["echo", "sum"]
+        assert client.metadata("echo")["release"] == 1
+
+
+def test_a_response_says_where_the_time_went(serving: Device) -> None:
+    with serving.client() as client:
+        first = client.request("echo", ITEM + 1)
+        again = client.request("echo", ITEM + 1)
+        uncached = client.request("echo", ITEM + 1, cache=False)
+    assert (first.cache_hit, first.batch, first.release) == (False, 1, 1)
+    assert (again.cache_hit, again.batch, again.stages.engine_us) == (True, 0, 0)
+    assert uncached.cache_hit is False
+    assert again.outputs["y"].tolist() == (ITEM + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (np.zeros((1, 5), np.float32), r"takes FP32 \[-1, 4\]"),
+        (np.zeros((1, 4), np.int32), "FP32"),
+        ({"z": ITEM}, "takes inputs"),
+        (np.zeros((0, 4), np.float32), "0 items"),
+        (np.zeros((5000, 4), np.float32), "split it"),
+        (np.array([["a"] * 4]), "FP32"),
+    ],
+    ids=["shape", "dtype", "name", "empty", "too-many", "text"],
+)
+def test_inputs_that_do_not_fit_are_refused_and_the_connection_lives_on(
+    serving: Device, inputs: object, says: str
+) -> None:
+    with serving.client() as client:
+        with pytest.raises(RequestError, match=says):
+            client.infer("echo", inputs)  # type: ignore[call-overload]  # wrong on purpose
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+def test_who_would_wait_for_ever_is_answered(serving: Device, timeout_s: float) -> None:
+    with Client(serving.socket, timeout_s=timeout_s) as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+    async def ask() -> list[Any]:
+        async with AsyncClient(serving.socket, timeout_s=timeout_s) as client:
+            return list((await client.infer("echo", ITEM))["y"].tolist())
+
+    assert asyncio.run(ask()) == ITEM.tolist()
+
+
+def test_a_status_tells_what_it_can_where_the_spool_cannot_be_opened() -> None:
+    with a_device(started=False) as device:
+        device.state.spool.mkdir(parents=True)
+        assert device.run("status")["telemetry"]["waiting"] == 0
+
+
+def test_an_unknown_model_is_named_with_those_there_are(serving: Device) -> None:
+    with serving.client() as client, pytest.raises(ModelNotFound, match="echo, sum"):
+        client.infer("nothing", ITEM)
+
+
+def test_no_daemon_says_how_to_start_one(tmp_path: os.PathLike[str]) -> None:
+    with pytest.raises(DaemonUnreachable, match="edgertd start"):
+        Client(f"{tmp_path}/none.sock").infer("echo", ITEM)
+
+
+def test_many_threads_share_one_client(serving: Device) -> None:
+    def ask(i: int) -> bool:
+        return bool(np.array_equal(client.infer("echo", ITEM * i)["y"], ITEM * i))
+
+    with serving.client() as client, ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(600)))
+
+
+def raw(device: Device) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(20)
+    sock.connect(os.fspath(device.socket))
+    return sock
+
+
+def read_frame(sock: socket.socket) -> wire.Frame:
+    frames = wire.FrameBuffer()
+    frame = None
+    while frame is None:
+        count = sock.recv_into(frames.room[: frames.missing() or 64])
+        assert count, "the daemon closed without a word"
+        frame = frames.feed(count)
+    return frame
+
+
+HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),
+        bytes(64),
+        wire.json_frame(wire.HELLO, {"model": "x" * 5000}),
+        wire.json_frame(wire.INFER, {}),
+        HELLO + b"garbage" * 20,
+        HELLO + wire.json_frame(wire.WELCOME, {}),
+    ],
+    ids=["http", "zeros", "long-hello", "no-hello", "garbage-later", "not-for-the-daemon"],
+)
+def test_what_is_not_the_protocol_gets_an_error_and_the_end(serving: Device, data: bytes) -> None:
+    with raw(serving) as sock:
+        sock.sendall(data)
+        frame = read_frame(sock)
+        if frame.kind == wire.WELCOME:
+            frame = read_frame(sock)
+        assert frame.kind == wire.ERROR
+        assert wire.error_of(frame).code == "request.protocol"
+        with contextlib.suppress(ConnectionResetError):  # what it did not read is thrown away with the connection
+            assert sock.recv(1) == b""
+    with serving.client() as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+def test_a_hello_in_single_bytes_with_requests_right_behind_is_served(serving: Device) -> None:
+    tensor = wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), ITEM.tobytes())
+    requests = b"".join(b"".join(wire.frame(wire.INFER, request_id=i, tensors=[tensor])) for i in (1, 2, 3))
+    with raw(serving) as sock:
+        for byte in HELLO:
+            sock.send(bytes([byte]))
+        sock.sendall(requests)
+        assert read_frame(sock).kind == wire.WELCOME
+        for i in (1, 2, 3):
+            frame = read_frame(sock)
+            assert (frame.kind, frame.request_id) == (wire.RESULT, i)
+            assert frame.tensors[0].data == ITEM.tobytes()
+
+
+def test_a_client_that_says_nothing_keeps_nobody_waiting(serving: Device) -> None:
+    with raw(serving), serving.client() as client:
+        assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+@contextmanager
+def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tuple[list[int], list[EdgeRTError]]]:
+    """Clients that ask without pause while the block runs: answers counted by release, errors collected."""
+    stop = threading.Event()
+    releases: list[int] = []
+    errors: list[EdgeRTError] = []
+
+    def ask(number: int) -> None:
+        with device.client() as client:
+            while not stop.is_set():
+                try:
+                    response = client.request(model, ITEM * number, cache=False)
+                    assert response.outputs["y"].tolist() == (ITEM * number).tolist()
+                    releases.append(response.release)
+                except EdgeRTError as error:
+                    errors.append(error)
+
+    pool = [threading.Thread(target=ask, args=(i,)) for i in range(threads)]
+    for thread in pool:
+        thread.start()
+    try:
+        wait_until(lambda: len(releases) > 50, "the load has begun")
+        yield releases, errors
+    finally:
+        stop.set()
+        for thread in pool:
+            thread.join(30)
+
+
+def test_hot_swaps_under_load_lose_no_request() -> None:
+    with a_device() as device:
+        device.deploy()
+        with load(device) as (releases, errors):
+            for release in range(2, 8):
+                device.deploy(release=release)
+                seen = len(releases)
+                wait_until(lambda seen=seen: len(releases) > seen + 50, "the load goes on")  # type: ignore[misc]
+        assert errors == []
+        assert set(releases) == set(range(1, 8))
+        assert device.model()["serving"]["release"] == 7
+
+
+def test_a_killed_worker_costs_its_own_requests_only_and_comes_back() -> None:
+    with a_device() as device:
+        device.deploy(delay_s=0.005)  # so that there are requests in flight whenever it is killed
+        device.deploy(model="other")
+        with load(device) as (releases, errors), load(device, "other", threads=2) as (_, other_errors):
+            pid = device.model()["serving"]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: bool(errors), "the requests in flight are told")
+            told_at = len(releases)
+            wait_until(lambda: len(releases) > told_at + 200, "the model serves again")
+        assert other_errors == []
+        assert all(isinstance(error, WorkerLost | Unavailable) and error.retryable for error in errors)
+        serving = device.model()["serving"]
+        assert serving["state"] == "ready"
+        assert serving["pid"] != pid
+        assert serving["crashes"] == 1
+
+
+def test_a_version_that_keeps_crashing_gives_way_to_the_good_one_before() -> None:
+    with a_device() as device:
+        device.deploy()
+        device.deploy(release=2)
+        for _ in range(3):
+            wait_until(lambda: device.model()["serving"]["state"] == "ready", "it serves")
+            if device.model()["active"]["release"] == 1:
+                break
+            os.kill(device.model()["serving"]["pid"], signal.SIGKILL)
+            time.sleep(0.2)
+        wait_until(lambda: (device.model()["serving"].get("release")) == 1, "the version before serves")
+        assert device.model()["active"]["release"] == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"), [({"golden_off_by": 1.0}, 9), ({"program": b"?"}, 7)], ids=["wrong answers", "does not load"]
+)
+def test_a_version_that_fails_its_trial_never_serves(bad: dict[str, object], code: int) -> None:
+    with a_device() as device:
+        device.deploy()
+        with load(device, threads=2) as (releases, errors):
+            device.run("install", os.fspath(device.bundle(release=2, **bad)))
+            device.run("activate", "echo", code=code)
+            seen = len(releases)
+            wait_until(lambda: len(releases) > seen + 50, "the old version serves on")
+        assert set(releases) == {1}
+        assert errors == []
+        assert device.model()["state"] == "steady"
+        assert device.model()["active"]["release"] == 1
+
+
+def test_a_trial_that_nobody_confirms_ends_by_itself() -> None:
+    with a_device() as device:
+        device.deploy()
+        device.run("install", os.fspath(device.bundle(release=2)))
+        device.run("activate", "echo", "--trial-s", "3")
+        with device.client() as client:
+            assert client.request("echo", ITEM).release == 2
+            wait_until(lambda: client.request("echo", ITEM).release == 1, "the version before returns")
+        assert device.model()["state"] == "steady"
+
+
+def test_rolling_back_makes_the_version_before_live() -> None:
+    with a_device() as device:
+        device.deploy()
+        device.deploy(release=2)
+        assert device.run("rollback", "echo")["release"] == 1
+        with device.client() as client:
+            assert client.request("echo", ITEM).release == 1
+
+
+def test_stopping_answers_or_refuses_every_request() -> None:
+    with a_device() as device:
+        device.deploy(delay_s=0.01)
+        with load(device) as (releases, errors):
+            device.run("stop")
+            assert device.run("stop")["stopped"] is False
+        assert len(releases) > 50
+        assert all(isinstance(error, ShuttingDown | DaemonUnreachable | Unavailable) for error in errors)
+        assert not device.socket.exists()
+
+
+def test_a_killed_daemon_is_started_again_and_serves_what_it_served() -> None:
+    with a_device() as device:
+        device.deploy()
+        with device.client() as client:
+            client.infer("echo", ITEM)
+            os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
+            answered = threading.Event()
+
+            def again() -> bool:
+                with contextlib.suppress(Unavailable):
+                    answered.set() if client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist() else None
+                return answered.is_set()
+
+            wait_until(lambda: not device.run("status")["daemon"]["running"] or again(), "it is gone")
+            wait_until(again, "it serves again")
+
+
+def test_two_daemons_never_share_a_state_folder() -> None:
+    with a_device() as device:
+        command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(device.state.root), "serve"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 7
+        assert "already" in done.stderr
+
+
+def test_a_request_past_its_time_is_refused_and_the_client_goes_on() -> None:
+    with a_device() as device:
+        device.deploy(delay_s=0.3)
+        with device.client() as client:
+            with pytest.raises(DeadlineExceeded):
+                client.infer("echo", ITEM, timeout_s=0.1, cache=False)
+            assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+
+
+def test_requests_at_once_form_batches() -> None:
+    with a_device("[serving]\nbatch_max = 8\n") as device:
+        device.deploy(delay_s=0.02)
+        with device.client() as client, ThreadPoolExecutor(8) as pool:
+            batches = list(pool.map(lambda i: client.request("echo", ITEM * i, cache=False).batch, range(64)))
+        assert max(batches) > 4
+        assert device.model()["serving"]["requests"]["requests"] >= 64
+
+
+def test_more_connections_than_allowed_are_told_to_come_back() -> None:
+    with a_device("[serving]\nconnections_max = 2\n") as device:
+        device.deploy()
+        held = [raw(device) for _ in range(2)]
+        for sock in held:
+            sock.sendall(HELLO)
+            assert read_frame(sock).kind == wire.WELCOME
+        with raw(device) as third:
+            third.sendall(HELLO)
+            error = wire.error_of(read_frame(third))
+            assert (error.code, error.retry_after_s is not None) == ("unavailable.overloaded", True)
+        for sock in held:
+            sock.close()
+        with device.client() as client:
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+def test_a_client_that_kept_its_connections_finds_a_daemon_that_was_started_again() -> None:
+    with a_device() as device:
+        device.deploy()
+        with device.client() as client:
+            client.infer("echo", ITEM)
+            device.run("stop")
+            device.run("start")
+            assert client.infer("echo", ITEM * 2)["y"].tolist() == (ITEM * 2).tolist()
+
+
+def test_a_swap_sends_what_waits_to_the_new_version_however_long_the_queue() -> None:
+    with a_device("[serving]\nbatch_max = 1\n") as device:
+        device.deploy(delay_s=0.2)
+        with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
+            waiting = [pool.submit(client.request, "echo", ITEM * i, cache=False) for i in range(80)]
+            wait_until(lambda: device.model()["serving"]["waiting"] > 40, "the queue is long")
+            device.deploy(release=2)
+            answers = [future.result(120) for future in waiting]
+        assert {answer.release for answer in answers} == {1, 2}
+        assert [float(a.outputs["y"][0, 0]) for a in answers] == [float(i) for i in range(80)]
+
+
+def test_something_else_in_the_sockets_place_is_left_alone() -> None:
+    with a_device(started=False) as device:
+        device.socket.write_text("precious")
+        answer = device.run("start", code=7)
+        assert "is not a socket" in answer["error"]["message"]
+        assert device.socket.read_text() == "precious"
+
+
+def test_a_daemon_whose_state_folder_was_removed_ends() -> None:
+    with a_device() as device:
+        pid = device.run("status")["daemon"]["pid"]
+        shutil.rmtree(device.state.root)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon has noticed", timeout_s=60)
+        device.prepare()
+
+
+def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
+    """A ladder may hold one engine twice, in INT8 and in FP32; each has golden answers of its own."""
+    with a_device() as device:
+        device.deploy(first=("null", b"?"))  # it does not load
+        checked = device.run("check", "echo")
+        assert (checked["artifact"], checked["engine"]) == ("null", "null")
+        assert device.serving()["artifact"] == "null"
+        assert device.serving()["degraded"] is True
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("edgert.daemon.supervisor", {"numpy", "cryptography", "sqlite3"}),
+        ("edgert.daemon.forwarder_process", {"numpy", "cryptography"}),
+        ("edgert.worker.worker", {"cryptography", "onnxruntime", "paho"}),
+    ],
+)
+def test_a_process_loads_no_more_than_it_needs(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(sorted(sys.modules.keys() & {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

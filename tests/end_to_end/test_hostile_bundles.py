@@ -1,0 +1,263 @@
+"""Bundles meant to do harm: each is refused with an error of its own, nothing goes live, nothing is written elsewhere.
+
+tests/device/bundle/test_bundle_file.py flips every byte of a bundle and cuts it at every offset; here it is what an install leaves behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX, open_bundle
+from edgert.bundle.envelope import ENVELOPE_NAME, sign
+from edgert.bundle.expiry import expiry_time
+from edgert.bundle.manifest import FILE_BYTES_MAX
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.config import read_config
+from edgert.errors import (
+    BundleCorrupt,
+    BundleError,
+    BundleExpired,
+    EdgeRTError,
+    ReleaseTooOld,
+    SignatureInvalid,
+    StorageFailed,
+)
+from edgert.versions.install import install
+from edgert.versions.installed import load_version
+from edgert.versions.slots import SlotStore
+from tests.support.bundles import make_null_bundle
+from tests.support.devices import Device
+
+PAYLOAD_FLIPS = 10_000
+PAYLOAD_FLIPS_INSTALLED = 100
+CUTS_BELOW = 4096
+SEED = 20261121
+BLOCK = 512
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    """A device on which release 3 of `echo` serves."""
+    device = Device(tmp_path / "device")
+    device.prepare()
+    install(device.bundle(release=3), device.state, read_config(device.state))
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60)
+    store.mark_good()
+    return device
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """Every file, folder and link below `folder`, with what it holds; locks excepted."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file() and not path.name.endswith("lock"):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.is_dir():
+            found[name] = "folder"
+    return found
+
+
+def refused(device: Device, bundle: Path, error: type[EdgeRTError] | tuple[type[EdgeRTError], ...]) -> None:
+    """The device refuses it, and is byte for byte as before."""
+    world = device.folder.parent
+    before = everything(world)
+    with pytest.raises(error):
+        install(bundle, device.state, read_config(device.state))
+    assert everything(world) == before
+
+
+def all_refused(device: Device, folder: Path, bundles: Iterable[bytes]) -> None:
+    """As `refused`, of many: what any of them left or changed would be there in the end."""
+    path, config = folder / "hostile.edgert", read_config(device.state)
+    path.touch()
+    before = everything(device.folder.parent).keys(), everything(device.folder)
+    for data in bundles:
+        path.write_bytes(data)
+        with pytest.raises(BundleError):
+            install(path, device.state, config)
+    assert (everything(device.folder.parent).keys(), everything(device.folder)) == before
+
+
+def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path, signing_key: SigningKey) -> None:
+    path = make_null_bundle(tmp_path, signing_key, padding_bytes=16 * 1024)
+    with open_bundle(path, (signing_key.public,)) as bundle:
+        start = bundle._payload_start
+    whole, chance = path.read_bytes(), random.Random(SEED)
+    with path.open("r+b", buffering=0) as file:
+        for _ in range(PAYLOAD_FLIPS):
+            at, bit = chance.randrange(start, len(whole)), 1 << chance.randrange(8)
+            os.pwrite(file.fileno(), bytes([whole[at] ^ bit]), at)
+            with pytest.raises(BundleCorrupt), open_bundle(path, None) as bundle:
+                bundle.verify_files()
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+    with open_bundle(path, (signing_key.public,)) as bundle:
+        bundle.verify_files()
+
+
+def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+    """The envelope's header, the envelope, its padding; and some of the payload."""
+    new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
+    whole, chance = new.read_bytes(), random.Random(SEED)
+    with open_bundle(new, None) as bundle:
+        start = bundle._payload_start
+    places = [*range(start), *(chance.randrange(start, len(whole)) for _ in range(PAYLOAD_FLIPS_INSTALLED))]
+    all_refused(device, tmp_path, (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in places))
+
+
+def test_a_bundle_that_ends_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+    whole = make_null_bundle(tmp_path / "new", device.key, release=4).read_bytes()
+    assert len(whole) > CUTS_BELOW
+    lengths = [*range(CUTS_BELOW + 1), *range(CUTS_BELOW, len(whole), 149)]
+    all_refused(device, tmp_path, (whole[:length] for length in lengths))
+
+
+def test_halves_of_two_bundles_make_no_third(device: Device, tmp_path: Path) -> None:
+    """Same names, same sizes, both signed by the key that is trusted: cut and joined at every block."""
+    one = make_null_bundle(tmp_path / "one", device.key, release=4, padding_bytes=2048).read_bytes()
+    two = make_null_bundle(tmp_path / "two", device.key, release=5, padding_bytes=2048).read_bytes()
+    assert len(one) == len(two)
+    path = tmp_path / "mixed.edgert"
+    for at in range(BLOCK, len(one), BLOCK):
+        for first, second in ((one, two), (two, one)):
+            mixed = first[:at] + second[at:]
+            if mixed not in (one, two):  # their ends are the same zeros
+                path.write_bytes(mixed)
+                refused(device, path, BundleError)
+
+
+def test_an_older_release_played_again_is_refused(device: Device, tmp_path: Path) -> None:
+    refused(device, make_null_bundle(tmp_path / "old", device.key, release=2), ReleaseTooOld)
+    refused(device, make_null_bundle(tmp_path / "same", device.key, release=3, op="sum"), BundleError)
+
+
+def test_a_bundle_whose_time_is_over_is_refused_by_a_clock_that_is_right(device: Device, tmp_path: Path) -> None:
+    """Not by one that follows no time source: it says so. And what is installed serves on, whatever the clock says."""
+    path = make_null_bundle(tmp_path / "timed", device.key, release=4, expires="2027-02-19T08:00:00Z")
+    over_s, said = expiry_time("2027-02-19T08:00:00Z"), list[str]()
+    config, before = read_config(device.state), everything(device.state.models / "echo")
+    with pytest.raises(
+        BundleExpired, match=r"release 4 of echo was to be installed until 2027-02-19T08:00:00Z, and it is"
+    ):
+        install(path, device.state, config, trusted_time=lambda: over_s)
+    assert everything(device.state.models / "echo") == before
+    install(path, device.state, config, said.append, trusted_time=lambda: None)
+    assert "not checked: it expires 2027-02-19T08:00:00Z, and this device's clock follows no time source" in said
+    install(path, device.state, config, trusted_time=lambda: over_s - 1)
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60)
+    slots = store.mark_good()
+    version = load_version(store.slot_folder(str(slots.active)), str(slots.version(slots.active).digest), config)  # type: ignore[union-attr]
+    assert version.manifest.expires == "2027-02-19T08:00:00Z", "loading asks no clock"
+    for text in ("soon", "2027-02-19", "2027-2-19T08:00:00Z", "2027-02-30T08:00:00Z"):
+        wrong = signed(path, device.key, lambda value, text=text: value.update(expires=text))  # type: ignore[misc]
+        with pytest.raises(BundleError, match="expires"):
+            install(wrong, device.state, config)
+
+
+def test_a_key_that_is_not_trusted_is_refused(device: Device, tmp_path: Path) -> None:
+    refused(device, make_null_bundle(tmp_path / "foreign", new_key(), release=4), SignatureInvalid)
+
+
+# --- signed by the key that is trusted, as by a host that was taken over ----------------------------------
+
+
+def signed(path: Path, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A bundle whose manifest says what `change` made of it, each file under the name and the size it claims."""
+    source = make_null_bundle(path.parent / "source", key, release=4)
+    with open_bundle(source, None) as bundle:
+        value = json.loads(bundle.envelope.payload)
+        start = bundle._payload_start
+    files = source.read_bytes()[start:]
+    change(value)
+    envelope = sign(json.dumps(value).encode(), key)
+    path.write_bytes(header(ENVELOPE_NAME, len(envelope)) + envelope + bytes(-len(envelope) % BLOCK) + files)
+    return path
+
+
+def header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)[-BLOCK:]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../evil", "a/../../../evil", "/tmp/edgert-evil", "null/../../evil", "./evil", "a//evil", "..", ".", "", "a\0b", "a\nb",
+     "manifest.dsse.json", "state.json/x"],
+)  # fmt: skip
+def test_a_signed_name_that_leads_elsewhere_is_refused(device: Device, tmp_path: Path, name: str) -> None:
+    def rename(value: dict[str, Any]) -> None:
+        value["files"][-1]["path"] = name
+        for artifact in value["artifacts"]:
+            artifact["files"] = [name]
+            artifact["entry"] = name
+
+    refused(device, signed(tmp_path / "evil.edgert", device.key, rename), BundleError)
+    assert not Path("/tmp/edgert-evil").exists()
+
+
+@pytest.mark.parametrize("size", [FILE_BYTES_MAX, FILE_BYTES_MAX + 1, -1, 2**63])
+def test_a_signed_size_that_no_disk_holds_is_refused_before_a_byte(device: Device, tmp_path: Path, size: int) -> None:
+    def grow(value: dict[str, Any]) -> None:
+        value["files"][-1]["size_bytes"] = size
+
+    refused(device, signed(tmp_path / "bomb.edgert", device.key, grow), (BundleError, StorageFailed))
+
+
+def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.edgert"
+    for claimed in (ENVELOPE_BYTES_MAX + 1, 8**11 - 1):
+        path.write_bytes(header(ENVELOPE_NAME, claimed))
+        with path.open("r+b") as file:
+            file.truncate(2**40)  # sparse: a terabyte that takes no room
+        with pytest.raises(BundleCorrupt):
+            install(path, device.state, read_config(device.state))
+    whole = make_null_bundle(tmp_path / "new", device.key, release=4)
+    with whole.open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(BundleCorrupt, match="follow the end"):
+        install(whole, device.state, read_config(device.state))
+    assert SlotStore(device.state.models / "echo").read().ratchet == 3
+
+
+@pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"L", b"x", b"g", b"S"])
+def test_no_kind_of_entry_but_a_regular_file_is_taken(device: Device, tmp_path: Path, kind: bytes) -> None:
+    """Hard link, symbolic link, device nodes, folder, pipe, and the extensions that rename or inflate what follows."""
+    path = make_null_bundle(tmp_path / "new", device.key, release=4)
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as archive:
+        offsets = [member.offset for member in archive.getmembers()]
+    for at in offsets:
+        entry = tarfile.TarInfo.frombuf(bytes(data[at : at + BLOCK]), "utf-8", "strict")
+        entry.type, entry.linkname = kind, "/etc/passwd"
+        changed = bytearray(data)
+        changed[at : at + BLOCK] = entry.tobuf(tarfile.USTAR_FORMAT)[:BLOCK]
+        path.write_bytes(changed)
+        refused(device, path, BundleError)
+
+
+@pytest.mark.parametrize("name", ["stage", "b"])
+def test_a_link_laid_where_a_bundle_is_unpacked_is_not_followed(device: Device, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("untouched")
+    model = device.state.models / "echo"
+    (model / name).symlink_to(victim)
+    bundle = make_null_bundle(tmp_path / "new", device.key, release=4)
+    with pytest.raises(StorageFailed):
+        install(bundle, device.state, read_config(device.state))
+    assert everything(victim) == {"precious": hashlib.sha256(b"untouched").hexdigest()}
+    assert SlotStore(model).read().active == "a"

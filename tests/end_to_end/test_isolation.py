@@ -1,0 +1,367 @@
+"""A bad engine costs its own requests in flight and nothing else: each fault, injected; and what the daemon makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert.config import read_config
+from edgert.daemon import crashes
+from edgert.daemon import model_service as service
+from edgert.daemon.model_service import ModelService
+from edgert.daemon.worker_process import WorkerProcess
+from edgert.engines.fault import MAGIC
+from edgert.errors import EdgeRTError, Unavailable, WorkerLost
+from edgert.tensors import TensorSpec
+from edgert.versions.install import install
+from edgert.versions.slots import SlotStore
+from edgert.worker_link import channel
+from edgert.worker_link.run_page import RunPage
+from tests.end_to_end.test_daemon import ITEM, load
+from tests.support.devices import Device, a_device, wait_until
+
+SWAPS = int(os.environ.get("EDGERT_TEST_SWAPS", "200"))
+CLIENTS = 16
+
+
+def magic(fault: str) -> np.ndarray[Any, Any]:
+    value = next(value for value, name in MAGIC.items() if name == fault)
+    return np.array([[1.0, value, 1.0, 1.0]], np.float32)
+
+
+def events(device: Device, name: str = "") -> list[dict[str, Any]]:
+    """What the device has told the fleet so far; with `name`, those events alone, once there is one."""
+
+    def told() -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(device.state.spool)) as spool:
+            rows = spool.execute("select payload from message where kind = 'event' order by id").fetchall()
+        values = [json.loads(row[0]) for row in rows]
+        return [value for value in values if name in ("", value["event"])]
+
+    wait_until(lambda: bool(told()), f"event {name} is told")
+    return told()
+
+
+def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0) -> EdgeRTError:
+    """The error that a request gets which makes the engine do `fault`."""
+    with device.client() as client, pytest.raises(EdgeRTError) as caught:
+        client.infer(model, magic(fault), cache=False, timeout_s=timeout_s)
+    return caught.value
+
+
+@pytest.fixture
+def pair() -> Iterator[Device]:
+    """A device with a model on the fault engine beside a sound one; runs are limited to a second."""
+    with a_device("[serving]\nrun_s_max = 1.0\nbatch_max = 1\n") as device:
+        device.put(engine="fault")
+        device.put(model="other")
+        yield device
+
+
+@pytest.mark.parametrize("fault", ["segfault", "exit", "hang", "hang-holding-lock"])
+def test_a_fault_costs_its_own_requests_only(pair: Device, fault: str) -> None:
+    with load(pair, "other", threads=2) as (others, other_errors):
+        before = len(others)
+        error = say(pair, fault)
+        assert isinstance(error, WorkerLost | Unavailable)
+        assert error.retryable
+        with pair.client() as client:
+            wait_until(lambda: pair.serving()["state"] == "ready", "it is back")
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+        assert len(others) > before
+    assert other_errors == []
+    state = pair.serving()
+    assert (state["state"], state["crashes"]) == ("ready", 1)
+    crashed = events(pair, "crashed")
+    assert [(event["model"], event["crashes"]) for event in crashed] == [("echo", 1)]
+    assert ("longer than 1 s" in crashed[0]["reason"]) == fault.startswith("hang")
+
+
+def test_an_engine_that_refuses_a_run_keeps_its_worker(pair: Device) -> None:
+    pid = pair.serving()["pid"]
+    assert say(pair, "raise").code == "device.engine_failed"
+    assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)
+
+
+def test_a_slow_run_within_the_limit_is_left_alone(pair: Device) -> None:
+    pid = pair.serving()["pid"]
+    with pair.client() as client:
+        for _ in range(4):
+            client.infer("echo", magic("slow"), cache=False)
+    assert (pair.serving()["pid"], pair.serving()["crashes"]) == (pid, 0)
+
+
+def test_a_leak_is_replaced_at_the_soft_limit_without_a_failed_request() -> None:
+    with a_device("[serving]\nworker_mb_max = 150\nbatch_max = 1\n") as device:
+        device.put(engine="fault")
+        pid = device.serving()["pid"]
+        with load(device, threads=4) as (_, errors), device.client() as client:
+            while device.serving()["memory_mb"] < 160:
+                client.infer("echo", magic("leak"), cache=False)
+            wait_until(lambda: device.serving()["pid"] != pid, "another worker serves")
+            wait_until(lambda: device.serving()["memory_mb"] < 150, "the memory is back")
+        assert errors == []
+        assert device.serving()["crashes"] == 0
+        (recycled,) = events(device, "recycled")
+        assert recycled["memory_mb"] > recycled["limit_mb"] == 150
+
+
+def test_a_leak_past_the_hard_limit_is_a_crash() -> None:
+    with a_device("[serving]\nworker_mb_max = 100\nbatch_max = 1\n") as device:
+        device.put(engine="fault", program={"runs": [{"fault": "leak", "value": 7.0, "mb": 300}]})
+        with device.client() as client:
+            with contextlib.suppress(WorkerLost):  # it may be looked at while it still runs
+                client.infer("echo", np.full_like(ITEM, 7.0), cache=False)
+            wait_until(lambda: device.serving()["crashes"] == 1, "it is killed")
+            wait_until(lambda: device.serving()["state"] == "ready", "it is back")
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+
+
+def test_a_crash_at_load_on_trial_brings_the_version_before_back() -> None:
+    with a_device() as device:
+        device.put()
+        device.run(
+            "install",
+            os.fspath(device.bundle(release=2, engine="fault", program={"load": {"fault": "segfault"}})),
+        )
+        device.run("activate", "echo", code=7)
+        assert device.model()["active"]["release"] == 1
+        with device.client() as client:
+            assert client.request("echo", ITEM).release == 1
+
+
+def test_three_crashes_bring_the_good_version_back_but_never_one_that_failed_too() -> None:
+    with a_device("[serving]\nbatch_max = 1\n") as device:
+        device.put(engine="fault")
+        device.put(release=2, engine="fault")
+        for crash in range(6):
+            wait_until(lambda: device.serving()["state"] == "ready", "it serves")
+            assert device.serving()["release"] == (2 if crash < 3 else 1)
+            pid = device.serving()["pid"]
+            say(device, "exit")
+            wait_until(lambda pid=pid: device.serving()["pid"] != pid, "it is gone")  # type: ignore[misc]
+        wait_until(lambda: device.serving()["state"] == "quarantined", "it is quarantined")
+        events(device, "quarantined")
+        told = [event["event"] for event in events(device)]
+        assert told.count("crashed") == 6
+        assert told.count("rolled_back") == 1
+        assert told[-1] == "quarantined"
+        error = say(device, "raise", timeout_s=5.0)
+        assert isinstance(error, Unavailable)
+        assert error.retry_after_s is not None
+        assert error.retry_after_s > 5
+        assert "quarantined" in error.message
+
+
+def test_a_worker_that_the_kernel_kills_is_back_and_nobody_else_notices(pair: Device) -> None:
+    pid = pair.serving()["pid"]
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > 0  # it goes before the supervisor does
+    other = pair.serving("other")["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pair.serving()["pid"] not in (None, pid), "it is back")
+    assert pair.serving("other")["pid"] == other
+
+
+# --- the ladder -----------------------------------------------------------------------------------
+
+
+def test_where_the_first_engine_does_not_load_the_next_serves_and_it_is_told() -> None:
+    with a_device() as device:
+        device.put(first=("fault", b'{"op": "copy", "load": {"fault": "raise"}}'))
+        state = device.serving()
+        assert (state["state"], state["engine"], state["degraded"]) == ("degraded", "null", True)
+        assert "first: the fault engine was asked to fail" in state["tried"][0]
+        with device.client() as client:
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+        (degraded,) = events(device, "degraded")
+        assert (degraded["model"], degraded["model_version"]) == ("echo", "r1")
+
+
+def test_strict_serves_on_the_first_engine_or_not_at_all() -> None:
+    with a_device("[serving]\nstrict = true\n") as device:
+        device.put()
+        device.run("install", os.fspath(device.bundle(release=2, first=("fault", b"?"))))
+        device.run("activate", "echo", code=7)
+        assert (device.serving()["state"], device.serving()["release"]) == ("ready", 1)
+
+
+# --- hot swap -------------------------------------------------------------------------------------
+
+
+def test_no_request_fails_over_many_swaps_under_load() -> None:
+    """SWAPS swaps between two good releases, CLIENTS clients that never pause."""
+    with a_device("[serving]\nbatch_max = 1\n") as device:
+        device.put(delay_s=0.003)  # the engine never rests, the processors have time to start the next worker
+        device.put(release=2, delay_s=0.003)
+        store = SlotStore(device.state.models / "echo")
+        with load(device, threads=CLIENTS) as (releases, errors):
+            for swap in range(SWAPS):
+                store.rollback()  # from one good version to the other
+                assert device.sync("echo")["release"] == 1 + swap % 2
+                assert errors == []
+            seen = len(releases)
+            wait_until(lambda: len(releases) > seen + CLIENTS, "the load goes on")
+        assert errors == []
+        assert set(releases) == {1, 2}
+        assert device.serving()["crashes"] == 0
+
+
+# --- quarantine, with a clock of the test's own -------------------------------------------------
+
+
+class Clock:
+    """Real time, and what the test adds to it."""
+
+    def __init__(self) -> None:
+        self.added = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.added
+
+
+class OneService:
+    """A ModelService and the least of a supervisor's loop."""
+
+    def __init__(self, device: Device, clock: Callable[[], float]) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self._workers: list[tuple[ModelService, WorkerProcess]] = []
+        self.service = ModelService(
+            "echo",
+            device.state,
+            read_config(device.state),
+            "b1",
+            lambda service, worker: self._workers.append((service, worker)),
+            lambda event, model, fields: self.told.append((event, fields)),
+            clock=clock,
+        )
+
+    def turn(self) -> None:
+        ready, _, _ = select.select([w.channel for _, w in self._workers], [], [], 0.02)
+        for owner, worker in list(self._workers):
+            if worker.channel in ready:
+                received = channel.receive(worker.channel)
+                if received is None:
+                    self._workers.remove((owner, worker))
+                    worker.channel.close()
+                    owner.ended(worker)
+                else:
+                    owner.received(worker, received[0])
+        self.service.tick()
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        def turned() -> bool:
+            self.turn()
+            return true()
+
+        wait_until(turned, what)
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.told]
+
+
+def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() -> None:
+    with a_device(started=False) as device:
+        marker = device.folder / "broken"
+        program = {"load": {"fault": "segfault", "while": os.fspath(marker)}}
+        install(device.bundle(engine="fault", program=program), device.state, read_config(device.state))
+        store = SlotStore(device.state.models / "echo")
+        store.activate(60)
+        store.mark_good()
+        marker.touch()
+        clock = Clock()
+        one = OneService(device, clock)
+        one.service.sync()
+        for pause_s in crashes.QUARANTINE_PAUSES_S[:2]:
+            seen = one.names().count("quarantined")
+            one.until(lambda seen=seen: one.names().count("quarantined") > seen, "it is quarantined")  # type: ignore[misc]
+            assert one.told[-1][1]["retry_s"] == pause_s
+            assert one.service.state == "quarantined"
+            due_s = one.service.due_s()
+            assert due_s is not None
+            assert pause_s - 2 < due_s - clock() <= pause_s
+            clock.added += pause_s
+        marker.unlink()
+        clock.added += crashes.QUARANTINE_PAUSES_S[-1]
+        one.until(lambda: one.service.state == "ready", "it serves")
+        one.service.stop()
+        one.until(lambda: not one.service.workers, "it has ended")
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -> None:
+    """A TensorRT plan that is built anew takes minutes; an engine that says nothing is taken for stuck."""
+    with a_device(started=False) as device:
+        fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
+        install(device.bundle(engine="fault", program={"load": fault}), device.state, read_config(device.state))
+        store = SlotStore(device.state.models / "echo")
+        store.activate(60)
+        store.mark_good()
+        clock = Clock()
+        one = OneService(device, clock)
+        one.service.sync()
+        started = one.service.next
+        assert started is not None
+        if speaks:
+            one.until(lambda: bool(started.doing), "it says what it does")
+            assert one.service.as_json()["doing"] == "loading takes 2 s"
+        clock.added += service.LOAD_S_MAX
+        one.turn()
+        assert (started.killed_at_s is None) is speaks
+        if speaks:
+            one.until(lambda: one.service.state == "ready", "it serves")
+        one.service.stop()
+        one.until(lambda: not one.service.workers, "it has ended")
+
+
+# --- the run page ---------------------------------------------------------------------------------
+
+
+class Gate:
+    """A session whose runs last until the test lets them end."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+    def __init__(self) -> None:
+        self.began, self.ends = threading.Event(), threading.Event()
+
+    def run(self, tensors: Any) -> list[Any]:
+        self.began.set()
+        assert self.ends.wait(20)
+        return []
+
+    def close(self) -> None:
+        return None
+
+
+def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
+    page, session = RunPage.create(lambda: 5_000_000_000), Gate()
+    other_side = RunPage(os.dup(page.descriptor))
+    watched = page.watch(session)
+    assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 0.0)
+    thread = threading.Thread(target=watched.run, args=([],))
+    thread.start()
+    assert session.began.wait(20)
+    assert other_side.running_since_s() == 5.0
+    session.ends.set()
+    thread.join()
+    assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 5.0)
+
+
+def test_a_run_that_raises_has_ended() -> None:
+    page = RunPage.create()
+    with pytest.raises(TypeError):
+        page.watch(Gate()).run()  # type: ignore[call-arg]  # no tensors
+    assert page.running_since_s() is None

@@ -1,0 +1,190 @@
+"""Tensors carry meaning: whatever form a picture comes in, each engine's artifact is shown what it was trained on.
+
+The model sees BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. Once the device computes that, once the
+model does, as `--fold-preprocess` has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("PIL")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert import Client
+from edgert.bundle.rules import Preprocess
+from edgert.errors import ConfigInvalid, RequestError
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.builders.folded_preprocessing import folded, without_head
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.host.cli.test_build import Shell
+from tests.host.packager.builders.test_builders import ENGINE_NAMES, build
+from tests.support import models
+from tests.support.devices import a_device
+from tests.support.images import encoded, photo
+
+LABELS = ("red", "green", "blue")
+MEAN, STD = (0.4, 0.45, 0.5), (0.2, 0.25, 0.3)  # one a channel of the model: blue, green, red
+ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
+RULE = """
+input = "image"
+scale = 0.00392156862745098
+mean = [0.4, 0.45, 0.5]
+std = [0.2, 0.25, 0.3]
+layout = "nhwc"
+colour = "bgr"
+frame_colour = "rgb"
+decode = true
+[resize]
+rule = "crop"
+"""
+PROFILE = """
+name = "this-machine"
+description = "this machine, with one engine"
+machines = []
+engines = ["{engine}"]
+precision = "int8"
+python = "3.10"
+glibc = "2.28"
+memory_mb = 1024
+socket = "/run/edgert/edgert.sock"
+"""
+
+
+def bgr_model() -> Any:
+    """[N, 3, 24, 32], normalised BGR -> how much there is of red, green and blue."""
+    body = """
+        c = Conv <kernel_shape = [1, 1]> (image, w, b)
+        g = GlobalAveragePool (c) f = Flatten (g) scores = Gemm (f, swap)
+    """
+    w = np.zeros((3, 3, 1, 1), np.float32)
+    w[range(3), range(3), 0, 0] = np.array(STD) * 4
+    weights = {"w": w, "b": np.array(MEAN, np.float32) * 4, "swap": np.eye(3, dtype=np.float32)[::-1]}
+    weights["swap"] = np.ascontiguousarray(weights["swap"])
+    return models.model("float[N,3,24,32] image) => (float[N,3] scores", body, weights)
+
+
+def tinted(label: str, height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    picture = photo(height, width, seed) // 2
+    picture[..., LABELS.index(label)] += 120
+    return picture
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    shell = Shell(tmp_path_factory.mktemp("meaning"))
+    assert shell("keys", "new", "--dir", "keys").returncode == 0
+    for label in LABELS:
+        (shell.folder / "photos" / label).mkdir(parents=True)
+        for i in range(4):
+            (shell.folder / "photos" / label / f"{i}.png").write_bytes(encoded(tinted(label, 40 + i, 60, i), "PNG"))
+    for engine in ENGINES:
+        (shell.folder / engine).mkdir()
+        (shell.folder / engine / "this-machine.toml").write_text(PROFILE.format(engine=engine))
+    (shell.folder / "labels.txt").write_text("\n".join(LABELS))
+    (shell.folder / "pre.toml").write_text(RULE)
+    models.write(bgr_model(), shell.folder / "colour.onnx")
+    return shell
+
+
+@pytest.fixture(scope="module", params=[*((engine, False) for engine in ENGINES), ("openvino", True)], ids=str)
+def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool, Client]]:
+    """A daemon that serves the INT8 artifact of one engine."""
+    engine, fold = request.param
+    if importlib.util.find_spec(ENGINES[engine]) is None:
+        pytest.skip(f"{engine} is not installed")
+    done = shell(
+        "build", "colour.onnx", "--calibration", "photos", "--holdout", "photos", "--labels", "labels.txt", "--preprocess",
+        "pre.toml", "--devices", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
+        "colour.edgert", *(["--fold-preprocess"] if fold else []),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(done.stdout)["targets"]
+    assert (row["engine"], row["precision"], row["fp32"], row["artifact_accuracy"]) == (engine, "int8", 1.0, 1.0)
+    with a_device(started=False) as device:
+        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
+        device.run("start")
+        device.run("install", str(shell.folder / "colour.edgert"))
+        device.run("activate", "colour")
+        assert device.run("check", "colour")["ok"]
+        with device.client() as client:
+            yield fold, client
+
+
+def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """What the model says of a picture of its own size: four times the mean of red, green and blue."""
+    return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
+
+
+def test_frames_files_and_batches_mean_what_they_are(served: tuple[bool, Client]) -> None:
+    _, client = served
+    for i, label in enumerate(LABELS):
+        exact, other = tinted(label, 24, 32, 7), tinted(label, 200, 301, 8)
+        answer = client.infer("colour", exact)  # [24, 32, 3] UINT8 RGB to a model of [3, 24, 32] FP32 BGR
+        np.testing.assert_allclose(answer["scores"], amounts(exact), atol=0.06)
+        assert answer["scores_classes"].tolist() == [i]
+        for form in (other, encoded(other, "JPEG"), encoded(other, "PNG")):
+            assert client.infer("colour", form)["scores_classes"].tolist() == [i]
+    batch = np.stack([tinted(label, 24, 32) for label in LABELS])
+    assert client.infer("colour", batch)["scores_classes"].ravel().tolist() == [0, 1, 2]
+
+
+def test_the_models_own_tensor_is_taken_as_it_is_and_any_other_refused(served: tuple[bool, Client]) -> None:
+    fold, client = served
+    picture = tinted("green", 24, 32)
+    normalised = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
+    if not fold:
+        np.testing.assert_allclose(client.infer("colour", normalised)["scores"][0], amounts(picture), atol=0.06)
+    else:
+        with pytest.raises(RequestError, match=r"takes UINT8"):
+            client.infer("colour", normalised)
+    with pytest.raises(RequestError, match=r"'image'.*takes"):
+        client.infer("colour", np.ascontiguousarray(normalised.transpose(0, 2, 3, 1)))  # FP32 in NHWC: garbage
+
+
+PLAIN_RULE = Preprocess("image", 1 / 255, MEAN, STD, layout="nhwc", colour="bgr", frame_colour="rgb")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
+    return load_source(models.write(bgr_model(), tmp_path_factory.mktemp("fold") / "m.onnx"))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_folding_changes_no_answer(engine: str, precision: Precision, source: SourceModel, tmp_path: Path) -> None:
+    taken, left = folded(source, PLAIN_RULE)
+    assert (taken.inputs[0].datatype, taken.inputs[0].shape) == ("UINT8", (-1, 24, 32, 3))
+    assert (left.scale, left.mean, left.std, left.colour) == (1.0, (0.0,), (1.0,), "rgb")
+    pictures = np.stack([tinted(LABELS[i % 3], 24, 32, i) for i in range(24)])
+    floats = np.ascontiguousarray(((pictures[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(0, 3, 1, 2))
+    plain, given = (CalibrationSet({"image": array}, None) for array in (floats, pictures))
+    want = reference_outputs(source, plain)[0]
+    np.testing.assert_allclose(reference_outputs(taken, given)[0], want, rtol=1e-4, atol=1e-5)
+    artifact = build(engine, taken, given, precision, tmp_path / "out")
+    got = artifact_outputs(artifact, taken, given)[0]
+    cosine = (want * got).sum(axis=1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
+    assert cosine.min() > (0.9995 if precision == "int8" else 0.999999)
+    assert np.array_equal(got.argmax(axis=1), want.argmax(axis=1))
+
+
+def test_what_is_folded_in_comes_out_again(source: SourceModel) -> None:
+    taken, _ = folded(source, PLAIN_RULE)
+    assert without_head(taken, taken.proto).graph == source.proto.graph
+
+
+def test_what_cannot_be_folded_is_refused(tmp_path: Path) -> None:
+    vector = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    with pytest.raises(ConfigInvalid, match="FP32 of 4 axes"):
+        folded(vector, Preprocess("x"))

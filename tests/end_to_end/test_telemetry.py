@@ -1,0 +1,115 @@
+"""From a request to the fleet's percentiles: a real daemon, its spool and forwarder, a real mosquitto, `edgert watch`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.relay import Relay
+from tests.support.brokers import USER, Broker, free_port
+from tests.support.devices import Device, a_device, wait_until
+
+ITEM = np.ones((1, 4), np.float32)
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+def mqtt_config(broker: Broker, port: int = 0) -> str:
+    """What bootstrap writes for a broker with TLS and passwords; the device reaches it at `port`, where one is given."""
+    folder = broker.folder
+    return f"""
+[serving]
+window_s = 0.5
+[mqtt]
+host = "localhost"
+port = {port or broker.port}
+tls = true
+ca = "{folder / "ca.pem"}"
+username = "{USER}"
+password_file = "{folder / "password"}"
+"""
+
+
+def watch_words(broker: Broker, seconds: float) -> list[str]:
+    """`edgert watch --json` as a command."""
+    words = ["watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
+    login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", seconds]
+    return [sys.executable, "-c", _MAIN, *map(str, (*words, *login))]
+
+
+def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
+    """What it says, in a process of its own."""
+    done = subprocess.run(watch_words(broker, seconds), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@contextmanager
+def asked_all_the_time(device: Device) -> Iterator[None]:
+    """An app that goes on asking, so that every window has something to report."""
+    over = threading.Event()
+
+    def ask() -> None:
+        with device.client() as client:
+            while not over.is_set():
+                client.infer("echo", ITEM, cache=False)
+
+    app = threading.Thread(target=ask)
+    app.start()
+    try:
+        yield
+    finally:
+        over.set()
+        app.join()
+
+
+def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that hold this device's latency; others sum up the fleet."""
+    return [row for row in rows if row["device"] == "d-test" and row["model"] == "echo" and row["p50_ms"]]
+
+
+def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
+    with Broker.in_folder(tmp_path / "broker", secured=True) as broker, a_device(mqtt_config(broker)) as device:
+        device.deploy(delay_s=0.02)
+        seen: list[dict[str, Any]] = []
+
+        def reported() -> bool:
+            seen.extend(watch(broker, 2.0))
+            return bool(of_device(seen))
+
+        with asked_all_the_time(device):
+            wait_until(reported, "the device's percentiles arrive", timeout_s=60)
+        row = of_device(seen)[-1]
+        assert row["state"] == "online"
+        assert 20.0 <= row["p50_ms"] < 200.0
+        assert row["model_version"] == "r1"
+
+
+def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
+    """The device reaches the broker only once `edgert watch` listens: a broker keeps reports for nobody who is not there."""
+    broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
+    with broker, a_device(mqtt_config(broker, port)) as device:
+        device.deploy()
+        with device.client() as client:
+            for i in range(50):
+                assert client.infer("echo", ITEM * i)["y"].tolist() == (ITEM * i).tolist()
+        wait_until(lambda: "no broker answers" in device.log(), "the device finds no broker")
+        with subprocess.Popen(watch_words(broker, 120.0), stdout=subprocess.PIPE, text=True) as watching:
+            try:
+                log = broker.folder / "mosquitto.log"
+                wait_until(lambda: "Sending SUBACK" in log.read_text(), "somebody listens", timeout_s=60)
+                assert watching.stdout is not None
+                with Relay(broker.port, port=port):
+                    rows = (json.loads(line) for line in watching.stdout)
+                    spooled = next((row for row in rows if of_device([row])), None)
+            finally:
+                watching.kill()
+        assert spooled is not None, "what was spooled meanwhile arrives"
+        assert spooled["answered"] >= 50

@@ -1,0 +1,148 @@
+"""Bootstrap on this machine: idempotent, keys and configuration without a needless restart, clear about what is missing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from edgert.bundle.signing import new_key
+from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert_deploy.bootstrap.bootstrap import Bootstrapped, Wishes, bootstrap
+from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.service import serves, unit_for
+from edgert_deploy.devices.transports import open_transport
+from tests.host.devices.test_facts import PI_4
+from tests.support.paths import ROOT
+
+PROFILE = load_profile("this-machine", ROOT / "devices")
+OTHER_ENGINE_PROFILE = load_profile("jetson-orin-nano", ROOT / "devices")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    local = Device("here", "local", str(tmp_path / "dev"), PROFILE.name, str(tmp_path / "dev"), site="lab")
+    yield local
+    if (tmp_path / "dev" / "config.toml").exists():
+        RemoteDaemon(open_transport(local), local).call("stop")
+
+
+def do(device: Device, *keys: object, **wishes: object) -> Bootstrapped:
+    return bootstrap(device, PROFILE, Wishes(keys, engines="null", **wishes), open_transport(device))  # type: ignore[arg-type]
+
+
+def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, tmp_path: Path) -> None:
+    first, second = new_key().public, new_key().public
+    done = do(device, first)
+    assert done.changed == [f"key {first.key_id}", "configuration"]
+    pid = done.status["daemon"]["pid"]
+    assert do(device, first).changed == []
+    again = do(device, second)
+    assert again.changed == [f"key {second.key_id}"]
+    assert sorted(again.status["keys"]) == sorted([first.key_id, second.key_id])
+    assert again.status["daemon"]["pid"] == pid
+    assert (again.status["site"], again.status["profile"]) == ("lab", "this-machine")
+
+
+def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("xyzzy7\n")
+    do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+    state = Path(device.state)
+    assert (state / "mqtt-password").read_text() == "xyzzy7\n"
+    assert (state / "mqtt-password").stat().st_mode & 0o777 == 0o600
+    config = (state / "config.toml").read_text()
+    assert f'password_file = "{state}/mqtt-password"' in config
+    assert "xyzzy7" not in config
+
+
+def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("xyzzy7\n")
+    key = new_key().public
+    do(device, key, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+    do(device, key, broker=Broker("127.0.0.1", 1))
+    config = Path(device.state) / "config.toml"
+    assert 'username = "edge"' in config.read_text()  # the same broker: what was given before holds
+    do(device, key, broker=Broker("127.0.0.1", 2))
+    assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
+
+
+def test_a_password_file_that_is_not_there_is_said_so(device: Device, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="none"):
+        do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "none"))
+
+
+def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -> None:
+    key = new_key().public
+    do(device, key)
+    RemoteDaemon(open_transport(device), device).call("stop")
+    again = do(device, key)
+    assert again.changed == ["daemon started"]
+    assert again.status["daemon"]["running"]
+
+
+def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> None:
+    """All files are as they should be then; what runs is not."""
+    key = new_key().public
+    before = do(device, key).status["daemon"]["pid"]
+    (Path(device.state) / "restart-due").touch()
+    again = do(device, key)
+    assert again.changed == ["daemon restarted"]
+    assert again.status["daemon"]["pid"] != before
+    assert do(device, key).changed == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"serving": {"windows_s": 1.0}}, "'windows_s'"),
+        ({"serving": {"window_s": "1"}}, "float"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigInvalid, match=says) as caught:
+        check_settings(settings)
+    assert "--set" in caught.value.message
+    check_settings({"serving": {"window_s": 1.0}, "models": {"digits": {"pinned": True}}})
+
+
+def test_a_broker_out_of_reach_is_a_doubt_and_no_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        assert broker_doubt(Broker("127.0.0.1", broker.getsockname()[1])) == ""
+        port = broker.getsockname()[1]
+    assert f"broker 127.0.0.1:{port} cannot be reached from this host" in broker_doubt(Broker("127.0.0.1", port))
+
+
+def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
+    wishes = Wishes((new_key().public,), engines="tensorrt")
+    with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
+        bootstrap(device, OTHER_ENGINE_PROFILE, wishes, open_transport(device))
+
+
+def test_systemd_is_not_pretended(device: Device) -> None:
+    with pytest.raises(DeviceError, match="--service keeper"):
+        do(device, new_key().public, service="systemd")
+
+
+def test_units_are_written_where_systemd_runs() -> None:
+    board = Device("board", "ssh", "pi@board", "raspberry-pi-4", "/home/pi/my state", home="/home/pi/e")
+    user = unit_for(board, PI_4)
+    assert user is not None
+    assert user.user
+    assert user.path == "/home/pi/.config/systemd/user/edgertd.service"
+    assert 'ExecStart=/home/pi/e/venv/bin/edgertd --state "/home/pi/my state" serve' in user.text
+    root = unit_for(board, type(PI_4)(**{**vars(PI_4), "uid": 0}))
+    assert root is not None
+    assert root.path == "/etc/systemd/system/edgertd.service"
+    assert 'ReadWritePaths="/home/pi/my state"' in root.text
+    assert serves(board) in root.text
+    assert serves(replace(board, state="/home/pi/my")) not in root.text
+    assert unit_for(board, type(PI_4)(**{**vars(PI_4), "systemd": False})) is None

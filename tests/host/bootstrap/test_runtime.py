@@ -1,0 +1,288 @@
+"""The device's own decision about its runtime: the script, cut before and after each of its steps.
+
+hil/test_bootstrap.py has it with real runtimes under a real systemd; here a stand-in answers for the daemon, so that
+every step of the script can be cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import RolledBack
+from edgert_deploy.bootstrap.runtime import RuntimeThere, plan_runtime, script_text, try_out
+from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
+from edgert_deploy.devices.facts import MachineFacts
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports.local import LocalTransport
+from tests.host.devices.test_facts import PI_4
+from tests.support.devices import wait_until
+
+STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
+SCRIPT_S_MAX = 60
+OLD, NEW = "1" * 16, "2" * 16
+# What of edgertd the script asks. As a daemon it only lives.
+STAND_IN = """\
+#!/bin/sh
+state=$2 verb=$3 self=$(readlink -f "$0")
+case $verb in
+  start) nohup "$self" --state "$state" daemon >/dev/null 2>&1 & echo $! >"$state/edgertd.pid" ;;
+  daemon) while :; do sleep 0.2; done ;;
+  status) echo '{"daemon": {"running": true}}' ;;
+  check) case $self in */FAILING/*) echo 'error: it computes something else' >&2; exit 9 ;; esac ;;
+esac
+"""
+# Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.
+SHIM = """\
+#!/bin/sh
+n=$(($(wc -l <"$STEP_LOG") + 1))
+echo "NAME $*" >>"$STEP_LOG"
+test "$n" != "$STEP_CUT" || kill -9 -$STEP_GROUP
+REAL "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """HOME and STATE of a device with two runtimes, the old one in use; its model answers wrongly on `failing`."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "steps"
+
+    def make(self, failing: str) -> None:
+        (self.folder / "state").mkdir(parents=True)
+        (self.folder / "shims").mkdir()
+        for name in STEPS:
+            real = subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
+            # The disk itself is tests/hil's: flushing all of it some thousand times would take hours.
+            self.program(self.folder / "shims" / name, SHIM, NAME=name, REAL=":" if name == "sync" else real)
+        self.program(self.folder / "shims/sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
+        for runtime in (OLD, NEW):
+            folder = self.home / "venvs" / runtime
+            (folder / "bin").mkdir(parents=True)
+            (folder / ".complete").touch()
+            (folder / "bin/python").symlink_to("/bin/sh")
+            self.program(folder / "bin/edgertd", STAND_IN, FAILING=failing)
+        (self.home / "venv").symlink_to(self.home / "venvs" / OLD)
+        (self.home / "runtime.sh").write_bytes(script_text())
+
+    def program(self, path: Path, text: str, **words: str) -> None:
+        for key, value in words.items():
+            text = text.replace(key, value)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def script(self, *words: str, cut: str = "0", boot: str = "b1") -> int:
+        """Run it in a session of its own, all of which is gone afterwards."""
+        self.log.write_text("")
+        start = 'STEP_GROUP=$$; export STEP_GROUP; exec sh "$@"'
+        environment = {
+            **os.environ, "PATH": f"{self.folder}/shims:{os.environ['PATH']}", "STEP_LOG": str(self.log), "STEP_CUT": cut,
+            "EDGERT_BOOT_ID": boot,
+        }  # fmt: skip
+        command = ["sh", "-c", start, "sh", str(self.home / "runtime.sh"), *words]
+        process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            return process.wait(SCRIPT_S_MAX)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def trial(self, **options: str) -> int:
+        return self.script("trial", "keeper", str(self.folder / "state"), "30", NEW, "echo", **options)
+
+    def in_use(self) -> str:
+        return (self.home / "venv").readlink().name
+
+    def outcome(self) -> list[str]:
+        path = self.home / "outcome"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def place(folder: Path, failing: str = "none") -> Place:
+    made = Place(folder)
+    made.make(failing)
+    return made
+
+
+def test_a_runtime_that_serves_stays_and_the_one_before_is_kept(tmp_path: Path) -> None:
+    device = place(tmp_path)
+    assert device.trial() == 0
+    assert (device.in_use(), device.outcome()[:2]) == (NEW, ["kept", NEW])
+    third = device.home / "venvs" / ("3" * 16)
+    third.mkdir()
+    assert device.script("collect") == 0
+    assert sorted(path.name for path in (device.home / "venvs").iterdir()) == [OLD, NEW]
+
+
+def test_one_that_answers_wrongly_goes_with_the_reason(tmp_path: Path) -> None:
+    device = place(tmp_path, failing=NEW)
+    assert device.trial() == 0
+    assert device.in_use() == OLD
+    assert device.outcome() == ["back", NEW, "model echo: error: it computes something else"]
+    assert not (device.home / "trial").exists()
+
+
+@pytest.mark.parametrize("failing", ["none", NEW], ids=["serves", "fails"])
+def test_cut_at_every_step_a_whole_runtime_is_in_use_after_the_boot(tmp_path: Path, failing: str) -> None:
+    whole = place(tmp_path / "whole", failing)
+    whole.trial()
+    steps = whole.log.read_text().splitlines()
+    assert len(steps) > 10
+    ends = set()
+    for number, step in enumerate([*steps, "the end"], start=1):
+        device = place(tmp_path / str(number), failing)
+        assert device.trial(cut=str(number)) == (0 if step == "the end" else -signal.SIGKILL), step
+        told, on_trial = device.outcome()[:1], (device.home / "trial").exists()
+        again = number % 2 == 0  # a service manager starts the script again; or the power failed
+        if again:
+            device.trial()
+        else:
+            device.script("before-start", boot="b2")
+        where = (number, step, told)
+        assert not (device.home / "trial").exists(), where
+        assert device.in_use() in (OLD, NEW), where
+        if told == ["kept"]:
+            assert device.in_use() == NEW, where  # what was said lasts
+        elif on_trial or told == ["back"]:
+            assert device.in_use() == OLD, where
+        if again:
+            assert device.outcome()[:2] == [{OLD: "back", NEW: "kept"}[device.in_use()], NEW], where
+        ends.add(device.in_use())
+    assert ends == ({OLD, NEW} if failing == "none" else {OLD})
+
+
+def test_a_daemon_that_ends_again_and_again_is_started_on_the_old_runtime(tmp_path: Path) -> None:
+    device = place(tmp_path)
+    until = int(float(Path("/proc/uptime").read_text().split()[0])) + 600
+    (device.home / "venv").unlink()
+    (device.home / "venv").symlink_to(device.home / "venvs" / NEW)
+    (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil={until}\nstarts=0\n")
+    for _ in range(3):
+        device.script("before-start")
+        assert device.in_use() == NEW
+    device.script("settle")  # a look by a host is no start
+    assert device.in_use() == NEW
+    device.script("before-start")
+    assert device.in_use() == OLD
+    assert device.outcome() == ["back", NEW, "the daemon ended 3 times"]
+
+
+def test_time_that_ran_out_ends_a_trial_and_asks_for_a_restart(tmp_path: Path) -> None:
+    device = place(tmp_path)
+    (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil=1\nstarts=1\n")
+    device.script("settle")
+    assert device.outcome()[0] == "back"
+    assert (device.home / "restart-due").exists()
+
+
+def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = place(tmp_path)
+    undecided = STAND_IN.replace("exit 9", "exit 1")  # this may still become right: the trial goes on
+    device.program(device.home / "venvs" / NEW / "bin/edgertd", undecided, FAILING=NEW)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{os.environ['PATH']}")
+    monkeypatch.setenv("STEP_LOG", str(device.log))
+    monkeypatch.setenv("STEP_CUT", "0")
+    device.log.touch()
+    listed = Device("d", "local", str(tmp_path), "this-machine", str(tmp_path / "state"), home=str(device.home))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            words = (listed, NEW, ("echo",), "keeper", LocalTransport(listed), lambda line: None, 300.0)
+            tried = pool.submit(try_out, *words)
+            wait_until(lambda: device.in_use() == NEW, "the new one is in use")
+            for pid in processes(b"sh", bytes(device.home / "runtime.sh"), b"trial"):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(RolledBack, match="the trial was interrupted"):
+                tried.result(SCRIPT_S_MAX)
+        assert device.in_use() == OLD
+        wait_until(lambda: bool(processes(b"/bin/sh", bytes(device.home / "venvs" / OLD / "bin/edgertd"))), "it runs")
+    finally:
+        for pid in processes(b""):
+            with contextlib.suppress(OSError):
+                if bytes(device.home) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
+
+def processes(*words: bytes) -> list[int]:
+    """Those whose command line begins with `words`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"\0".join(words)):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
+    device, unit = place(tmp_path), tmp_path / "edgertd.service"
+    device.program(tmp_path / "shims/systemctl", "#!/bin/sh\n")
+    unit.write_text("new")
+    (device.home / "unit.before").write_text("old")
+    (device.home / "trial").write_text(f"old={OLD}\nnew={NEW}\nboot=b1\nuntil=1\nstarts=1\nunit={unit}\n")
+    device.script("before-start", boot="b2")
+    assert (unit.read_text(), device.in_use()) == ("old", OLD)
+    assert not (device.home / "unit.before").exists()
+
+
+def test_there_is_no_way_back_to_a_runtime_that_is_not_whole(tmp_path: Path) -> None:
+    device = place(tmp_path, failing=NEW)
+    (device.home / "venvs" / OLD / ".complete").unlink()
+    device.trial()
+    assert (device.in_use(), device.outcome()[0]) == (NEW, "kept")
+
+
+# --- what the host plans ---------------------------------------------------------------------------
+
+FACTS: MachineFacts = PI_4
+
+
+def a_house(*names: str, engines: tuple[str, ...] = ("null",), digest: str = "d" * 64) -> Wheelhouse:
+    pins = {name: f"sha-{name}" for name in names}
+    return Wheelhouse((), pins, "0.1.0", engines, digest)
+
+
+def test_a_runtime_that_serves_is_left_alone_unless_that_is_asked_for_or_an_engine_is_missing() -> None:
+    house = a_house("edgert-0.1.0-py3-none-any.whl", engines=("null", "tflite"))
+    there = RuntimeThere(current="old", engines=("null", "tflite"))
+
+    def action(there: RuntimeThere, *, upgrade: bool = False, exactly: bool = False) -> str:
+        return plan_runtime(there, FACTS, house, upgrade=upgrade, exactly=exactly).action
+
+    assert action(RuntimeThere()) == "install"
+    assert action(there) == "keep"
+    assert action(there, upgrade=True) == "upgrade"
+    assert action(RuntimeThere(current="d" * 16), upgrade=True) == "none"
+    shrunk = RuntimeThere(current="old", engines=("null",), lacking={"tflite": "no wheels"})
+    assert action(shrunk) == "keep"  # it was said already
+    assert action(shrunk, exactly=True) == "upgrade"
+    assert action(RuntimeThere(current="old", engines=("null",))) == "upgrade"
+
+
+def test_wheels_that_the_device_has_are_not_sent() -> None:
+    names = ("edgert-0.1.0-py3-none-any.whl", "a-1-py3-none-any.whl", "b-1-py3-none-any.whl")
+    house = a_house(*names)
+    has = {names[0]: f"sha-{names[0]}", names[1]: f"sha-{names[1]}"}
+    there = RuntimeThere(current="old", python=FACTS.python, engines=("null",), wheels=has)
+    plan = plan_runtime(there, FACTS, house, upgrade=True, exactly=False)
+    assert (plan.base, set(plan.send)) == ("old", {names[0], names[2]})
+    interrupted = RuntimeThere(**{**vars(there), "sent": frozenset({f"sha-{names[2]}"})})
+    again = plan_runtime(interrupted, FACTS, house, upgrade=True, exactly=False)
+    assert (set(again.changed), again.send) == ({names[0], names[2]}, (names[0],))
+    other_python = RuntimeThere(**{**vars(there), "python": "3.9"})
+    assert plan_runtime(other_python, FACTS, house, upgrade=True, exactly=False).send == names

@@ -1,0 +1,181 @@
+"""Wheels for a device are chosen by the device's own Python, processor and glibc, not by this host's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import edgert
+from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.bootstrap.wheelhouse import (
+    WheelTarget,
+    installed_distribution,
+    missing,
+    own_wheel,
+    prepare,
+    source_tree,
+)
+
+PI = WheelTarget("3.11", "aarch64", "2.36")
+
+
+def a_wheel(folder: Path, name: str, requires: list[str] = [], extras: list[str] = []) -> Path:  # noqa: B006
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+    lines += [f"Requires-Dist: {line}" for line in requires] + [f"Provides-Extra: {extra}" for extra in extras]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", "\n".join(lines) + "\n")
+        archive.writestr(
+            f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
+        archive.writestr(f"{name}.py", "")
+    return path
+
+
+def test_platforms_reach_from_the_devices_glibc_down() -> None:
+    tags = PI.platforms()
+    assert tags[0] == "manylinux_2_36_aarch64"
+    assert "manylinux2014_aarch64" in tags
+    assert "manylinux_2_37_aarch64" not in tags
+    assert WheelTarget("3.11", "aarch64", "2.17").platforms()[0] == "manylinux_2_17_aarch64"
+
+
+@pytest.mark.parametrize("glibc", ["", "1.2.5", "2.x"])
+def test_a_system_without_glibc_is_refused(glibc: str) -> None:
+    with pytest.raises(ConfigInvalid, match="glibc"):
+        WheelTarget("3.11", "aarch64", glibc).platforms()
+
+
+def test_markers_are_judged_for_the_device(tmp_path: Path) -> None:
+    other_python = "3.10" if sys.version_info[:2] != (3, 10) else "3.12"
+    wheel = a_wheel(
+        tmp_path,
+        "top",
+        [
+            f"only-there; python_version == '{other_python}'",
+            "only-arm; platform_machine == 'aarch64'",
+            "never; sys_platform == 'win32'",
+            "with-extra; extra == 'fast'",
+        ],
+        ["fast"],
+    )
+    target = WheelTarget(other_python, "aarch64", "2.36")
+    names = {r.name for r in missing([Requirement("top")], [wheel], target)}
+    assert names == {"only-there", "only-arm"}
+    assert {r.name for r in missing([Requirement("top[fast]")], [wheel], target)} == names | {"with-extra"}
+
+
+def test_the_whole_tree_is_looked_through(tmp_path: Path) -> None:
+    wheels = [a_wheel(tmp_path, "top", ["mid>=1"]), a_wheel(tmp_path, "mid", ["leaf", "Top"])]
+    assert [r.name for r in missing([Requirement("top")], wheels, PI)] == ["leaf"]
+    wheels.append(a_wheel(tmp_path, "leaf"))
+    assert missing([Requirement("top")], wheels, PI) == []
+
+
+def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert source_tree() is not None
+    wheel = own_wheel()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
+    assert "edgert/versions/install.py" in names
+    assert "edgert_deploy/systemd/edgertd.service" in names
+    assert {"edgert_deploy/on_device/runtime.sh", "edgert_deploy/on_device/unbootstrap.sh"} <= set(names)
+    assert "edgert_deploy/devices/shipped/raspberry-pi-4.toml" in names
+    assert not [
+        name
+        for name in names
+        if name.split("/")[0] not in ("edgert", "edgert_deploy", wheel.name.split("-py3")[0] + ".dist-info")
+    ]
+    assert own_wheel() == wheel  # the same source gives the same bytes
+
+
+def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `pip install .` there is no source tree to build from, and perhaps no network either."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built, site = own_wheel(), tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*pip, str(site), str(built)], check=True)
+    program = (
+        "import edgert_deploy.bootstrap.wheelhouse as w; assert w.source_tree() is None; w._pip = None\n"
+        "first = w.own_wheel(); assert w.own_wheel() == first; print(first)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    packed = Path(done.stdout.strip())
+    assert packed.name == built.name
+    with zipfile.ZipFile(built) as one, zipfile.ZipFile(packed) as other:
+        assert set(one.namelist()) == set(other.namelist())
+        for name in one.namelist():
+            assert name.endswith("/RECORD") or one.read(name) == other.read(name), name
+    subprocess.run([*pip, str(tmp_path / "again"), str(packed)], check=True)
+    assert (tmp_path / "again" / "edgert_deploy" / "devices" / "raspberry-pi-4.toml").is_file()
+    assert (tmp_path / "again" / "bin" / "edgertd").is_file()
+
+
+def test_code_that_nobody_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(edgert, "__file__", str(tmp_path / "edgert" / "__init__.py"))
+    with pytest.raises(ConfigInvalid, match="no installer"):
+        installed_distribution()
+
+
+def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For another processor and another Python than this host's, from the package index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"
+    target = WheelTarget(python, "aarch64", "2.36")
+    said: list[str] = []
+    house = prepare(target, ("null",), said.append)
+    assert any("collecting" in line for line in said)
+    assert house.version == edgert.__version__
+    assert house.requirements().count(" --hash=sha256:") == len(house.wheels)
+    assert missing([Requirement("edgert")], house.wheels, target) == []
+    assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
+    assert any("httptools" in wheel.name for wheel in house.wheels)  # a device can be told to serve over HTTP later on
+    assert not [wheel.name for wheel in house.wheels if "x86_64" in wheel.name]
+    again: list[str] = []
+    assert prepare(target, ("null",), again.append) == house
+    assert not any("collecting" in line for line in again)
+    (victim,) = (wheel for wheel in house.wheels if wheel.name.startswith("click"))
+    victim.write_bytes(victim.read_bytes() + b"!")  # what rots here is not sent
+    with pytest.raises(ConfigInvalid, match=r"click.*--refresh"):
+        prepare(target, ("null",))
+
+
+def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(EngineMissing, match=r"Python 3\.13 on armv7l"):
+        prepare(WheelTarget("3.13", "armv7l", "2.36"), ("tflite",))
+    with pytest.raises(EngineMissing, match="warp-drive"):
+        prepare(PI, ("warp-drive",))
+
+
+def test_the_ladder_shrinks_to_what_has_wheels_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By markers (tflite on that Python), by what the index has (onnxruntime's wheels need glibc 2.27), or not at all."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old = WheelTarget("3.13", "armv7l", "2.36")
+    with pytest.raises(EngineMissing, match=r"tflite.*armv7l"):
+        prepare(old, ("tflite",), shrink=True)
+    said: list[str] = []
+    house = prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"), said.append, shrink=True)
+    assert house.engines == ("null",)
+    assert "onnxruntime" in house.lacking["onnxruntime"]
+    with pytest.raises(ConfigInvalid, match="onnxruntime"):
+        prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
+
+
+def test_what_pip_cannot_find_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigInvalid, match="machine-of-nobody"):
+        prepare(WheelTarget("3.11", "machine-of-nobody", "2.36"), ("null",))
+    assert list((tmp_path / "edgert" / "wheels").iterdir()) == []

@@ -1,0 +1,366 @@
+"""The real command in a process of its own: results on stdout, progress on stderr, stable exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert_deploy.cli.build import _compared
+from tests.conftest import DIGITS
+from tests.support import models
+
+MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+class Shell:
+    """Runs `edgert` in a folder of its own, with a home and configuration of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")]),
+            "HOME": str(folder / "home"),
+            "EDGERT_CONFIG_DIR": str(folder / "config"),
+        }
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.env,
+            check=False,
+        )
+
+    def build(self, *words: str, **replaced: str | None) -> subprocess.CompletedProcess[str]:
+        """`edgert build` on digits, with options added, replaced, or (None) left out."""
+        options: dict[str, str | None] = {
+            "calibration": str(DIGITS / "calibration.npz"),
+            "holdout": str(DIGITS / "holdout.npz"),
+            "target": "this-machine",
+            "out": "digits.edgert",
+            **replaced,
+        }
+        model = options.pop("model", None) or str(DIGITS / "digits.onnx")
+        given = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
+        return self("build", model, *given, *words)
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()} - {"config", "home"}
+
+
+@pytest.fixture(scope="module")
+def shell_with_key(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    shell = Shell(tmp_path_factory.mktemp("cli"))
+    assert shell("keys", "new").returncode == 0
+    return shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
+    """A fresh folder, with the key that is made once."""
+    fresh = Shell(tmp_path)
+    fresh.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
+    return fresh
+
+
+def code_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert error["message"]
+    return str(error["code"])
+
+
+def test_build_inspect_and_verify(shell: Shell) -> None:
+    for module in ("nncf", "openvino", "ai_edge_litert"):
+        pytest.importorskip(module)
+    extras = ["--preprocess", str(DIGITS / "preprocess.toml"), "--labels", str(DIGITS / "labels.txt")]
+    extras += ["--licence", "CC-BY-4.0", "--notes", "trained on UCI digits"]
+    done = shell.build("--target", "jetson-orin-nano", *extras)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:-1]] == [
+        ["this-machine", "onnxruntime", "int8"],
+        ["this-machine", "openvino", "int8"],
+        ["this-machine", "tflite", "int8"],
+        ["jetson-orin-nano", "tensorrt", "int8"],
+        ["jetson-orin-nano", "onnxruntime", "int8"],
+    ]
+    assert all(line.endswith("pass") and "0.9925" in line for line in lines[1:-1])
+    assert "building" in done.stderr
+    assert shell.files() == {"digits.edgert"}
+
+    assert "every byte as signed" in shell("verify", "digits.edgert").stdout
+    shown = shell("inspect", "digits.edgert").stdout
+    for words in (
+        "digits, release 1",
+        "this-machine",
+        "jetson-orin-nano",
+        "image FP32 [N, 1, 8, 8]",
+        "10 labels",
+        "Conv 2 int8",
+    ):
+        assert words in shown
+    manifest = json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]
+    assert manifest["preprocess"]["scale"] == 0.0625
+
+
+def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
+    done = shell.build("--json", "--release", "7", "--name", "other", "--precision", "fp32")
+    value = json.loads(done.stdout)
+    assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
+    assert value["targets"][0]["precision"] == "fp32"
+    verified = json.loads(shell("verify", "digits.edgert", "--json").stdout)
+    assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
+
+
+def test_every_target_of_the_main_job(shell: Shell) -> None:
+    targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
+    done = shell.build("--json", *(word for target in targets for word in ("--target", target)), target=None)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["targets"]
+    assert [row["target"] for row in rows] == list(targets)
+    assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
+    assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
+    ladders = [[rung["artifact"] for rung in row["ladder"]] for row in rows]
+    assert ladders == [
+        ["tflite-int8", "onnxruntime-int8-arm"],
+        ["openvino-int8", "onnxruntime-int8"],
+        ["tensorrt-int8", "onnxruntime-int8-arm"],
+        ["onnxruntime-int8", "openvino-int8", "tflite-int8"],
+    ]
+
+
+def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
+    """Whatever the folder, the order of Python's hashes, the time zone, and whether built in turn or side by side."""
+    words = [w for t in ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine") for w in ("--target", t)]
+    built = []
+    for number, jobs in ((1, "1"), (2, "2")):
+        folder = shell.folder / ("deep/" * number)
+        (folder / "tmp").mkdir(parents=True)
+        for name in ("digits.onnx", "calibration.npz", "holdout.npz"):
+            shutil.copy(DIGITS / name, folder)
+        again = Shell(folder)
+        again.env |= {
+            "EDGERT_CONFIG_DIR": shell.env["EDGERT_CONFIG_DIR"],
+            "PYTHONHASHSEED": f"{number}",
+            "TZ": f"UTC{number}",
+            "TMPDIR": str(folder / "tmp"),
+        }
+        named: dict[str, str | None] = {"model": "digits.onnx", "calibration": "calibration.npz", "target": None}
+        done = again.build(*words, "--no-cache", "--jobs", jobs, **named, holdout="holdout.npz")
+        assert done.returncode == 0, done.stderr
+        assert not list((folder / "tmp").iterdir())
+        built.append((folder / "digits.edgert").read_bytes())
+    assert built[0] == built[1]
+
+
+def test_on_a_terminal_progress_is_bars_and_stdout_holds_the_result_alone(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
+    words += [
+        str(DIGITS / "holdout.npz"),
+        "--target",
+        "this-machine",
+        "--engines",
+        "first",
+        "--out",
+        "d.edgert",
+        "--json",
+    ]
+    env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
+    build = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal ends when nobody is left on the other side
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    stdout, _ = build.communicate()
+    assert build.returncode == 0
+    assert json.loads(stdout)["targets"][0]["passed"]
+    for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
+        assert words_shown in shown.decode()
+
+
+def test_an_unchanged_target_is_not_built_again(shell: Shell) -> None:
+    first = shell.build()
+    assert "unchanged" not in first.stderr
+    bundle = (shell.folder / "digits.edgert").read_bytes()
+    assert "onnxruntime: unchanged, taken from the build cache" in shell.build().stderr
+    assert (shell.folder / "digits.edgert").read_bytes() == bundle
+    assert "unchanged" not in shell.build("--no-cache").stderr
+
+
+def test_a_gate_failure_exits_with_3_and_writes_nothing(shell: Shell) -> None:
+    models.write_samples(shell.folder / "dark.npz", image=np.zeros((16, 1, 8, 8), np.float32))
+    done = shell.build(calibration="dark.npz")
+    assert done.returncode == 3
+    assert "error: target this-machine: onnxruntime top1 fell by" in done.stderr
+    assert done.stdout.splitlines()[-1].endswith("FAIL")
+    assert code_of(shell.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
+    assert shell.files() == {"dark.npz"}
+
+
+def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> None:
+    models.write(models.mlp("float[N,K] x) => (float[N,3] scores"), shell.folder / "open.onnx")
+    (shell.folder / "text.onnx").write_text("hello")
+    models.write_samples(shell.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
+    models.write_samples(shell.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
+    (shell.folder / "labels.txt").write_text("only one\n")
+    (shell.folder / "net.pt").write_bytes(b"\x80\x02 a pickle of old")
+    (shell.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
+    bomb = models.model(
+        "float[N,1,8,8] image) => (float[N,1,8,8] y",
+        "c = ConstantOfShape (s) r = ReduceSum <keepdims = 0> (c) y = Add (image, r)",
+        {"s": np.array([2**20, 2**20])},
+    )
+    models.write(bomb, shell.folder / "bomb.onnx")
+    (shell.folder / "pre.toml").write_text('input = "nothing"\n')
+    before = shell.files()
+    cases: list[tuple[dict[str, str], str, int]] = [
+        ({"model": "open.onnx"}, "input.source_invalid", 4),
+        ({"model": "text.onnx"}, "input.source_invalid", 4),
+        ({"model": "missing.onnx"}, "input.source_invalid", 4),
+        ({"model": "bomb.onnx"}, "input.source_invalid", 4),
+        ({"model": "cut.tflite"}, "input.source_invalid", 4),
+        ({"model": "net.pt", "convert-with": "/nowhere/python"}, "input.config_invalid", 4),
+        ({"calibration": "no_such_module:samples"}, "input.calibration_invalid", 4),
+        ({"calibration": "few.npz"}, "input.calibration_invalid", 4),
+        ({"calibration": "bytes.npz"}, "input.calibration_invalid", 4),
+        ({"holdout": "missing.npz"}, "input.calibration_invalid", 4),
+        ({"target": "toaster"}, "input.config_invalid", 4),
+        ({"key": "missing.pem"}, "input.config_invalid", 4),
+        ({"labels": "labels.txt"}, "input.config_invalid", 4),
+        ({"preprocess": "pre.toml"}, "input.config_invalid", 4),
+        ({"name": "Not Allowed"}, "input.config_invalid", 4),
+        ({"out": "missing/digits.edgert"}, "input.config_invalid", 4),
+        ({"release": "0"}, "input.usage", 2),
+        ({"max-drop": "-1"}, "input.usage", 2),
+        ({"budget": "soon"}, "input.usage", 2),
+        ({"metric": "f1"}, "input.config_invalid", 4),
+    ]
+    for replaced, code, exit_code in cases:
+        done = shell.build("--json", **replaced)
+        assert (code_of(done), done.returncode) == (code, exit_code), replaced
+    assert shell.files() == before
+
+
+def test_a_downgrade_is_signed_as_one(shell: Shell) -> None:
+    assert json.loads(shell.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
+    assert json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    assert "release 1, a downgrade" in shell("inspect", "digits.edgert").stdout
+
+
+def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
+    with np.load(DIGITS / "holdout.npz") as holdout:
+        shifted = {**holdout, "labels": (holdout["labels"] + 1) % 10}
+        unknown = {**holdout, "image2": holdout["image"]}
+    np.savez(shell.folder / "shifted.npz", **shifted)
+    np.savez(shell.folder / "unknown.npz", **unknown)
+    done = shell.build("--json", "--precision", "fp32", holdout="shifted.npz", calibration="shifted.npz")
+    same, chance = json.loads(done.stdout)["warnings"]
+    assert "same samples" in same
+    assert "chance is 0.1" in chance
+    assert f"warning: {chance}" in done.stderr
+    done = shell.build("--json", holdout="unknown.npz")
+    assert code_of(done) == "input.calibration_invalid"
+    assert "'image2'" in done.stdout
+
+
+def test_a_larger_artifact_is_not_called_smaller(shell: Shell) -> None:
+    assert _compared(50, 100) == "2.0x less"
+    assert _compared(200, 100) == "2.0x more"
+
+
+def test_targets_are_listed(shell: Shell) -> None:
+    shown = shell("targets", "--devices", str(ROOT / "devices")).stdout
+    for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
+        assert words in shown
+    assert "edgert targets" in shell("build", "--help").stdout
+    named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["targets"]]
+    assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
+
+
+def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
+    for words in (["build"], ["inspect"], ["verify"], ["keys"], ["keys", "new"], ["keys", "list"], ["targets"]):
+        shown = shell(*words, "--help").stdout
+        assert f"edgert {' '.join(words)}" in shown.partition("Example")[2], words
+
+
+def test_errors_are_one_line_on_stderr(shell: Shell) -> None:
+    done = shell.build(model="missing.onnx")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: missing.onnx")
+
+
+def test_verify_refuses_damage_and_other_keys(shell: Shell) -> None:
+    assert shell.build("--precision", "fp32").returncode == 0
+    assert shell("keys", "new", "--name", "other", "--dir", "keys").returncode == 0
+    done = shell("verify", "digits.edgert", "--key", "keys/other.pem", "--json")
+    assert (code_of(done), done.returncode) == ("bundle.signature_invalid", 5)
+    data = bytearray((shell.folder / "digits.edgert").read_bytes())
+    data[-2000] ^= 1
+    (shell.folder / "digits.edgert").write_bytes(data)
+    done = shell("verify", "digits.edgert", "--json")
+    assert (code_of(done), done.returncode) == ("bundle.corrupt", 5)
+
+
+def test_keys_are_made_once_and_listed(shell: Shell) -> None:
+    made = json.loads(shell("keys", "new", "--dir", "keys", "--json").stdout)
+    assert (shell.folder / "keys" / "default.key.pem").stat().st_mode & 0o777 == 0o600
+    again = shell("keys", "new", "--dir", "keys", "--json")
+    assert (code_of(again), again.returncode) == ("input.config_invalid", 4)
+    listed = json.loads(shell("keys", "list", "--dir", "keys", "--json").stdout)["keys"]
+    assert [(row["key_id"], row["can_sign"]) for row in listed] == [(made["key_id"], True)]
+
+
+def test_help_and_version_import_no_engine_and_name_every_command(shell: Shell) -> None:
+    program = (
+        "import sys; from edgert_deploy.cli import main; code = main(['--help'])\n"
+        "heavy = {'numpy', 'onnx', 'onnxruntime', 'openvino', 'fabric', 'paho'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=shell.env, check=True)
+    for command in ("keys", "build", "inspect", "verify", "infer", "watch", "device", "deploy", "rollback"):
+        assert f"  {command} " in done.stdout
+    assert shell("--version").stdout.startswith("edgert, version ")
+    assert shell("build", "--help").returncode == 0
+    assert shell("no-such-command").returncode == 2
+
+
+def test_what_nobody_foresaw_is_still_no_traceback(shell: Shell) -> None:
+    program = (
+        "import sys, click\n"
+        "from edgert.cli.command import main_with_errors\n"
+        "def command(error):\n"
+        "    def fail():\n        raise error\n"
+        "    return click.Command('c', callback=fail)\n"
+        "codes = [main_with_errors(command(e), []) for e in\n"
+        "         (RuntimeError('odd'), KeyboardInterrupt(), PermissionError(13, 'Permission denied', '/x'))]\n"
+        "print(codes)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=shell.env, check=True)
+    assert done.stdout.strip() == "[1, 130, 4]"
+    assert "Traceback" not in done.stderr
+    assert "error: /x: Permission denied" in done.stderr

@@ -1,0 +1,251 @@
+"""A project's file decides what options left out are, from any folder below it; `edgert init` overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli import edgert, main
+from edgert_deploy.cli.fleet_options import NewBundlePath
+from edgert_deploy.cli.init import PROJECT
+from edgert_deploy.common.keys import keys_dir
+from edgert_deploy.common.project import BrokerDefaults, Project, find_bundle, find_project, read_project
+from edgert_deploy.devices.inventory import find_inventory
+from tests.support.brokers import Broker, until
+from tests.support.devices import nothing_may_be_written
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a user's configuration beside it."""
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    (tmp_path / "fleet").mkdir()
+    monkeypatch.chdir(tmp_path / "fleet")
+    return tmp_path / "fleet"
+
+
+def init(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main(["init", *words, "--json"]) == code
+    value: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return value
+
+
+def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = init(capfd)
+    assert made["made"][:3] == ["edgert.toml", "inventory.toml", ".gitignore"]
+    key = folder.parent / "conf" / "keys" / "default.key.pem"
+    assert key.stat().st_mode & 0o777 == 0o600
+    before = {path: path.read_bytes() for path in (*folder.iterdir(), key)}
+    again = init(capfd)
+    assert (again["made"], again["stayed"]) == ([], made["made"][:3])
+    assert {path: path.read_bytes() for path in (*folder.iterdir(), key)} == before
+    assert main(["device", "add", "here", "--local", "dev"]) == 0
+    assert [d.name for d in find_inventory(folder / "inventory.toml").devices()] == ["here"]
+
+
+def test_init_on_a_full_disk_leaves_no_empty_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with nothing_may_be_written():  # a process of its own, as pytest keeps what is printed in files
+        words = [sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main(['init']))"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert (done.returncode, list(folder.iterdir())) == (4, [])
+    assert "edgert.toml: " in done.stderr
+    assert init(capfd)["stayed"] == []
+
+
+def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / ".gitignore").write_text("mine\n")
+    assert main(["device", "add", "old", "--local", "dev"]) == 0
+    assert main(["init", "sub"]) == 0
+    told = capfd.readouterr().err
+    assert "*.key.pem" in told
+    assert f"so far stand in {folder.parent / 'conf' / 'inventory.toml'}" in told
+    assert (folder / "sub" / ".gitignore").read_text() == "mine\n"
+    (folder / "sub" / "edgert.toml").write_text("colour = 'red'\n")
+    assert "unknown key 'colour'" in init(capfd, "sub", code=4)["error"]["message"]
+    (folder / "file").touch()
+    assert init(capfd, "file/below", code=4)["error"]["code"] == "input.config_invalid"
+
+
+def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
+    shown = [line.removeprefix("# ") for line in PROJECT.splitlines() if " = " in line or line.startswith("# [")]
+    (folder / "edgert.toml").write_text("\n".join(line for line in shown if line[0] == "[" or line.split()[1] == "="))
+    project = read_project(folder / "edgert.toml")
+    assert (project.inventory, project.bundles) == (folder / "inventory.toml", folder / "bundles")
+    assert project.broker == BrokerDefaults(
+        address="10.0.0.1:8883",
+        tls=True,
+        ca=str(folder / "ca.pem"),
+        username="edge",
+        password_file=str(Path("~/.config/edgert/mqtt-password").expanduser()),
+    )
+    assert project.gate == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
+
+
+def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = folder.parent / "conf"
+    assert find_project() is None
+    assert (find_inventory().path, keys_dir()) == (conf / "inventory.toml", conf / "keys")
+    (folder / "edgert.toml").write_text('inventory = "fleet.toml"\nkeys = "../keys"\nbundles = "b"\n')
+    (folder / "a" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(folder / "a" / "deep")
+    assert (find_inventory().path, keys_dir()) == (folder / "fleet.toml", folder / "../keys")
+    (folder / "b").mkdir()
+    (folder / "b" / "m.edgert").touch()
+    assert find_bundle(Path("m.edgert")) == folder / "b" / "m.edgert"
+    assert find_bundle(Path("./sub/m.edgert")) == Path("sub/m.edgert")
+    assert NewBundlePath().convert("new.edgert", None, None) == folder / "b" / "new.edgert"
+    Path("m.edgert").touch()
+    assert find_bundle(Path("m.edgert")) == Path("m.edgert")
+    Path("inventory.toml").touch()
+    assert find_inventory().path == Path("inventory.toml")
+    (folder / "a" / "edgert.toml").touch()
+    project = find_project()
+    assert project is not None
+    assert project.root == folder / "a"
+
+
+def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "edgert.toml").write_text('selector = "second"\n[broker]\naddress = "127.0.0.1:1"\n')
+    for name in ("first", "second"):
+        assert main(["device", "add", name, "--local", name, "--json"]) == 0
+    capfd.readouterr()
+    main(["status", "--json"])
+    assert [d["device"] for d in json.loads(capfd.readouterr().out)["devices"]] == ["second"]
+    main(["status", "first", "--json"])
+    assert [d["device"] for d in json.loads(capfd.readouterr().out)["devices"]] == ["first"]
+    assert main(["watch", "--once", "--json"]) != 2, "--broker need not be given"
+    assert main(["rollback", "m"]) == 2, "rolling back asks for a selector"
+    (folder / "edgert.toml").write_text('[broker]\naddress = "10.0.0.1"\ntls = true\n')
+    project = find_project()
+    assert project is not None
+    assert project.option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, "never in the clear"
+
+
+def test_a_login_goes_to_the_projects_broker_alone(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another broker that --broker names sees neither name nor password: it is real, and takes anybody."""
+    (folder / "pw").write_text("secret\n")
+    with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as broker:
+        own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "pw"\n'
+
+        def names_seen(project: str, *words: str) -> list[str]:
+            (folder / "edgert.toml").write_text(project)
+            log = broker.folder / "mosquitto.log"
+            before = log.stat().st_size
+            assert main(["watch", "--once", *words]) == 0
+            until(lambda: b"New client connected" in log.read_bytes()[before:], "the broker logs the login")
+            return re.findall(r"New client connected .*u'(\w+)'", log.read_bytes()[before:].decode())
+
+        assert names_seen(own, "--broker", f"127.0.0.1:{broker.port}") == ["edge"], "the same one"
+        assert "note: " not in capfd.readouterr().err
+        other = own.replace(str(broker.port), "1").replace("[broker]", "[broker]\ntls = true\nca = 'none.pem'")
+        assert names_seen(other, "--broker", f"127.0.0.1:{broker.port}") == []
+        said = capfd.readouterr().err
+        assert "is not the project's broker (127.0.0.1:1): " in said
+        assert "--tls, --ca, --username, --password-file" in said
+
+
+def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "pw").write_text("secret\n")
+    own = '[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "pw"\n'
+    (folder / "edgert.toml").write_text(own)
+    assert main(["init"]) == 0
+    assert main(["device", "add", "here", "--local", "dev"]) == 0
+
+    def planned(*words: str) -> bool:
+        capfd.readouterr()
+        assert main(["bootstrap", "here", "--dry-run", "--json", *words]) == 0
+        return any(f.endswith("mqtt-password") for f in json.loads(capfd.readouterr().out)["devices"][0]["files"])
+
+    assert planned()
+    assert not planned("--broker", "127.0.0.1:2")
+    assert planned("--broker", "127.0.0.1:2", "--mqtt-username", "me", "--mqtt-password-file", "pw")
+    assert main(["bootstrap", "here", "--set", 'mqtt.host="other"']) == 4, "--broker would drop the login"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("colour = 'red'", "unknown key 'colour'"),
+        ("selector = 3", "must be text"),
+        ("selector = ''", "must be text"),
+        ("keys = 'keys'", "outside"),
+        ("broker = 'x'", "must be a table"),
+        ("[broker]\nhost = 'x'", "unknown key 'host'"),
+        ("[broker]\ntls = 'yes'", "tls must be bool"),
+        ("selector = ", "not TOML"),
+        ("#" * 70_000, "at most"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(folder: Path, text: str, what: str) -> None:
+    (folder / "edgert.toml").write_text(text)
+    with pytest.raises(ConfigInvalid, match=what):
+        find_project()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    (folder / "edgert.toml").touch()
+    os.chown(folder / "edgert.toml", 12345, 12345)
+    with pytest.raises(ConfigInvalid, match="belongs to user 12345"):
+        find_project()
+    monkeypatch.setenv("SUDO_UID", "12345")
+    assert find_project() is not None
+
+
+def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
+    broker = BrokerDefaults("h", True, "a", "b", "c", "d", "e", "v5")
+    project = Project(tmp_path, tmp_path / "i", "all", devices=tmp_path, broker=broker)
+    defaults = project.option_defaults()
+    for words, command in _commands(edgert, ()):
+        table: Any = defaults
+        for word in words:
+            table = table.get(word, {})
+        names = {parameter.name for parameter in command.params}
+        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "devices_dir"}:
+            assert name in table, (words, name)
+        assert not {k for k, v in table.items() if not isinstance(v, dict)} - names - {"protocol"}, words
+
+
+@pytest.mark.parametrize("words", [["watch"], ["bootstrap"], ["deploy", "x.edgert"]])
+def test_what_is_missing_may_also_stand_in_a_project(
+    words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "edgert.toml" in capfd.readouterr().err
+
+
+def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*words, name), command
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+
+
+def test_help_needs_no_more_than_click(folder: Path) -> None:
+    """Looking for a project imports nothing that takes long."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "from edgert_deploy.cli import main; main(['--help'])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "edgert_deploy.common.project" in done.stderr
+    assert not {"fabric", "numpy", "tomlkit"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -1,0 +1,109 @@
+"""Which profile a machine gets, and that a machine can be asked at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.facts import MachineFacts, misfits, pick_profile, probe
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.devices.transports import open_transport
+from tests.support.paths import ROOT
+
+PROFILES = list_profiles(ROOT / "devices")
+PI_4 = MachineFacts(
+    machine="aarch64",
+    python="3.11",
+    python_path="/usr/bin/python3",
+    glibc="2.36",
+    memory_mb=3794,
+    uid=1000,
+    home="/home/pi",
+    model="Raspberry Pi 4 Model B Rev 1.5",
+    systemd=True,
+)
+NUC = replace(PI_4, machine="x86_64", memory_mb=15000, model="NUC11PAHi5", cpu="11th Gen Intel(R) Core(TM) i5-1135G7")
+ORIN = replace(PI_4, model="NVIDIA Jetson Orin Nano Developer Kit", memory_mb=7600, python="3.10", glibc="2.35")
+ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")
+
+
+@pytest.mark.parametrize(
+    ("facts", "profile"),
+    [
+        (PI_4, "raspberry-pi-4"),
+        (replace(PI_4, model="Raspberry Pi 5 Model B Rev 1.4"), "raspberry-pi-5"),
+        (replace(PI_4, model="Raspberry Pi 400 Rev 1.0"), "raspberry-pi-4"),
+        (replace(PI_4, model="Raspberry Pi Compute Module 5 Rev 1.0"), "raspberry-pi-5"),
+        (replace(ORIN, l4t="36.4.3"), "jetson-orin-nano"),
+        (replace(ORIN_7, l4t="39.2.0", model=f"{ORIN.model} Super"), "jetson-orin-nano-jetpack-7"),
+        # Where the system does not say its L4T, its Python tells.
+        (ORIN, "jetson-orin-nano"),
+        (ORIN_7, "jetson-orin-nano-jetpack-7"),
+        (replace(PI_4, model="Raspberry Pi 3 Model B Plus Rev 1.3", machine="armv7l", memory_mb=900), "raspberry-pi-3"),
+        (replace(PI_4, model="Some Board"), "generic-arm64"),
+        (NUC, "intel-nuc"),
+        (replace(NUC, model="MINI S12 Pro", cpu="Intel(R) N100"), "intel-n100"),
+        (replace(NUC, model="NUC 13 Rugged", cpu="Intel(R) Processor N97"), "intel-n100"),
+        (replace(NUC, model="OptiPlex 7060"), "generic-x86-64"),
+    ],
+)
+def test_a_machine_gets_the_profile_that_bears_its_name_else_the_generic_one(facts: MachineFacts, profile: str) -> None:
+    assert pick_profile(PROFILES, facts, local=False).name == profile
+
+
+def test_this_host_gets_its_own_profile() -> None:
+    assert pick_profile(PROFILES, NUC, local=True).name == "this-machine"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(PI_4, machine="riscv64"), "is for aarch64"),
+        (replace(PI_4, python="", python_path=""), "needs Python 3.10"),
+        (replace(PI_4, glibc="2.31"), "needs glibc 2.34"),
+        (replace(PI_4, memory_mb=400), "MB of memory"),
+        (replace(ORIN_7, l4t="38.4.0", machine="armv7l"), "is for L4T 39"),
+        (replace(PI_4, machine="armv7l", python="3.13"), "needs Python 3.11 or lower"),
+    ],
+)
+def test_where_none_fits_it_is_said_why(facts: MachineFacts, words: str) -> None:
+    with pytest.raises(ConfigInvalid, match=words):
+        pick_profile(PROFILES, facts, local=False)
+
+
+def test_several_that_fit_are_named_not_guessed() -> None:
+    without_generic = [p for p in PROFILES if not p.name.startswith("generic-")]
+    with pytest.raises(ConfigInvalid, match=r"raspberry-pi-4.*--profile"):
+        pick_profile(without_generic, replace(PI_4, model="Some Board", memory_mb=9000), local=False)
+
+
+def test_a_board_sold_as_two_gigabytes_has_a_little_less() -> None:
+    two = load_profile("raspberry-pi-4", ROOT / "devices")
+    assert misfits(two, replace(PI_4, memory_mb=1845)) == []
+
+
+def test_folders_follow_the_user() -> None:
+    assert PI_4.default_state == "/home/pi/.local/state/edgert"
+    assert replace(PI_4, uid=0).default_home == "/opt/edgert"
+
+
+def test_this_machine_can_be_asked(tmp_path: Path) -> None:
+    transport = open_transport(Device("here", "local", str(tmp_path), "this-machine", str(tmp_path)))
+    facts = probe(transport, "here")
+    assert facts.machine == platform.machine()
+    assert Path(facts.python_path).exists()
+    assert facts.glibc.startswith("2.")
+    assert facts.memory_mb > 100
+    assert facts.home.startswith("/")
+    assert facts.disk_free_mb > 100
+    assert facts.cpus == os.cpu_count()
+    assert facts.distribution
+    own = probe(transport, "here", sys.executable)
+    assert set(own.engines) >= {"onnxruntime", "openvino"}, "what edgert's own environment has"

@@ -1,0 +1,282 @@
+"""The inventory keeps what the user wrote, changes at once or not at all, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.inventory import Device, Inventory, SshAddress, find_inventory, fingerprint
+from hil.keys import new_ssh_key
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"
+
+WRITTEN = """\
+# The plant's devices. Ask Ada before you touch line 2.
+[devices.kitchen]  # above the oven
+transport = "ssh"
+address = "pi@10.0.0.7"
+host_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"
+profile = "raspberry-pi-4"
+state = "/home/pi/state"
+home = "/home/pi/edgert"
+groups = ["canary", "line-2"]   # both
+tags = ["rack=3", "outdoors"]
+
+[devices.here]
+transport = "local"
+address = "/srv/here"
+profile = "this-machine"
+state = "/srv/here"
+site = "plant-1"
+"""
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    (tmp_path / "inventory.toml").write_text(WRITTEN)
+    return Inventory(tmp_path / "inventory.toml")
+
+
+def a_device(name: str = "new", **changes: object) -> Device:
+    return Device(**{**vars(Device(name, "local", "/srv/x", "this-machine", "/srv/x")), **changes})
+
+
+def test_devices_are_read_as_written(inventory: Inventory) -> None:
+    kitchen, here = inventory.devices()
+    assert (kitchen.name, kitchen.address, kitchen.groups) == ("kitchen", "pi@10.0.0.7", ("canary", "line-2"))
+    assert here == Device("here", "local", "/srv/here", "this-machine", "/srv/here", site="plant-1")
+    assert kitchen.tags == ("rack=3", "outdoors")
+
+
+def test_a_missing_file_is_an_empty_fleet(tmp_path: Path) -> None:
+    assert Inventory(tmp_path / "none.toml").devices() == []
+
+
+def test_comments_and_order_survive_a_change(inventory: Inventory) -> None:
+    inventory.add(a_device(groups=("canary",), site="plant-1"))
+    inventory.remove("here")
+    text = inventory.path.read_text()
+    before, _, _ = WRITTEN.partition("[devices.here]")
+    assert text.startswith(before.rstrip())
+    assert "[devices.here]" not in text
+    assert [d.name for d in inventory.devices()] == ["kitchen", "new"]
+    assert inventory.device("new") == a_device(groups=("canary",), site="plant-1")
+
+
+def test_a_first_device_makes_file_and_folder(tmp_path: Path) -> None:
+    inventory = Inventory(tmp_path / "deep" / "inventory.toml")
+    inventory.add(a_device())
+    inventory.add(a_device("second"))
+    assert [d.name for d in inventory.devices()] == ["new", "second"]
+    assert sorted(p.name for p in inventory.path.parent.iterdir()) == [".inventory.toml.lock", "inventory.toml"]
+
+
+def test_an_inventory_that_is_a_link_stays_one(inventory: Inventory, tmp_path: Path) -> None:
+    link = tmp_path / "link.toml"
+    link.symlink_to(inventory.path)
+    Inventory(link).add(a_device())
+    assert link.is_symlink()
+    assert len(inventory.devices()) == 3
+
+
+def _add(path: Path, name: str) -> None:
+    Inventory(path).add(a_device(name))
+
+
+def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_add, args=(path, f"d{i}")) for i in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert sorted(d.name for d in Inventory(path).devices()) == [f"d{i}" for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("all", ["kitchen", "here"]),
+        ("here", ["here"]),
+        ("canary", ["kitchen"]),
+        ("here, canary,kitchen", ["kitchen", "here"]),
+        ("tag:rack", ["kitchen"]),
+        ("tag:rack=3", ["kitchen"]),
+        ("tag:outdoors,here", ["kitchen", "here"]),
+        ("site:plant-1", ["here"]),
+        ("profile:raspberry-pi-4", ["kitchen"]),
+        ("all,!tag:rack", ["here"]),
+        ("!here", ["kitchen"]),
+    ],
+)
+def test_selectors_are_names_groups_tags_sites_profiles_or_all(
+    inventory: Inventory, selector: str, names: list[str]
+) -> None:
+    assert [d.name for d in inventory.select(selector)] == names
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ["nobody", "kitchen,nobody", "", ",", "tag:rack=4", "tag:", "site:x", "colour:red", "!nobody", "all,!all"],
+)
+def test_a_selector_that_means_nothing_is_refused(inventory: Inventory, selector: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        inventory.select(selector)
+
+
+@pytest.mark.parametrize("words", ["kitchen,garage", "!kitchen", "kitchen,!garage", "all"])
+def test_where_one_device_is_asked_for_more_words_are_refused(inventory: Inventory, words: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        inventory.device(words)
+
+
+def test_a_selector_that_means_nothing_says_what_there_is(inventory: Inventory) -> None:
+    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
+        inventory.select("tag:rack=4")
+
+
+def test_a_change_leaves_everything_else_as_it_stood(inventory: Inventory) -> None:
+    kitchen = inventory.device("kitchen")
+    changed = replace(kitchen, site="plant-2", tags=("rack=4",), groups=(), jump="ops@bastion:2222", jump_host_key=KEY)
+    assert inventory.change(["kitchen"], lambda _: changed) == [changed]
+    assert inventory.device("kitchen") == changed
+    text = inventory.path.read_text()
+    for line in WRITTEN.splitlines():
+        assert line in text or line.startswith(("groups", "tags")), line
+    inventory.change(["kitchen"], lambda _: kitchen)
+    assert inventory.devices() == [kitchen, inventory.device("here")]
+
+
+def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_path: Path) -> None:
+    """As where somebody takes a while to agree to a host key."""
+    other = Inventory(tmp_path / "link.toml")
+    other.path.symlink_to(inventory.path)
+    inventory.device("kitchen")
+    other.change(["kitchen"], lambda device: replace(device, tags=(*device.tags, "floor=2")))
+    inventory.change(["kitchen"], lambda device: replace(device, site="plant-2"))
+    kitchen = inventory.device("kitchen")
+    assert (kitchen.site, kitchen.tags[-1]) == ("plant-2", "floor=2")
+    assert [path.name for path in tmp_path.glob(".*.lock")] == [f".{inventory.path.name}.lock"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tags": ("a b",)}, "tag 'a b'"),
+        ({"tags": ("rack=1", "rack=2")}, "each key once"),
+        ({"groups": ("here",)}, "rename one"),
+        ({"jump": "bastion"}, "go together"),
+        ({"jump": "a b", "jump_host_key": KEY}, "no address"),
+        ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "no host key"),
+    ],
+)
+def test_what_no_device_may_be_changes_nothing(inventory: Inventory, changes: dict[str, object], what: str) -> None:
+    before = inventory.path.read_bytes()
+    with pytest.raises(ConfigInvalid, match=what):
+        inventory.change(["kitchen"], lambda kitchen: Device(**{**vars(kitchen), **changes}))
+    with pytest.raises(ConfigInvalid, match="no device"):
+        inventory.change(["nobody"], lambda nobody: nobody)
+    assert inventory.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["all", "Kitchen", "a/b", "", "a b", "a+b", "x" * 64])
+def test_names_that_no_topic_or_file_may_bear_are_refused(inventory: Inventory, name: str) -> None:
+    with pytest.raises(ConfigInvalid, match="name"):
+        inventory.add(a_device(name))
+
+
+def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> None:
+    before = inventory.path.read_bytes()
+    for device in (a_device("here"), a_device("canary"), a_device("new", groups=("here",))):
+        with pytest.raises(ConfigInvalid):
+            inventory.add(device)
+    assert inventory.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('transport = "ssh"', 'transport = "ssh', "cannot be read"),
+        ('profile = "raspberry-pi-4"', "", "must be there"),
+        ('profile = "raspberry-pi-4"', "profile = 4", "must be a string"),
+        ('profile = "raspberry-pi-4"', 'profil = "x"', "unknown key 'profil'"),
+        ('state = "/home/pi/state"', 'state = "~/state"', "absolute"),
+        ("ssh-ed25519 AAAA", "ssh-ed25519 !!!", "no host key"),
+        ("pi@10.0.0.7", "pi@10.0.0.7:99999", "port"),
+        ('groups = ["canary", "line-2"]', 'groups = "canary"', "list of strings"),
+        ("[devices.kitchen]", "[device.kitchen]", r"\[devices.NAME\]"),
+        ("[devices.kitchen]", "[devices.Kitchen]", "name 'Kitchen'"),
+    ],
+)
+def test_a_broken_inventory_says_where(inventory: Inventory, old: str, new: str, what: str) -> None:
+    inventory.path.write_text(WRITTEN.replace(old, new))
+    with pytest.raises(ConfigInvalid, match=what):
+        inventory.devices()
+
+
+def test_an_ssh_device_without_its_host_key_is_refused(inventory: Inventory) -> None:
+    inventory.path.write_text("\n".join(line for line in WRITTEN.splitlines() if not line.startswith("host_key")))
+    with pytest.raises(ConfigInvalid, match="host_key"):
+        inventory.devices()
+
+
+def test_look_up_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("EDGERT_CONFIG_DIR", raising=False)
+    assert find_inventory().path == Path("/home/someone/.config/edgert/inventory.toml")
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    assert find_inventory().path == tmp_path / "conf" / "inventory.toml"
+    (tmp_path / "inventory.toml").touch()
+    assert find_inventory().path == Path("inventory.toml")
+    assert find_inventory(Path("other.toml")).path == Path("other.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("host", SshAddress("host")),
+        ("pi@host", SshAddress("host", "pi")),
+        ("pi@host:2222", SshAddress("host", "pi", 2222)),
+        ("10.0.0.7:22", SshAddress("10.0.0.7", None, 22)),
+        ("fe80::1%eth0", SshAddress("fe80::1%eth0")),
+        ("pi@[fe80::1]:2222", SshAddress("fe80::1", "pi", 2222)),
+    ],
+)
+def test_addresses(text: str, address: SshAddress) -> None:
+    assert SshAddress.parse(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "@host",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "a b",
+        "-oProxyCommand=x",
+        "pi@-oProxyCommand=x",
+        "pi@$(reboot)",
+        "pi;x@h",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        SshAddress.parse(text)
+
+
+def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
+    new_ssh_key(tmp_path / "key")
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(tmp_path / "key.pub")], capture_output=True, text=True, check=True
+    ).stdout
+    assert fingerprint((tmp_path / "key.pub").read_text()) in shown.split()

@@ -1,0 +1,151 @@
+"""Every profile that ships keeps the schema; a wrong one says what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("onnx")
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.bootstrap.wheelhouse import WheelTarget
+from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.packager.builders import BUILDERS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SHIPPED = ROOT / "devices"
+NAMES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
+GOOD = """
+name = "box"
+description = "A box"
+machines = ["x86_64"]
+engines = ["openvino", "onnxruntime"]
+precision = "int8"
+python = "3.10"
+glibc = "2.31"
+memory_mb = 512
+socket = "/run/edgert/edgert.sock"
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_profile_keeps_the_schema_and_can_be_built_for(name: str) -> None:
+    profile = load_profile(name, SHIPPED)
+    assert profile.name == name
+    assert profile.engines[0] in BUILDERS
+
+
+# Adding a profile: its file, and a line here with the environments that its wheels are installed into.
+# name -> (machine, lowest Python, highest Python)
+REVIEWED = {
+    "generic-arm64": ("aarch64", "3.10", "3.13"),
+    "generic-x86-64": ("x86_64", "3.10", "3.13"),
+    "intel-n100": ("x86_64", "3.10", "3.13"),
+    "intel-nuc": ("x86_64", "3.10", "3.13"),
+    "jetson-orin-nano": ("aarch64", "3.10", "3.10"),
+    "jetson-orin-nano-jetpack-7": ("aarch64", "3.12", "3.12"),
+    "raspberry-pi-3": ("armv7l", "3.10", "3.11"),
+    "raspberry-pi-4": ("aarch64", "3.10", "3.13"),
+    "raspberry-pi-5": ("aarch64", "3.10", "3.13"),
+    "this-machine": ("x86_64", "3.10", "3.13"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_profile_says_of_its_wheels_is_what_edgert_installs_there(name: str) -> None:
+    """For every engine of the ladder, at both ends of the range of Pythons: the extra's requirements, markers judged."""
+    profile = load_profile(name, SHIPPED)
+    machine, lowest, highest = REVIEWED[name]
+    assert machine in (profile.machines or (machine,))
+    assert (profile.python, profile.python_max or "3.13") == (lowest, highest)
+    extras = tomllib.loads((SHIPPED.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for engine in profile.engines:
+        for python in (lowest, highest):
+            there = WheelTarget(python, machine, profile.glibc).environment()
+            needs = [Requirement(line) for line in extras[engine]]
+            installed = {_plain(r) for r in needs if r.marker is None or r.marker.evaluate(there)}
+            assert installed == {_plain(Requirement(line)) for line in profile.wheels[engine]}, (engine, python)
+
+
+def _plain(requirement: Requirement) -> str:
+    return f"{requirement.name}{requirement.specifier}"
+
+
+def test_every_reviewed_profile_ships_in_the_order_of_names() -> None:
+    assert sorted(REVIEWED) == NAMES
+    assert [profile.name for profile in list_profiles(SHIPPED)] == NAMES
+
+
+def test_shipped_profiles_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_profile("intel-nuc").engines[0] == "openvino"
+
+
+def test_the_users_own_profile_comes_first_and_others_are_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "intel-nuc.toml").write_text(GOOD.replace('"box"', '"intel-nuc"'))
+    assert load_profile("intel-nuc").description == "A box"
+    assert load_profile("raspberry-pi-4").engines[0] == "tflite"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "box"', 'name = "other"', "that of the file"),
+        ('name = "box"', "", r"missing keys \['name'\]"),
+        ("memory_mb", "memory", r"unknown keys \['memory'\]"),
+        ("512", '"512"', "should be a int"),
+        ("512", "true", "should be a int"),
+        ("512", "0", "1 or more"),
+        ('["openvino", "onnxruntime"]', '["openvino", "caffe"]', "must be one or more of"),
+        ('["openvino", "onnxruntime"]', "[]", "must be one or more of"),
+        ('["openvino", "onnxruntime"]', '"openvino"', "tuple"),
+        ('["x86_64"]', '["x86-64!"]', "uname -m"),
+        ('"int8"', '"int4"', "precision"),
+        ('"3.10"', '"3"', "python"),
+        ("memory_mb", 'python_max = "x"\nmemory_mb', "python_max"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\ncolour = ['red']", "takes model, cpu, l4t"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\nmodel = 'NUC'", "table of lists"),
+        ('edgert.sock"', "edgert.sock\"\n[match]\nl4t = ['JetPack']", "major versions"),
+        ('edgert.sock"', "edgert.sock\"\n[wheels]\ntflite = ['x']", "not of its engines"),
+        ('edgert.sock"', 'edgert.sock"\nwheels = 3', "table of lists"),
+        ("/run", "run", "absolute path"),
+        ("/run", "/" + "r" * 200, "107 bytes"),
+        ('"A box"', "A box", "not TOML"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_the_reason(old: str, new: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ConfigInvalid, match=says):
+        load_profile("box", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../box", "/etc/passwd", "Box", "", "a" * 80])
+def test_a_name_is_never_a_path(name: str) -> None:
+    with pytest.raises(ConfigInvalid, match="no profile name"):
+        load_profile(name)
+
+
+def test_unknown_names_list_the_known_and_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"known: .*raspberry-pi-4"):
+        load_profile("toaster")
+    with pytest.raises(ConfigInvalid, match="not a folder"):
+        load_profile("intel-nuc", tmp_path / "missing")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigInvalid, match="not TOML"):
+        load_profile("box", tmp_path)

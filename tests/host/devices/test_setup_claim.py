@@ -1,0 +1,198 @@
+"""One host at a time sets a device up: here this machine plays the device, and two cache folders two hosts.
+
+tests/end_to_end/test_ssh.py has two real bootstraps at once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import DeployUnderWay, DeviceError
+from edgert_deploy.bootstrap.runtime import _ALONE, live_models
+from edgert_deploy.bootstrap.uninstall import unbootstrap
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.setup_claim import check_not_set_up, setting_up
+from edgert_deploy.devices.transports.local import LocalTransport
+from edgert_deploy.rollout.claims import claimed
+
+LONG_S = 1000.0  # a command that the first claim does not outlast
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(
+        "board", "ssh", "pi@board", "p", str(tmp_path / "a/state"), home=str(tmp_path / "b/home"), host_key="k"
+    )
+
+
+@pytest.fixture
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Be another host from now on."""
+    return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hosts" / name))
+
+
+def refused(device: Device) -> str:
+    with pytest.raises(DeployUnderWay) as caught, setting_up(device, LocalTransport(device)):
+        pass
+    return caught.value.message
+
+
+def test_a_second_host_is_refused_and_where_nothing_was_set_up_nothing_stays(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    on_host("one")
+    with setting_up(device, LocalTransport(device)) as held:
+        assert held.run(["echo", "hello"], LONG_S).stdout == "hello\n"
+        assert "from this host" in refused(device)
+        on_host("two")
+        assert "has it for" in refused(device)
+        with pytest.raises(DeployUnderWay):
+            unbootstrap(device, LocalTransport(device), purge=True)
+        on_host("one")
+    assert not (tmp_path / "b").exists()
+    on_host("two")
+    with setting_up(device, LocalTransport(device)):
+        Path(device.home, "venvs").mkdir()
+    assert sorted(os.listdir(device.home)) == ["lock", "receipt", "venvs", "working"]
+
+
+def test_who_has_lost_the_claim_does_nothing_more(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    on_host("one")
+    with setting_up(device, LocalTransport(device)) as held:
+        claim = Path(device.home, "setup")
+        claim.write_text(claim.read_text().replace("token=", "token=f"))
+        for work in (
+            lambda: held.run(["touch", str(tmp_path / "done")], LONG_S),
+            lambda: held.put(tmp_path / "large", str(tmp_path / "done")),
+        ):
+            with (tmp_path / "large").open("wb") as file:
+                file.truncate(100_000_000)
+            with pytest.raises(DeployUnderWay, match="has taken it"):
+                work()
+    assert not (tmp_path / "done").exists()
+    assert claim.exists()  # it is the other's
+
+
+def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_others_until_it_ran_out(
+    device: Device, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Path(device.home, "setup")
+
+    def vanish() -> None:
+        on_host("one")
+        with setting_up(device, LocalTransport(device)):
+            there = claim.read_text()
+            note = next(Path(os.environ["XDG_CACHE_HOME"], "edgert/claims").iterdir())
+            noted = note.read_text()
+        Path(device.home).mkdir(parents=True, exist_ok=True)
+        claim.write_text(there)
+        note.write_text(noted)
+
+    vanish()
+    with setting_up(device, LocalTransport(device)):
+        pass
+    vanish()
+    on_host("two")
+    assert "has it for" in refused(device)
+    lines = claim.read_text().splitlines()
+    claim.write_text("".join(f"{'until=1' if line.startswith('until=') else line}\n" for line in lines))
+    with setting_up(device, LocalTransport(device)):
+        pass
+    vanish()
+    on_host("two")
+    monkeypatch.setenv("EDGERT_BOOT_ID", "another")
+    with setting_up(device, LocalTransport(device)):
+        pass
+
+
+def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, on_host: Callable[[str], None]) -> None:
+    on_host("one")
+    Path(device.home).mkdir(parents=True)
+    words = ["sh", "-c", _ALONE, "sh", f"{device.home}/working", "sh", "-c", "echo begun; exec cat"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as orphan:
+        assert orphan.stdout is not None
+        assert orphan.stdin is not None
+        orphan.stdout.readline()
+        assert "still runs there" in refused(device)
+        orphan.stdin.close()
+        orphan.wait(30)
+    with setting_up(device, LocalTransport(device)):
+        pass
+
+
+def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_while_one_is_under_way(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
+    link, program = LocalTransport(device), Path(device.home, "venv/bin/edgertd")
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edgert.cli "$@"\n')
+    program.chmod(0o755)
+    Path(device.home, "receipt").touch()
+    Path(device.state).mkdir(parents=True)
+    Path(device.state, "config.toml").write_text('device = "board"\nprofile = "this-machine"\n')
+    daemon = RemoteDaemon(link, device)
+    on_host("one")
+    with claimed(daemon, "digits"), pytest.raises(DeployUnderWay, match=r"deploy of digits is under way .*, by .*@"):
+        live_models(device, link)
+    with setting_up(device, link) as held:
+        with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
+            pass
+        on_host("two")
+        with pytest.raises(DeployUnderWay, match="has it for"), claimed(daemon, "digits"):
+            pass
+        assert live_models(device, held) == (), "what was refused has left no claim"
+        on_host("one")
+
+
+def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_host: Callable[[str], None]) -> None:
+    on_host("one")
+    trial = Path(device.home, "trial")
+    trial.parent.mkdir(parents=True)
+    now_s = int(float(Path("/proc/uptime").read_text().split()[0]))
+    trial.write_text(f"old=1\nnew=2\nboot=b\nuntil={now_s + 600}\nstarts=1\nunit=\n")
+    with pytest.raises(DeployUnderWay, match=r"new runtime .* within (600|59\d) s: .*edgert bootstrap board"):
+        check_not_set_up(device, LocalTransport(device))
+    trial.unlink()
+    check_not_set_up(device, LocalTransport(device))
+
+
+@pytest.mark.parametrize("place", ["home", "state"])
+def test_folders_that_hold_other_things_are_left_alone(
+    device: Device, on_host: Callable[[str], None], tmp_path: Path, place: str
+) -> None:
+    """A slip such as --state /var/lib would give all of it to the daemon's user, and remove `cache` from it one day."""
+    on_host("one")
+    others = tmp_path / "others"
+    for name in ("venvs", "cache", "spool", "mail"):
+        (others / name).mkdir(parents=True)
+    device = replace(device, home=str(others)) if place == "home" else replace(device, state=str(others))
+    with (
+        pytest.raises(DeviceError, match=f"{others} has .* in it.*--state"),
+        setting_up(device, LocalTransport(device)),
+    ):
+        pass
+    gone = unbootstrap(device, LocalTransport(device), purge=True, dry_run=True)
+    assert not [path for path in gone.removed if path.startswith(f"{others}/")]
+    assert sorted(os.listdir(others)) == ["cache", "mail", "spool", "venvs"]
+
+
+def test_a_state_folder_may_hold_home_and_what_a_bootstrap_that_was_cut_left(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
+    on_host("one")
+    device = replace(device, home=f"{device.state}/runtime")
+    Path(device.state, "keys").mkdir(parents=True)
+    Path(device.home, "venvs").mkdir(parents=True)
+    Path(device.home, "receipt").touch()
+    with setting_up(device, LocalTransport(device)) as held:
+        assert held.run(["true"], 1.0).ok

@@ -1,0 +1,285 @@
+"""Ways to a device: jump hosts, ProxyCommand, agents and ~/.ssh/config, through real OpenSSH servers; pinned keys on all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
+from edgert_deploy.devices.inventory import Device, SshAddress
+from edgert_deploy.devices.transports.ssh import SshTransport
+from edgert_deploy.devices.transports.ssh_login import Jump, LinkLimits, read_ssh_config, scan_host_key
+from hil.keys import new_ssh_key
+from hil.sshd import SshDevice, free_port, running_sshd, start_sshd
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("board")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bastion(tmp_path_factory: pytest.TempPathFactory, board: SshDevice) -> Iterator[SshDevice]:
+    """A second server, which lets in who the board lets in, and forwards to the board alone."""
+    folder = tmp_path_factory.mktemp("bastion")
+    with running_sshd(folder) as server:
+        server.stop()
+        shutil.copy(board.folder / "client_key.pub", folder / "authorized_keys")
+        again = start_sshd(folder, port=server.port, more=f"PermitOpen 127.0.0.1:{board.port}\n")
+        yield again
+        again.stop()
+
+
+@dataclass
+class Home:
+    """The user's ~/.ssh, apart from anyone's own."""
+
+    ssh: Path
+
+    def write(self, config: str, known_hosts: str = "") -> None:
+        (self.ssh / "config").write_text(config)
+        (self.ssh / "known_hosts").write_text(known_hosts)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return Home(tmp_path / ".ssh")
+
+
+def through(board: SshDevice, bastion: SshDevice) -> Device:
+    return replace(board.device(), jump=bastion.address, jump_host_key=bastion.host_key)
+
+
+def known(server: SshDevice) -> str:
+    return f"[127.0.0.1]:{server.port} {server.host_key}\n"
+
+
+def says(device: Device) -> str:
+    transport = SshTransport(device, LinkLimits(connect_s=5))
+    try:
+        return transport.run(["sh", "-c", "echo in"], 20).stdout
+    finally:
+        transport.close()
+
+
+def settings(name: str, server: SshDevice, *more: str) -> str:
+    user = server.address.partition("@")[0]
+    lines = (f"HostName 127.0.0.1\n Port {server.port}\n User {user}", *more)
+    return f"Host {name}\n " + "\n ".join(lines) + "\n"
+
+
+def test_a_device_is_reached_through_its_jump_host(board: SshDevice, bastion: SshDevice, home: Home) -> None:
+    before = bastion.log.count("Accepted publickey")
+    assert says(through(board, bastion)) == "in\n"
+    assert bastion.log.count("Accepted publickey") == before + 1
+    jump = Jump(SshAddress.parse(bastion.address), bastion.host_key, str(board.client_key))
+    assert scan_host_key(SshAddress.parse(board.address), board.fingerprint, jump=jump) == board.host_key
+
+
+def test_a_file_travels_through_the_jump_host(board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path) -> None:
+    source = tmp_path / "big"
+    source.write_bytes(os.urandom(3_000_001))
+    transport = SshTransport(through(board, bastion))
+    transport.put(source, str(tmp_path / "there"))
+    transport.close()
+    assert (tmp_path / "there").read_bytes() == source.read_bytes()
+
+
+def test_a_changed_key_of_the_jump_host_ends_it_before_a_byte_is_sent(
+    board: SshDevice, home: Home, tmp_path: Path
+) -> None:
+    with running_sshd(tmp_path / "bastion") as bastion:
+        device = through(board, bastion)
+        bastion.stop()
+        new_ssh_key(bastion.folder / "host_key")
+        shutil.copy(board.folder / "client_key.pub", bastion.folder / "authorized_keys")
+        (bastion.folder / "log").write_text("")
+        impostor = start_sshd(bastion.folder, port=bastion.port)
+        reached = board.log
+        try:
+            with pytest.raises(HostKeyMismatch, match=re.escape(impostor.fingerprint)) as caught:
+                says(device)
+            assert "the jump host" in caught.value.message
+            assert "edgert device set board --jump" in caught.value.message
+            user = board.address.partition("@")[0]
+            assert "Accepted" not in impostor.log
+            assert f"user {user}" not in impostor.log
+            assert board.log == reached
+        finally:
+            impostor.stop()
+
+
+def test_a_changed_key_of_the_device_behind_is_noticed_too(
+    board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
+) -> None:
+    new_ssh_key(tmp_path / "other")
+    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    accepted = board.log.count("Accepted publickey")
+    with pytest.raises(HostKeyMismatch, match="edgert device set board --repin"):
+        says(replace(through(board, bastion), host_key=other))
+    assert board.log.count("Accepted publickey") == accepted
+
+
+def test_what_the_jump_host_cannot_reach_is_said(board: SshDevice, bastion: SshDevice, home: Home) -> None:
+    elsewhere = replace(through(board, bastion), address=board.address.replace(str(board.port), str(free_port())))
+    with pytest.raises(DeviceUnreachable, match=r"the jump host .* does not get to 127.0.0.1"):
+        says(elsewhere)
+
+
+def test_jump_hosts_of_the_ssh_config_are_taken_in_their_order(
+    board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
+) -> None:
+    """The first forwards to the bastion alone, and the bastion to the board alone."""
+    with running_sshd(tmp_path / "outer") as server:
+        server.stop()
+        shutil.copy(board.folder / "client_key.pub", server.folder / "authorized_keys")
+        outer = start_sshd(server.folder, port=server.port, more=f"PermitOpen 127.0.0.1:{bastion.port}\n")
+        identity = f"IdentityFile {board.client_key}"
+        hosts = settings("outer", outer, identity) + settings("inner", bastion, identity)
+        device = replace(board.device(), address="board", identity="")
+        try:
+            home.write(
+                hosts + settings("board", board, identity, "ProxyJump outer,inner"), known(outer) + known(bastion)
+            )
+            assert says(device) == "in\n"
+            # The same, each naming the one before; and behind the inventory's jump host.
+            chained = settings("outer", outer, identity) + settings("inner", bastion, identity, "ProxyJump outer")
+            home.write(chained + settings("board", board, identity, "ProxyJump inner"), known(outer) + known(bastion))
+            assert says(device) == "in\n"
+            home.write(chained + settings("board", board, identity), known(outer))
+            assert says(replace(device, jump="inner", jump_host_key=bastion.host_key)) == "in\n"
+        finally:
+            outer.stop()
+
+
+def test_a_jump_host_of_the_ssh_config_must_be_known(board: SshDevice, bastion: SshDevice, home: Home) -> None:
+    identity = f"IdentityFile {board.client_key}"
+    config = settings("bastion", bastion, identity) + settings("board", board, identity, "ProxyJump bastion")
+    device = replace(board.device(), address="board", identity="")
+    seen = bastion.log.count("user ")
+    home.write(config)
+    with pytest.raises(DeviceUnreachable, match="is in no known_hosts"):
+        says(device)
+    home.write(config, f"[127.0.0.1]:{bastion.port} {board.host_key}\n")
+    with pytest.raises(HostKeyMismatch, match="another one in known_hosts"):
+        says(device)
+    home.write(config, f"{known(bastion)}@revoked * {bastion.host_key}\n")
+    with pytest.raises(HostKeyMismatch, match="@revoked"):
+        says(device)
+    home.write(config, "cut-short ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAA\n" + known(bastion))
+    with pytest.raises(ConfigInvalid, match=r"known_hosts cannot be read \('cut-short"):
+        says(device)
+    assert bastion.log.count("user ") == seen
+    home.write(config, f"@cert-authority *.example {board.host_key}\n{known(bastion)}")
+    assert says(device)
+
+
+@pytest.mark.parametrize("key", ["ssh-dss AAAA", "ssh-ed25519 AAAA"])
+def test_a_pinned_key_that_is_none_is_said_so(board: SshDevice, home: Home, key: str) -> None:
+    with pytest.raises(ConfigInvalid, match="--repin"):
+        SshTransport(board.device(host_key=key)).run(["true"], 20)
+
+
+def test_a_pattern_that_names_the_jump_host_for_itself_too_is_no_loop(
+    board: SshDevice, bastion: SshDevice, home: Home
+) -> None:
+    identity = f"IdentityFile {board.client_key}"
+    hosts = settings("bastion", bastion, identity) + settings("board", board, identity)
+    home.write(f"{hosts}Host *\n ProxyJump bastion\n", known(bastion))
+    assert says(replace(board.device(), address="board", identity="")) == "in\n"
+    home.write(hosts + "Host *\n ProxyJump none\n ProxyCommand none\n")
+    assert says(replace(board.device(), address="board", identity="")) == "in\n"
+
+
+def test_a_proxy_command_is_the_way_and_its_end_is_noticed(
+    board: SshDevice, bastion: SshDevice, home: Home, tmp_path: Path
+) -> None:
+    config = tmp_path / "for_the_command"
+    (tmp_path / "known").write_text(known(bastion))
+    config.write_text(
+        settings("bastion", bastion, f"IdentityFile {board.client_key}", f"UserKnownHostsFile {tmp_path}/known")
+    )
+    device = replace(board.device(), address="board")
+    home.write(settings("board", board, f"ProxyCommand ssh -F {config} -W %h:%p bastion"))
+    assert says(device) == "in\n"
+    home.write(settings("board", board, "ProxyCommand exec false"))
+    with pytest.raises(DeviceUnreachable):
+        says(device)
+
+
+def test_keys_come_out_of_an_agent(
+    board: SshDevice, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one whose file is locked by a passphrase, where the user's configuration allows no other."""
+    locked = tmp_path / "locked"
+    shutil.copy(board.client_key, locked)
+    shutil.copy(f"{board.client_key}.pub", f"{locked}.pub")
+    locked.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", locked], check=True, stdout=subprocess.DEVNULL)
+    device = replace(board.device(), identity="")
+    with pytest.raises(LoginRefused, match="ssh-add"):
+        says(replace(device, identity=str(locked)))
+    with subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL) as agent:
+        try:
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+            while not (tmp_path / "agent").exists():
+                assert agent.poll() is None
+            subprocess.run(["ssh-add", "-q", board.client_key], check=True)
+            assert says(device) == "in\n"
+            assert says(replace(device, identity=str(locked))) == "in\n"
+            home.write(f"Host *\n IdentitiesOnly yes\n IdentityFile {locked}\n")
+            assert says(device) == "in\n"
+            home.write("Host *\n IdentitiesOnly yes\n IdentityFile ~/.ssh/none\n")
+            with pytest.raises(LoginRefused):
+                says(device)
+        finally:
+            agent.terminate()
+
+
+def test_the_ssh_config_may_include_others_and_name_files_that_are_not_there(board: SshDevice, home: Home) -> None:
+    (home.ssh / "conf.d").mkdir()
+    (home.ssh / "conf.d" / "board.conf").write_text(settings("board", board, f"IdentityFile {board.client_key}"))
+    home.write("IdentityFile ~/.ssh/id_missing\nInclude conf.d/*.conf\nUser nobody-else\n")
+    assert says(replace(board.device(), address="board", identity="")) == "in\n"
+    assert read_ssh_config().lookup("other")["user"] == "nobody-else"
+    home.write("Include config\n")
+    with pytest.raises(ConfigInvalid, match="includes more than"):
+        read_ssh_config()
+
+
+def test_an_identity_that_is_no_private_key_says_what_to_give(board: SshDevice, home: Home, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=rf"is a public key: give {board.client_key}$"):
+        says(replace(board.device(), identity=f"{board.client_key}.pub"))
+    (tmp_path / "notes").write_text("ssh-ed25519 AAAA")
+    with pytest.raises(ConfigInvalid, match="notes is no private key"):
+        says(replace(board.device(), identity=str(tmp_path / "notes")))
+
+
+def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> None:
+    """In a process of its own: paramiko logs to whoever listens, and here pytest does."""
+    script = (
+        "from edgert_deploy.devices.inventory import SshAddress\n"
+        "from edgert_deploy.devices.transports.ssh_login import scan_host_key\n"
+        "from edgert.errors import HostKeyMismatch\n"
+        f"try: scan_host_key(SshAddress.parse({board.address!r}), 'SHA256:abc')\n"
+        "except HostKeyMismatch as error: print(error.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (board.fingerprint in done.stdout, done.stderr) == (True, "")
+    nobody = SshAddress("127.0.0.1", port=free_port())
+    with pytest.raises(
+        DeviceUnreachable, match=rf"127\.0\.0\.1:{nobody.port} cannot be reached over SSH: Connection refused;"
+    ):
+        scan_host_key(nobody)

@@ -1,0 +1,353 @@
+"""One contract for every transport, then what only SSH promises: pinned keys, resumed uploads, no endless wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
+from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
+from edgert_deploy.devices.transports import EOF_GRACE_S, TRANSPORTS, Pace, Transport, open_transport
+from edgert_deploy.devices.transports.ssh import SshTransport
+from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
+from hil.keys import new_ssh_key
+from hil.relay import Relay
+from hil.sshd import SshDevice, free_port, running_sshd, start_sshd
+
+QUICK = LinkLimits(connect_s=5, keepalive_s=1, dead_after_s=2.0, attempts=3, pause_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture(params=sorted(TRANSPORTS))
+def transport(request: pytest.FixtureRequest, sshd: SshDevice, tmp_path: Path) -> Iterator[Transport]:
+    if request.param == "ssh":
+        device = sshd.device()
+    else:
+        device = Device("here", request.param, str(tmp_path), "this-machine", str(tmp_path / "state"))
+    opened = open_transport(device)
+    yield opened
+    opened.close()
+
+
+# --- the contract ---------------------------------------------------------------------------
+
+
+def test_run_gives_exit_code_and_both_streams(transport: Transport) -> None:
+    result = transport.run(["sh", "-c", "echo out; echo err >&2; exit 3"], 20)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+    assert not result.ok
+
+
+def test_no_shell_reads_the_words(transport: Transport) -> None:
+    words = ["$HOME", "a b", "'", '"', ";ls", "*", "", "ä\n"]
+    assert transport.run(["printf", "%s|", *words], 20).stdout == "".join(f"{word}|" for word in words)
+
+
+def test_run_hands_input_over_and_large_output_back(transport: Transport) -> None:
+    data = os.urandom(300_000).hex().encode()
+    assert transport.run(["cat"], 20, input=data).stdout == data.decode()
+
+
+def test_a_command_without_input_sees_its_end(transport: Transport) -> None:
+    assert transport.run(["wc", "-c"], 20).stdout.strip() == "0"
+
+
+def test_lines_on_stderr_arrive_while_the_command_runs(transport: Transport) -> None:
+    seen: list[tuple[str, float]] = []
+    script = "echo one >&2; sleep 0.6; printf two >&2"
+    transport.run(["sh", "-c", script], 20, on_stderr=lambda line: seen.append((line, time.monotonic())))
+    assert [line for line, _ in seen] == ["one", "two"]
+    assert seen[1][1] - seen[0][1] > 0.3
+
+
+def test_a_command_that_is_not_there_is_an_exit_code(transport: Transport) -> None:
+    result = transport.run(["no-such-program-7"], 20)
+    assert result.exit_code == 127
+    assert "not found" in result.stderr
+
+
+def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None:
+    with pytest.raises(DeviceError, match="longer than"):
+        transport.run(["sleep", "30"], 0.3)
+    assert transport.run(["echo", "again"], 20).stdout == "again\n"
+
+
+def test_a_child_left_behind_does_not_hold_the_answer(transport: Transport) -> None:
+    begun = time.monotonic()
+    result = transport.run(["sh", "-c", "sleep 15 & echo started"], 12)
+    assert result.stdout == "started\n"
+    assert time.monotonic() - begun < EOF_GRACE_S + 8
+
+
+@pytest.mark.parametrize("size", [0, 1, 200_003])
+def test_put_and_get_give_the_same_bytes(transport: Transport, tmp_path: Path, size: int) -> None:
+    source, there, back = tmp_path / "source", tmp_path / "far" / "deep er" / "file", tmp_path / "back"
+    source.write_bytes(os.urandom(size))
+    steps: list[tuple[int, int]] = []
+    transport.put(source, str(there), lambda done, total: steps.append((done, total)))
+    transport.get(str(there), back)
+    assert back.read_bytes() == source.read_bytes() == there.read_bytes()
+    assert steps == sorted(steps)
+    assert size == 0 or steps[-1] == (size, size)
+    assert [entry.name for entry in there.parent.iterdir()] == ["file"]
+
+
+def test_put_sets_the_mode_and_replaces_what_was_there(transport: Transport, tmp_path: Path) -> None:
+    source, there = tmp_path / "secret", tmp_path / "far" / "secret"
+    for content in ("one", "two"):
+        source.write_text(content)
+        transport.put(source, str(there), mode=0o600)
+        assert there.read_text() == content
+        assert there.stat().st_mode & 0o777 == 0o600
+
+
+def test_put_where_nothing_can_be_written_says_so(transport: Transport, tmp_path: Path) -> None:
+    source, blocker = tmp_path / "source", tmp_path / "blocker"
+    source.write_text("x")
+    blocker.write_text("a file, not a folder")
+    with pytest.raises(StorageFailed):
+        transport.put(source, str(blocker / "below"))
+
+
+def test_get_of_nothing_says_so_and_leaves_nothing(transport: Transport, tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="nothing-here"):
+        transport.get(str(tmp_path / "nothing-here"), tmp_path / "back")
+    assert not list(tmp_path.glob("*back*"))
+
+
+def test_it_works_again_after_close(transport: Transport) -> None:
+    transport.run(["true"], 20)
+    transport.close()
+    assert transport.run(["echo", "again"], 20).stdout == "again\n"
+
+
+def test_a_bounded_speed_is_kept_and_idle_time_gives_no_burst() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    pace = Pace(1000.0, clock=lambda: now[0], sleep=sleep)
+    for _ in range(5):
+        pace.passed(200)
+    assert now[0] == pytest.approx(101.0)
+    now[0] += 60.0
+    pace.passed(1000)
+    assert now[0] == pytest.approx(162.0)
+
+
+# --- SSH: who answers -----------------------------------------------------------------------
+
+
+def test_scan_shows_the_servers_key(sshd: SshDevice) -> None:
+    address = SshAddress.parse(sshd.address)
+    assert scan_host_key(address) == sshd.host_key
+    assert scan_host_key(address, sshd.fingerprint) == sshd.host_key
+
+
+def test_scan_refuses_a_key_of_another_fingerprint(sshd: SshDevice) -> None:
+    with pytest.raises(HostKeyMismatch, match="not SHA256:other"):
+        scan_host_key(SshAddress.parse(sshd.address), "SHA256:other")
+
+
+def test_scan_finds_the_kind_of_key_that_was_asked_for(tmp_path: Path) -> None:
+    with running_sshd(tmp_path) as server:
+        server.stop()
+        new_ssh_key(tmp_path / "host_rsa", "rsa")
+        restarted = start_sshd(tmp_path, port=server.port, more=f"HostKey {tmp_path}/host_rsa\n")
+        try:
+            rsa = " ".join((tmp_path / "host_rsa.pub").read_text().split()[:2])
+            assert scan_host_key(SshAddress.parse(server.address), fingerprint(rsa)) == rsa
+            pinned = SshTransport(restarted.device(host_key=rsa))
+            assert pinned.run(["echo", "in"], 20).stdout == "in\n"
+            pinned.close()
+        finally:
+            restarted.stop()
+
+
+def test_a_changed_host_key_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with running_sshd(tmp_path) as server:
+        device = server.device()
+        server.stop()
+        new_ssh_key(tmp_path / "host_key")
+        (tmp_path / "log").write_text("")
+        impostor = start_sshd(tmp_path, port=server.port)
+        try:
+            source = tmp_path / "payload"
+            source.write_text("x")
+            acts: list[Callable[[SshTransport], object]] = [
+                lambda transport: transport.run(["true"], 20),
+                lambda transport: transport.put(source, str(tmp_path / "there")),
+            ]
+            for act in acts:
+                with pytest.raises(HostKeyMismatch, match=re.escape(impostor.fingerprint)) as caught:
+                    act(SshTransport(device))
+                assert caught.value.code == "device.host_key_mismatch"
+            assert not (tmp_path / "there").exists()
+            # sshd logs a line with the user's name as soon as one is told it.
+            assert "Accepted" not in impostor.log
+            assert f"user {device.address.partition('@')[0]}" not in impostor.log
+        finally:
+            impostor.stop()
+
+
+def test_known_hosts_and_its_absence_change_nothing(
+    sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    known = home / ".ssh" / "known_hosts"
+    known.write_text(f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
+    monkeypatch.setenv("HOME", str(home))
+    new_ssh_key(tmp_path / "other")
+    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    with pytest.raises(HostKeyMismatch):
+        SshTransport(sshd.device(host_key=other)).run(["true"], 20)
+    assert known.read_text() == f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n"
+
+
+def test_a_user_who_is_not_let_in_is_told_what_to_do(
+    sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    new_ssh_key(tmp_path / "stranger")
+    stranger = Device(**{**vars(sshd.device()), "identity": str(tmp_path / "stranger")})
+    with pytest.raises(DeviceUnreachable, match=r"[^.]\. Put your public key there \(ssh-copy-id\)"):
+        SshTransport(stranger).run(["true"], 20)
+
+
+def test_user_port_and_identity_come_from_the_users_ssh_config(
+    sshd: SshDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    user = sshd.address.partition("@")[0]
+    (tmp_path / ".ssh" / "config").write_text(
+        f"Host myboard\n HostName 127.0.0.1\n Port {sshd.port}\n User {user}\n IdentityFile {sshd.client_key}\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    device = Device(**{**vars(sshd.device()), "address": "myboard", "identity": ""})
+    assert scan_host_key(SshAddress.parse("myboard")) == sshd.host_key
+    transport = SshTransport(device)
+    assert transport.run(["echo", "in"], 20).stdout == "in\n"
+    transport.close()
+
+
+# --- SSH: small systems ---------------------------------------------------------------------
+
+
+def test_files_travel_where_neither_sftp_nor_sha256sum_is(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "dd", "cat", "wc", "mv", "rm", "mkdir", "chmod", "python3"):
+        found = shutil.which(name, path="/usr/bin:/bin") or (sys.executable if name == "python3" else None)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    with running_sshd(tmp_path / "sshd", path=str(tools)) as server:
+        transport = SshTransport(server.device())
+        assert transport.run(["sha256sum", "x"], 20).exit_code == 127
+        source, there = tmp_path / "source", tmp_path / "far" / "a'b \\ file"
+        source.write_bytes(os.urandom(300_001))
+        transport.put(source, str(there), mode=0o600)
+        transport.get(str(there), tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == source.read_bytes() == there.read_bytes()
+        assert there.stat().st_mode & 0o777 == 0o600
+        (tools / "python3").unlink()
+        with pytest.raises(StorageFailed, match="neither sha256sum nor python3"):
+            transport.put(source, str(there))
+        transport.close()
+
+
+def test_a_disk_that_is_full_is_no_dead_link(tmp_path: Path) -> None:
+    source, tools = tmp_path / "source", tmp_path / "tools"
+    source.write_bytes(os.urandom(9_000_000))
+    (tmp_path / "far").mkdir()
+    tools.mkdir()
+    # /dev/full answers each write as a full disk does.
+    (tools / "dd").write_text("#!/bin/sh\nexec /usr/bin/env -i PATH=/usr/bin:/bin dd of=/dev/full bs=32768\n")
+    (tools / "dd").chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=f"{tools}:/usr/bin:/bin") as server:
+        transport = SshTransport(server.device(), QUICK)
+        with pytest.raises(StorageFailed, match="No space left"):
+            transport.put(source, str(tmp_path / "far" / "there"))
+        transport.close()
+    assert list((tmp_path / "far").iterdir()) == []
+
+
+# --- SSH: links that die --------------------------------------------------------------------
+
+
+def test_nobody_there_is_unreachable(sshd: SshDevice) -> None:
+    with pytest.raises(DeviceUnreachable):
+        SshTransport(sshd.device(port=free_port()), QUICK).run(["true"], 20)
+
+
+def test_a_server_that_says_nothing_is_unreachable_in_time(sshd: SshDevice) -> None:
+    limits = LinkLimits(connect_s=1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        with pytest.raises(DeviceUnreachable):
+            SshTransport(sshd.device(port=silent.getsockname()[1]), limits).run(["true"], 20)
+        assert time.monotonic() - begun < 15
+
+
+def test_an_upload_goes_on_after_the_link_was_cut(sshd: SshDevice, tmp_path: Path) -> None:
+    source, there = tmp_path / "big", tmp_path / "far" / "big"
+    source.write_bytes(os.urandom(12_000_000))
+    with Relay(sshd.port, cut_after=[5_000_000, 5_000_000]) as relay:
+        transport = SshTransport(sshd.device(port=relay.port), QUICK)
+        transport.put(source, str(there))
+        transport.close()
+        assert relay.connections == 3
+        # Had it begun anew each time, 10 MB of cut attempts and 12 MB of the last would have passed. What was on its
+        # way at a cut is sent again: at most a channel's window of 2 MB.
+        assert relay.bytes_passed < 18_000_000
+    assert there.read_bytes() == source.read_bytes()
+    assert [entry.name for entry in there.parent.iterdir()] == ["big"]
+
+
+def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, tmp_path: Path) -> None:
+    source, there = tmp_path / "big", tmp_path / "far" / "big"
+    source.write_bytes(os.urandom(1_000_000))
+    there.parent.mkdir()
+    there.write_text("what was there")
+    gave_up = pytest.raises(DeviceUnreachable, match="gave up after 3 attempts")
+    with Relay(sshd.port, cut_after=[100_000] * 20) as relay, gave_up:
+        SshTransport(sshd.device(port=relay.port), QUICK).put(source, str(there))
+    assert there.read_text() == "what was there"
+
+
+def test_a_link_that_freezes_in_an_upload_ends_it_in_time(sshd: SshDevice, tmp_path: Path) -> None:
+    source = tmp_path / "big"
+    source.write_bytes(os.urandom(16_000_000))
+    limits = LinkLimits(connect_s=2, keepalive_s=1, dead_after_s=1.0, attempts=1, pause_s=0.05)
+    with Relay(sshd.port, freeze_after=400_000) as relay:
+        begun = time.monotonic()
+        with pytest.raises(EdgeRTError) as caught:
+            SshTransport(sshd.device(port=relay.port), limits).put(source, str(tmp_path / "there"))
+        assert isinstance(caught.value, DeviceUnreachable)
+        assert time.monotonic() - begun < 60
+
+
+def test_a_command_whose_link_is_cut_is_unreachable(sshd: SshDevice) -> None:
+    with Relay(sshd.port) as relay:
+        transport = SshTransport(sshd.device(port=relay.port), QUICK)
+        transport.run(["true"], 20)
+        threading.Timer(0.5, relay.__exit__).start()
+        with pytest.raises(DeviceUnreachable):
+            transport.run(["sleep", "20"], 20)

@@ -1,0 +1,238 @@
+"""A device is not trusted: whatever one of them sends, nobody who listens ends, stands still, or shows anything but words."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rich.console import Console
+
+from edgert_deploy.cli.watch import table_of
+from edgert_deploy.fleet import state as state_module
+from edgert_deploy.fleet.export import ledger as ledger_module
+from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.ledger import Ledger
+from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.reports import NUMBER_END
+from edgert_deploy.fleet.state import FleetState
+from edgert_deploy.fleet.store import merging, schema
+from edgert_deploy.fleet.store import recorder as recorder_module
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.fleet.stream_limit import FORGOTTEN_AFTER_S, STREAMS_MAX
+from edgert_deploy.fleet.ui.answers import Answers
+from edgert_deploy.fleet.ui.board import Board, Filter
+from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent, ask, record
+
+ESCAPE = "\x1b[2J[/red]<img>"
+VALUES = (float("nan"), float("inf"), 10**400, -(10**400), 2**63, 1e300, -1, None, True, "", ESCAPE, "x" * 70)
+
+
+def spoilt() -> Iterator[tuple[str, bytes]]:
+    """Every field of every message with every odd value, and messages that are none."""
+    pi = Pi("pi-1")
+    said: Sent = pi.window(NOW_MS, [1.0, 2.0])
+    event = {
+        "v": 1,
+        "ts": NOW_MS,
+        "boot": "b1",
+        "seq": 1,
+        "event": "alarm_raised",
+        "alarm": "temp_c",
+        "model": "digits",
+    }
+    said.append((pi.topics.event, json.dumps(event).encode()))
+    for kind in ("info", "sys", "deploy"):
+        said.append((f"edgert/v1/plant-a/pi-1/{kind}", b'{"v":1,"profile":"pi","temp_c":1.0}'))
+    for topic, payload in said:
+        fields = json.loads(payload)
+        more = {"rss_bytes": 1, "lat_p99_ms": 1.0, "engine_p99_ms": 1.0, "batch_mean": 1.0}
+        for name in fields | more:
+            for value in VALUES:
+                yield topic, json.dumps({**fields, name: value}).encode()
+        for odd in (
+            b"",
+            b"garbage",
+            b"[/red]",
+            ESCAPE.encode(),
+            b"[" * 60_000,
+            b"9" * 5_000,
+            payload.replace(b"1", b"1e999"),
+        ):
+            yield topic, odd
+        for longer in ("digits", "pi-1", "plant-a"):
+            yield topic.replace(longer, "n" * 65), payload
+    for odd in (b"", b"[/red]", ESCAPE.encode()):
+        yield pi.topics.status, odd
+    yield (
+        pi.topics.hist("digits"),
+        json.dumps({**json.loads(said[0][1]), "zero": 10**400, "count": 10**400 + 2}).encode(),
+    )
+
+
+def strict(value: Any) -> str:
+    """JSON as a browser reads it."""
+    return json.dumps(value, allow_nan=False)
+
+
+def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(store_url: str) -> None:
+    odd = list(spoilt())
+    honest = Pi("pi-2").window(NOW_MS - 1, [1.0] * 5)
+    recorder = record(store_url, [*odd, *honest])
+    assert recorder.waiting == 0
+    assert recorder.refused > len(odd) / 2
+    groups = {answer.group["device"]: answer for answer in ask(store_url, 1, ("device",))}
+    assert groups["pi-2"].latency.count == 5
+    assert set(groups) <= {"pi-1", "pi-2"}
+
+
+def test_a_bridge_s_page_stays_what_prometheus_reads() -> None:
+    for by in (("site", "model", "version"), ("site", "device", "model")):
+        bridge = Bridge(Ledger("b1", None), by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        exposition = Exposition(bridge)
+        for topic, payload in spoilt():
+            bridge.apply(topic, payload, False, 0.0)
+        text = exposition.text()
+        assert exposition.protobuf()
+        assert "\x1b" not in text
+        assert "nan" not in text.lower()
+
+
+def test_the_terminal_is_given_words_alone() -> None:
+    for topic, payload in spoilt():
+        state, shown = FleetState(), io.StringIO()
+        state.apply(topic, payload, False, 0.0)
+        rows = state.rows(1.0)
+        Console(file=shown, width=200).print(table_of(rows, state, 200))
+        assert "\x1b" not in shown.getvalue(), payload
+        strict([row.as_json() for row in rows])
+
+
+@pytest.mark.parametrize("window_s", [-1.0, 1e18])
+def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) -> None:
+    state, honest = FleetState(), Pi("honest")
+    for minute in range(3):
+        for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
+            state.apply(*message, False, minute * 60.0)
+    before = state.rows(180.0)
+    for topic, payload in Pi("other").window(NOW_MS, [1.0]):
+        state.apply(topic, json.dumps({**json.loads(payload), "window_s": window_s}).encode(), True, 180.0)
+    (fleet,) = (row for row in state.rows(180.0) if row.device is None)
+    assert fleet.trend_p95_ms == before[-1].trend_p95_ms
+    assert len(fleet.trend_p95_ms) == 3
+
+
+def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
+    board = Board()
+    for message in Pi("pi-1").info():
+        board.apply(*message, False, 0.0, NOW_MS)
+    hub = Hub(board, Rollouts(tmp_path / "none"), lambda: 0.0, lambda: NOW_MS)
+    answers = Answers(hub, None)  # type: ignore[arg-type]
+    for topic, payload in spoilt():
+        board.apply(topic, payload, False, 0.0, NOW_MS)
+        hub.tick()
+        strict([hub.view(Filter()).whole(), answers.devices(Filter(), {}), board.stages(Filter())])
+        strict(answers.device({"site": "plant-a", "device": "pi-1"}))
+    seen = board.device("plant-a", "pi-1", 0.0, NOW_MS)
+    assert seen is not None
+    assert 0 <= seen.since_ms <= NOW_MS + 300_000
+
+
+def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str) -> None:
+    pi, sent = Pi("pi-1"), list[tuple[str, bytes]]()
+    for _ in range(1100):
+        for total in (NUMBER_END - 1, 0):
+            pi.requests = total
+            sent.append(pi.window(NOW_MS - 1, [])[1])
+    assert record(store_url, sent).recorded == 2200
+    record(store_url, Pi("pi-2").window(NOW_MS - 1, [1.0], uptime_s=1))
+    (answer,) = ask(store_url, 1)
+    assert answer.counters["requests"] == merging.COUNTED_MAX
+
+
+def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: str) -> None:
+    made_up = [
+        Pi("other", f"r{number}", boot=f"b{number}").window(NOW_MS - 5000 + number, [1.0])
+        for number in range(STREAMS_MAX + 20)
+    ]
+    sent = [message for window in made_up for message in window]
+    honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
+    assert record(store_url, sent + honest).refused == 2 * 20
+    assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
+    board, clock = Board(), [0.0]
+    bridge = Bridge(Ledger("b1", None), clock=lambda: clock[0], wall_clock=lambda: 0.0)
+    for message in sent + honest:
+        bridge.apply(*message, False, 0.0)
+        board.apply(*message, False, 0.0, NOW_MS)
+    assert len(bridge.groups) == STREAMS_MAX + 1
+    assert len(board.numbers("digits")) == STREAMS_MAX + 1
+    clock[0] = FORGOTTEN_AFTER_S + 1  # a device that is taken into use again and again comes through
+    for message in made_up[-1]:
+        bridge.apply(*message, False, clock[0])
+    assert len(bridge.groups) == STREAMS_MAX + 2
+
+
+def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_module, "STREAMS_MAX", 50)
+    bridge = Bridge(Ledger("b1", None), clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    state, honest = FleetState(), Pi("honest")
+    windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
+    for number, window in enumerate(windows):
+        for message in window + windows[0]:  # the first again and again
+            bridge.apply(*message, False, 0.0)
+        for made_up in range(30):
+            event = {"v": 1, "ts": 1, "boot": f"b{number}-{made_up}", "event": f"a{number}-{made_up}_alarm"}
+            for seq in (1, 2_000_000):
+                payload = json.dumps({**event, "seq": seq}).encode()
+                for listener in (bridge, state):
+                    listener.apply("edgert/v1/plant-a/other/event", payload, False, 0.0)
+    (group,) = bridge.groups.values()
+    assert group.latency.count == len(windows)
+    (device,) = state.devices.values()
+    assert len(device.events.alarms) == state_module.ALARMS_MAX
+
+
+def columns_of(url: str) -> Sequence[str]:
+    engine = schema.open_engine(url, writes=False)
+    with engine.connect() as connection:
+        found = list(connection.scalars(sa.select(schema.device.c.device)))
+    engine.dispose()
+    return found
+
+
+def test_while_the_store_refuses_large_reports_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "WAITING_BYTES_MAX", 100_000)
+    recorder = Recorder(Store(str(tmp_path / "fleet.db")), lambda: NOW_MS)
+    large = [
+        (topic, payload[:-1] + b',"x":"' + b"x" * 50_000 + b'"}') for topic, payload in Pi("pi-1").window(NOW_MS, [1.0])
+    ]
+    for message in [*large, *Pi("pi-2").window(NOW_MS, [1.0])]:
+        recorder.apply(*message, False, 0.0)
+    assert (recorder.waiting, recorder.dropped) == (2, 2)
+    recorder.flush()
+    for message in Pi("pi-2").window(NOW_MS, [1.0]):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    assert (recorder.recorded, recorder.dropped) == (4, 2)
+
+
+def test_one_odd_word_does_not_hold_up_what_a_recorder_hears_after_it(tmp_path: Path) -> None:
+    url = str(tmp_path / "fleet.db")
+    store = Store(url)
+    recorder = Recorder(store, lambda: NOW_MS)
+    recorder.apply("edgert/v1/plant-a/pi-1/status", b"garbage", False, 0.0)
+    recorder.flush()
+    for message in Pi("pi-2").info():
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    store.close()
+    assert columns_of(url) == ["pi-2"]

@@ -1,0 +1,43 @@
+"""The ranges of the layers' answers, and what 8 bits lose of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert_deploy.packager.accuracy.activation_ranges import SQNR_DB_MAX, activations
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+
+
+def doubled(x: Any, tmp_path: Path) -> Any:
+    """What is said of the one layer of y = x + x."""
+    source = load_source(
+        models.write(models.model("float[N,64] x) => (float[N,64] y", "y = Add(x, x)"), tmp_path / "m")
+    )
+    (found,) = activations(source, CalibrationSet({"x": x.astype(np.float32)}, None))
+    return found
+
+
+def test_extremes_and_quantiles_are_those_of_the_answer(tmp_path: Path) -> None:
+    x = np.linspace(-1, 3, 16 * 64).reshape(16, 64)
+    found = doubled(x, tmp_path)
+    assert (found.op, found.low, found.high) == ("Add", -2.0, 6.0)
+    assert found.quantiles == pytest.approx((-2 + 0.008, 2, 6 - 0.008), abs=1e-2)
+
+
+def test_noise_is_that_of_a_uniform_quantiser_and_an_outlier_raises_it(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (16, 64))
+    even = doubled(x, tmp_path)
+    # Signal 1/3 of the amplitude squared, noise step^2 / 12 with 255 steps: 20 log10(255) decibels.
+    assert even.sqnr_db == pytest.approx(48.1, abs=0.5)
+    x[0, 0] = 32.0
+    assert doubled(x, tmp_path).sqnr_db < even.sqnr_db - 15
+    assert doubled(np.zeros((16, 64)), tmp_path).sqnr_db == SQNR_DB_MAX

@@ -1,0 +1,83 @@
+"""Golden samples reach over all that the model answers, and a tolerance comes from what was seen to differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.golden_samples import FLOORS, MARGIN, SAMPLES, golden_rows, tolerances
+from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+from tests.support import models
+
+
+def test_they_hold_the_extremes_and_as_many_classes_as_there_are_samples(
+    digits_source: SourceModel, digits_holdout: CalibrationSet
+) -> None:
+    reference = reference_outputs(digits_source, digits_holdout)
+    rows = golden_rows(reference)
+    scores = reference[0]
+    assert len(rows) == len(set(rows.tolist())) == SAMPLES
+    assert (scores[rows].min(), scores[rows].max()) == (scores.min(), scores.max())
+    assert len(set(scores[rows].argmax(axis=1).tolist())) >= SAMPLES - 1  # both extremes may be of one class
+    assert len(set(scores[:SAMPLES].argmax(axis=1).tolist())) < SAMPLES - 1  # which the first do not reach
+    np.testing.assert_array_equal(rows, golden_rows(reference))
+
+
+def test_answers_that_are_all_alike_or_not_finite_still_give_as_many() -> None:
+    assert len(golden_rows([np.zeros((20, 3), np.float32)])) == SAMPLES
+    assert len(golden_rows([np.full((20, 5, 4), np.nan, np.float32), np.arange(20)])) == SAMPLES
+    far = models.random(40, 6, 5)
+    far[33, 2, 2] = 99.0
+    assert 33 in golden_rows([far])
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tflite", "tensorrt"])
+def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_for_tensorrt(
+    engine: str,
+    digits_source: SourceModel,
+    digits_calibration: CalibrationSet,
+    digits_holdout: CalibrationSet,
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip({"openvino": "nncf", "tflite": "ai_edge_litert"}.get(engine, "onnx"))
+    reference = reference_outputs(digits_source, digits_holdout)
+    rows = golden_rows(reference)
+    profile, span = load_profile("this-machine"), float(np.ptp(reference[0]))
+    found = {}
+    for precision in ("int8", "fp32"):
+        (tmp_path / precision).mkdir()
+        artifact = builder_for(engine).build(
+            digits_source, digits_calibration, profile, precision, tmp_path / precision, lambda line: None
+        )
+        golden = [array[rows] for array in artifact_outputs(artifact, digits_source, digits_holdout)]
+        samples = [digits_holdout.inputs["image"][rows]]
+        (found[precision],) = tolerances(artifact, digits_source, samples, golden, reference)
+        assert FLOORS[precision] * span <= found[precision] < 0.1 * span
+    assert found["fp32"] < found["int8"]
+    if engine == "tensorrt":
+        assert found["fp32"] >= 0.02 * span
+    else:
+        assert found["fp32"] < 0.001 * span
+
+
+def test_what_differs_more_here_may_differ_more_there(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> None:
+    artifact = builder_for("onnxruntime").build(
+        digits_source, digits_calibration, load_profile("this-machine"), "fp32", tmp_path, lambda line: None
+    )
+    reference = reference_outputs(digits_source, digits_holdout)
+    samples, golden = [digits_holdout.inputs["image"][:8]], [reference[0][:8]]
+    (usual,) = tolerances(artifact, digits_source, samples, golden, reference)
+    (wide,) = tolerances(artifact, digits_source, samples, [golden[0] + 0.5], reference)
+    assert usual < 0.1
+    assert wide == pytest.approx(0.5 * MARGIN, rel=0.1)

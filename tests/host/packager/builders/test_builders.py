@@ -1,0 +1,200 @@
+"""One contract over every builder: the artifact runs, is as accurate as it must be, and is the same each time."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("nncf")
+
+from edgert.bundle.manifest import FILE_PATH
+from edgert.engines import ENGINES
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
+from edgert_deploy.packager.accuracy.metrics import Question, metric_for
+from edgert_deploy.packager.builders import BUILDERS, Artifact, Precision, builder_for
+from edgert_deploy.packager.builders.onnxruntime import recipe_for
+from edgert_deploy.packager.builders.qdq import is_transformer
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_model import opset_of
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.conftest import DIGITS
+from tests.support import models
+
+ENGINE_NAMES = [name for name, where in BUILDERS.items() if importlib.util.find_spec(where.partition(":")[0])]
+PROFILES = {
+    "tflite": "raspberry-pi-4",
+    "openvino": "intel-nuc",
+    "onnxruntime": "this-machine",
+    "tensorrt": "jetson-orin-nano",
+}
+
+
+def build(engine: str, source: SourceModel, samples: CalibrationSet, precision: Precision, out: Path) -> Artifact:
+    out.mkdir()
+    profile = load_profile(PROFILES[engine])
+    return builder_for(engine).build(source, samples, profile, precision, out, lambda line: None)
+
+
+def samples_for(source: SourceModel, count: int = 32) -> CalibrationSet:
+    return CalibrationSet(
+        {spec.name: models.random(count, *spec.item_shape, seed=i) for i, spec in enumerate(source.inputs)}, None
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_int8_keeps_the_accuracy_and_takes_less_room(
+    engine: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    digits_source: SourceModel,
+    digits_calibration: CalibrationSet,
+    digits_holdout: CalibrationSet,
+) -> None:
+    artifact = build(engine, digits_source, digits_calibration, "int8", tmp_path / "out")
+    assert capfd.readouterr().out == ""
+    assert (artifact.engine, artifact.precision, artifact.judged_by in ENGINES) == (engine, "int8", True)
+    files = (artifact.path, *artifact.companions)
+    assert set(files) == set((tmp_path / "out").iterdir())
+    assert all(FILE_PATH.fullmatch(path.name) for path in files)
+    assert sum(path.stat().st_size for path in files) < digits_source.size_bytes
+    assert artifact.tools
+    want = reference_outputs(digits_source, digits_holdout)
+    got = artifact_outputs(artifact, digits_source, digits_holdout)
+    question = Question(digits_source.outputs, want, digits_holdout)
+    accuracy = judge(metric_for("top1", question), question, got, Limits(0.01)).accuracy
+    assert (accuracy.metric, accuracy.passed, accuracy.fp32 >= 0.98) == ("top1", True, True)
+    assert not np.array_equal(want[0], got[0])  # it is quantised indeed
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_fp32_answers_as_the_source_does(
+    engine: str, tmp_path: Path, digits_source: SourceModel, digits_holdout: CalibrationSet
+) -> None:
+    artifact = build(engine, digits_source, digits_holdout, "fp32", tmp_path / "out")
+    want = reference_outputs(digits_source, digits_holdout)
+    got = artifact_outputs(artifact, digits_source, digits_holdout)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
+
+
+BUILD_ALL = """
+import sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from test_builders import ENGINE_NAMES, build
+from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.source_model import load_source
+source = load_source(Path({digits!r}) / "digits.onnx")
+samples = load_samples(Path({digits!r}) / "calibration.npz", source, at_least=10)
+for engine in ENGINE_NAMES:
+    build(engine, source, samples, "int8", Path({out!r}) / engine)
+"""
+
+
+def test_another_process_in_another_folder_makes_the_same_bytes(tmp_path: Path) -> None:
+    def digests(seed: str) -> dict[str, str]:
+        out = tmp_path / seed
+        out.mkdir()
+        program = BUILD_ALL.format(path=sys.path, digits=str(DIGITS), out=str(out))
+        subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONHASHSEED": seed, "HOME": str(out)})
+        files = sorted(path for engine in ENGINE_NAMES for path in (out / engine).rglob("*"))
+        return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    first, second = digests("1"), digests("2")
+    assert first == second
+    assert {name.partition("/")[0] for name in first} == set(ENGINE_NAMES)
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("make", [models.transformer, models.two_by_two, models.cnn], ids=lambda make: make.__name__)
+def test_other_kinds_of_model_keep_their_answers(engine: str, make: Callable[[], Any], tmp_path: Path) -> None:
+    source = load_source(models.write(make(), tmp_path / "m.onnx"))
+    samples = samples_for(source)
+    artifact = build(engine, source, samples, "int8", tmp_path / "out")
+    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
+    for one, other in zip(want, got, strict=True):
+        cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
+        assert cosine > 0.99
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_batch_fixed_to_one_is_built_as_it_is(engine: str, tmp_path: Path) -> None:
+    source = load_source(models.write(models.mlp("float[1,4] x) => (float[1,3] scores"), tmp_path / "m.onnx"))
+    samples = samples_for(source)
+    artifact = build(engine, source, samples, "int8", tmp_path / "out")
+    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
+    np.testing.assert_allclose(got[0], want[0], atol=0.05 * np.ptp(want[0]))
+
+
+def of_opset(opset: int) -> Any:
+    """A network of operators that opset 13 and later ones changed: Softmax, ReduceMean, Squeeze, Clip."""
+    from onnx import helper
+
+    squeeze = "q = Squeeze <axes = [2, 3]> (p)" if opset < 13 else "q = Squeeze (p, axes)"
+    reduce = "m = ReduceMean <axes = [1], keepdims = 1> (q)" if opset < 18 else "m = ReduceMean <keepdims = 1> (q, one)"
+    body = f"""
+        c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
+        r = Clip(c, low, high)
+        p = GlobalAveragePool(r)
+        {squeeze} {reduce}
+        d = Sub(q, m) g = Gemm(d, w2, b2) scores = Softmax <axis = 1> (g)
+    """
+    weights: dict[str, Any] = {"w1": models.random(8, 2, 3, 3), "b1": models.random(8), "b2": models.random(4)}
+    weights |= {"w2": models.random(8, 4), "low": np.float32(0), "high": np.float32(6)}
+    weights |= {"axes": np.array([2, 3])} if opset >= 13 else {}
+    weights |= {"one": np.array([1])} if opset >= 18 else {}
+    arrays = {name: np.asarray(array) for name, array in weights.items()}
+    ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
+    signature = "float[N,2,6,6] x) => (float[N,4] scores"
+    return models.model(signature, body, arrays, opset=opset, ir_version=ir_version)
+
+
+def newest_opset() -> int:
+    from onnx import defs
+
+    return int(defs.onnx_opset_version())
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("opset", [11, 13, 17, newest_opset()])
+def test_every_opset_is_built_for_every_target(engine: str, opset: int, tmp_path: Path) -> None:
+    source = load_source(models.write(of_opset(opset), tmp_path / "m.onnx"))
+    assert 13 <= opset_of(source.proto) <= 21  # what runtimes on devices take
+    assert source.proto.ir_version <= 10
+    samples = samples_for(source)
+    artifact = build(engine, source, samples, "int8", tmp_path / "out")
+    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
+    np.testing.assert_allclose(got[0], want[0], atol=0.05)
+    as_17 = load_source(models.write(of_opset(17), tmp_path / "17.onnx"))
+    np.testing.assert_allclose(reference_outputs(as_17, samples)[0], want[0], rtol=1e-5, atol=1e-6)
+
+
+def test_transformers_are_told_from_other_models() -> None:
+    assert is_transformer(models.transformer())
+    assert not is_transformer(models.cnn())
+    classifier = models.model("float[N,3] x) => (float[N,3] y", "y = Softmax(x)")
+    assert not is_transformer(classifier)
+
+
+def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel) -> None:
+    def profile(*machines: str) -> DeviceProfile:
+        return DeviceProfile("p", "", machines, ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
+
+    recipes = {m: recipe_for(digits_source, profile(*m)).activations for m in [("aarch64",), ("x86_64",), ()]}
+    assert recipes == {("aarch64",): "int8", ("x86_64",): "uint8", (): "uint8"}
+
+
+def test_an_engine_that_nothing_is_built_for_is_named() -> None:
+    with pytest.raises(ConfigInvalid, match="null"):
+        builder_for("null")

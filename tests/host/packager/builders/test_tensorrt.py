@@ -1,0 +1,169 @@
+"""What TensorRT would refuse or misread never gets into a bundle; what passes, TensorRT-RTX parses and builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.engines.tensorrt import build_plan
+from edgert.errors import BuildFailed
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs
+from edgert_deploy.packager.builders.layers import layers_of
+from edgert_deploy.packager.builders.onnxruntime import ONNXRuntimeBuilder
+from edgert_deploy.packager.builders.qdq import Recipe, prepared, quantize
+from edgert_deploy.packager.builders.tensorrt import TensorRTBuilder, audit
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+
+
+@pytest.fixture
+def jetson_graph(digits_source: SourceModel, digits_calibration: CalibrationSet, tmp_path: Path) -> Any:
+    import onnx
+
+    profile = load_profile("jetson-orin-nano")
+    artifact = TensorRTBuilder().build(digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None)
+    assert artifact.judged_by == "onnxruntime"
+    return onnx.load(artifact.path)
+
+
+def weights(graph: Any) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in graph.graph.initializer}
+
+
+def replace(graph: Any, name: str, array: Any) -> None:
+    from onnx import numpy_helper
+
+    weights(graph)[name].CopyFrom(numpy_helper.from_array(array, name))
+
+
+def first(graph: Any, op_type: str) -> Any:
+    return next(node for node in graph.graph.node if node.op_type == op_type)
+
+
+def test_what_the_builder_makes_passes_and_holds_int8_weights(jetson_graph: Any) -> None:
+    audit(jetson_graph)
+    int8 = [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 3 and len(tensor.dims) > 1]
+    assert len(int8) == 3  # two convolutions and the classifier
+    assert not [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 6]
+
+
+def test_a_uint8_zero_point_is_refused(jetson_graph: Any) -> None:
+    replace(jetson_graph, first(jetson_graph, "QuantizeLinear").input[2], np.zeros((), np.uint8))
+    with pytest.raises(BuildFailed, match="zero point is uint8"):
+        audit(jetson_graph)
+
+
+def test_a_zero_point_other_than_zero_is_refused(jetson_graph: Any) -> None:
+    replace(jetson_graph, first(jetson_graph, "QuantizeLinear").input[2], np.array(7, np.int8))
+    with pytest.raises(BuildFailed, match="zero point is 7; it must be 0"):
+        audit(jetson_graph)
+
+
+def test_one_channels_zero_point_is_found_too(jetson_graph: Any) -> None:
+    per_channel = next(
+        node
+        for node in jetson_graph.graph.node
+        if node.op_type == "DequantizeLinear" and len(node.input) > 2 and len(weights(jetson_graph)[node.input[2]].dims)
+    )
+    name = per_channel.input[2]
+    zero_points = np.zeros(weights(jetson_graph)[name].dims[0], np.int8)
+    zero_points[-1] = -3
+    replace(jetson_graph, name, zero_points)
+    with pytest.raises(BuildFailed, match="zero point is -3"):
+        audit(jetson_graph)
+
+
+def test_a_missing_zero_point_means_uint8_and_is_refused(jetson_graph: Any) -> None:
+    del first(jetson_graph, "QuantizeLinear").input[2]
+    with pytest.raises(BuildFailed, match="which means uint8"):
+        audit(jetson_graph)
+
+
+def test_a_computed_zero_point_or_scale_is_refused(jetson_graph: Any) -> None:
+    for index, says in ((2, "zero point is computed"), (1, "scale is computed")):
+        first(jetson_graph, "QuantizeLinear").input[index] = "image"
+        with pytest.raises(BuildFailed, match=says):
+            audit(jetson_graph)
+
+
+def test_a_scale_of_zero_is_refused(jetson_graph: Any) -> None:
+    replace(jetson_graph, first(jetson_graph, "QuantizeLinear").input[1], np.zeros((), np.float32))
+    with pytest.raises(BuildFailed, match="positive"):
+        audit(jetson_graph)
+
+
+def test_an_int32_bias_is_refused(digits_source: SourceModel, digits_calibration: CalibrationSet) -> None:
+    recipe = Recipe("int8", None, {"ActivationSymmetric": True, "WeightSymmetric": True, "AddQDQPairToWeight": False})
+    with pytest.raises(BuildFailed, match="int32 bias"):
+        audit(quantize(digits_source, digits_calibration, recipe))
+
+
+def test_the_graph_for_x86_is_refused(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, tmp_path: Path
+) -> None:
+    import onnx
+
+    profile = load_profile("this-machine")
+    artifact = ONNXRuntimeBuilder().build(
+        digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None
+    )
+    with pytest.raises(BuildFailed, match="TensorRT would not take"):
+        audit(onnx.load(artifact.path))
+
+
+def test_other_quantised_operators_are_refused() -> None:
+    proto = models.model(
+        "float[N,4] x) => (float[N,4] y", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"
+    )
+    with pytest.raises(BuildFailed, match="QuantizeLinear and DequantizeLinear only"):
+        audit(proto)
+
+
+def test_what_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> None:
+    import onnx
+
+    profile = load_profile("jetson-orin-nano")
+    layers = layers_of(prepared(digits_source))[:1]
+    artifact = TensorRTBuilder().build(
+        digits_source, digits_calibration, profile, "int8fp16", tmp_path, lambda line: None, layers
+    )
+    assert artifact.kind == "mixedfp16"
+    graph = onnx.load(artifact.path)
+    audit(graph)
+    types = {tensor.name: tensor.data_type for tensor in graph.graph.initializer}
+    assert (types["w1"], types["w2_quantized"], types["w2_scale"]) == (10, 3, 10)  # FP16, INT8, FP16
+    answers = artifact_outputs(artifact, digits_source, digits_holdout)[0]
+    assert answers.dtype == np.float32
+    assert float((answers.argmax(axis=1) == digits_holdout.labels).mean()) > 0.98
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8fp16", "fp16", "fp32"])
+@pytest.mark.parametrize("make", [models.cnn, models.transformer], ids=["cnn", "transformer"])
+def test_tensorrt_rtx_parses_and_builds_the_artifact_without_a_gpu(precision: Any, make: Any, tmp_path: Path) -> None:
+    rtx = pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="pip install tensorrt_rtx_cu13_libs tensorrt_rtx_cu13_bindings"
+    )
+    source = load_source(models.write(make(), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, *source.inputs[0].item_shape)}, None)
+    profile = load_profile("jetson-orin-nano")
+    (tmp_path / "out").mkdir()
+    artifact = TensorRTBuilder().build(source, samples, profile, precision, tmp_path / "out", lambda line: None)
+
+    def for_a_gpu_that_is_not_here(config: Any) -> None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
+
+    lines: list[str] = []
+    plan = build_plan(rtx, artifact.path.read_bytes(), source.inputs, 8, lines.append, for_a_gpu_that_is_not_here)
+    assert len(plan) > 1000
+    assert lines

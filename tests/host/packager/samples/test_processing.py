@@ -1,0 +1,189 @@
+"""`preprocess.toml` and `labels.txt`: what fits the model is read, the rest is refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert.bundle.rules import Classify, Detect, Preprocess, Resize
+from edgert.errors import ConfigInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+INPUTS = (TensorSpec("image", "FP32", (-1, 3, 8, 8)), TensorSpec("mask", "UINT8", (-1, 8)))
+OUTPUTS = (TensorSpec("boxes", "FP32", (-1, 4)), TensorSpec("scores", "FP32", (-1, 2)))
+SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, INPUTS, OUTPUTS)
+
+
+def preprocess(folder: Path, text: str) -> Preprocess:
+    (folder / "pre.toml").write_text(text)
+    return read_preprocess(folder / "pre.toml", SOURCE)
+
+
+def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path) -> None:
+    text = 'input = "image"\nscale = 0.5\nmean = [1, 2, 3]\nstd = 2.0\nlayout = "nhwc"\n'
+    assert preprocess(tmp_path, text) == Preprocess("image", 0.5, (1.0, 2.0, 3.0), (2.0,), "nhwc")
+    assert preprocess(tmp_path, 'input = "image"') == Preprocess("image")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no input"),
+        ('input = "x"', "it has: image, mask"),
+        ('input = "mask"', "is UINT8"),
+        ('input = "image"\nsize = 3', "unknown keys size"),
+        ('input = "image"\nmean = [1, 2]', "give 1, or 3"),
+        ('input = "image"\nstd = [1, 0, 1]', "differ from 0"),
+        ('input = "image"\nmean = "none"', "should be a number"),
+        ('input = "image"\nmean = []', "should be a number"),
+        ('input = "image"\nscale = nan', "should be a number"),
+        ('input = "image"\nlayout = "chwn"', "known"),
+        ('input = "image"\ncolour = "cmyk"', "known: rgb"),
+        ('input = "image"\ncolour = "gray"\ndecode = true', "takes 3 channels"),
+        ('input = "image"\nframe_colour = "gray"', "no gray"),
+        ('input = "image"\ndecode = 1', "true or false"),
+        ('input = "image"\nresize = 5', "a table"),
+        ('input = "image"\n[resize]\nsize = 5', "unknown keys size"),
+        ('input = "image"\n[resize]\nrule = "squeeze"', "known: stretch"),
+        ('input = "image"\n[resize]\nheight = 9', "gives 9 x 8"),
+        ('input = "image"\n[resize]\nheight = 8.0', "whole number"),
+        ('input = "image"\n[resize]\nrule = "crop"\nshortest_side = 7', "longer side"),
+        ('input = "image"\n[resize]\npad_value = 256', "0 to 255"),
+        ("input = ", "not TOML"),
+    ],
+)
+def test_what_does_not_fit_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=says):
+        preprocess(tmp_path, text)
+
+
+def test_labels_find_the_output_that_they_fit(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\n\n dog \n")
+    classify = read_classify(tmp_path / "labels.txt", SOURCE)
+    assert (classify.output, classify.labels) == ("scores", ("cat", "dog"))
+
+
+@pytest.mark.parametrize("data", [b"", b"a\nb\nc\n", b"\xff\xfe\n"])
+def test_labels_that_fit_nothing_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(data)
+    for path in (tmp_path / "labels.txt", tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigInvalid):
+            read_classify(path, SOURCE)
+
+
+def source(image: tuple[int, ...], *outputs: tuple[str, tuple[int, ...]]) -> SourceModel:
+    specs = tuple(TensorSpec(name, "FP32", shape) for name, shape in outputs)
+    return SourceModel(Path("m.onnx"), None, "0" * 64, 1, (TensorSpec("image", "FP32", image),), specs)
+
+
+def test_how_images_come_in_is_read_with_the_models_own_size_and_layout(tmp_path: Path) -> None:
+    text = 'input = "image"\ndecode = true\nframe_colour = "bgr"\n[resize]\nrule = "letterbox"\npad_value = 0'
+    want = Preprocess("image", frame_colour="bgr", resize=Resize("letterbox", 8, 8, pad_value=0), decode=True)
+    assert preprocess(tmp_path, text) == want
+    last = source((-1, 48, 64, 3))
+    (tmp_path / "pre.toml").write_text('input = "image"\n[resize]\nrule = "stretch"')
+    assert read_preprocess(tmp_path / "pre.toml", last) == Preprocess(
+        "image", model_layout="nhwc", resize=Resize("stretch", 48, 64)
+    )
+
+
+def test_presets_say_what_training_code_does() -> None:
+    imagenet = read_preprocess(Path("imagenet"), source((-1, 3, 224, 224)))
+    assert imagenet.resize == Resize("crop", 224, 224, shortest_side=256)
+    assert (imagenet.mean, imagenet.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (imagenet.layout, imagenet.model_layout, imagenet.decode) == ("nhwc", "nchw", True)
+    yolo = read_preprocess(Path("yolo"), source((1, 640, 640, 3)))
+    assert yolo.resize == Resize("letterbox", 640, 640, pad_value=114)
+    assert (yolo.scale, yolo.model_layout) == (1 / 255, "nhwc")
+
+
+@pytest.mark.parametrize("image", [(-1, 3, -1, -1), (-1, 10), (-1, 4, 8, 8), (-1, 1, 8, 8)])
+def test_a_preset_that_does_not_fit_the_model_is_refused(image: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigInvalid):
+        read_preprocess(Path("imagenet"), source(image))
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "form", "objectness"),
+    [
+        ((-1, 84, 8400), 80, "channels_first", False),
+        ((-1, 84, 8400), 0, "channels_first", False),
+        ((-1, 25200, 85), 80, "anchors_first", True),
+        ((-1, 25200, 85), 0, "anchors_first", True),
+        ((-1, 8400, 84), 80, "anchors_first", False),
+        ((-1, 5, 21), 1, "channels_first", False),
+        ((-1, 85, 8400), 80, "channels_first", True),
+    ],
+)
+def test_the_usual_detectors_are_recognised(
+    tmp_path: Path, shape: tuple[int, ...], labels: int, form: str, objectness: bool
+) -> None:
+    names = tuple(f"thing {i}" for i in range(labels))
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    model = source((-1, 3, 640, 640), ("scores", (-1, 10)), ("output0", shape))
+    found = read_postprocess(Path("yolo"), model, tmp_path / "labels.txt" if labels else None)
+    assert found == Detect("output0", labels=names, form=form, objectness=objectness)
+
+
+def test_what_comes_of_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:
+    model = source((-1, 3, 8, 8), ("boxes", (-1, 100, 4)), ("scores", (-1, 100, 3)), ("classes", (-1, 5)))
+    path = tmp_path / "post.toml"
+    path.write_text(
+        '[detect]\nboxes = "boxes"\nscores = "scores"\nform = "anchors_first"\nbox_format = "yxyx"\n'
+        "normalised = true\nscore_threshold = 0.5\ndetections_max = 20\n"
+    )
+    assert read_postprocess(path, model, None) == Detect(
+        "boxes",
+        "scores",
+        form="anchors_first",
+        box_format="yxyx",
+        normalised=True,
+        score_threshold=0.5,
+        detections_max=20,
+    )
+    path.write_text("[classify]\ntop_k = 3\nsoftmax = false\n")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
+    assert read_postprocess(path, model, tmp_path / "labels.txt") == Classify("classes", tuple("abcde"), 3, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "one table"),
+        ("[detect]\n[classify]\n", "one table"),
+        ("detect = 1", "one table"),
+        ("[segment]", "unknown keys segment"),
+        ("[detect]\n", "boxes"),
+        ('[detect]\nboxes = "x"', "does not have"),
+        ('[detect]\nboxes = "boxes"', "needs 5"),
+        ('[detect]\nboxes = "boxes"\nlabels = []', "unknown keys labels"),
+        ('[detect]\nboxes = "boxes"\nscores = "classes"', "3 axes"),
+        ('[detect]\nboxes = "boxes"\nform = "sideways"', "known: channels_first"),
+        ('[detect]\nboxes = "boxes"\nscore_threshold = 2', "0 to 1"),
+        ('[detect]\nboxes = "boxes"\ndetections_max = 0', "detections_max"),
+        ('[detect]\nboxes = "boxes"\ndetections_max = 1.5', "whole number"),
+        ('[detect]\nboxes = "boxes"\nsigmoid = 1', "true or false"),
+        ("[classify]", "needs output"),
+        ('[classify]\noutput = "x"', "does not have"),
+        ('[classify]\noutput = "classes"\ntop_k = 0', "top_k"),
+    ],
+)
+def test_rules_that_fit_no_output_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    model = source((-1, 3, 8, 8), ("boxes", (-1, 4, 100)), ("scores", (-1, 3, 100)), ("classes", (-1, 5)))
+    (tmp_path / "post.toml").write_text(text)
+    with pytest.raises(ConfigInvalid, match=says):
+        read_postprocess(tmp_path / "post.toml", model, None)
+
+
+@pytest.mark.parametrize("text", ['[detect]\nboxes = "boxes"', '[classify]\noutput = "classes"'])
+def test_labels_that_do_not_count_as_the_classes_do_are_refused(tmp_path: Path, text: str) -> None:
+    model = source((-1, 3, 8, 8), ("boxes", (-1, 7, 100)), ("classes", (-1, 5)))
+    (tmp_path / "post.toml").write_text(text)
+    (tmp_path / "labels.txt").write_text("one\ntwo")
+    with pytest.raises(ConfigInvalid, match="2 labels"):
+        read_postprocess(tmp_path / "post.toml", model, tmp_path / "labels.txt")

@@ -1,0 +1,205 @@
+"""Samples either fit the model exactly, or are refused with what to change."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert.bundle.rules import Preprocess, Resize
+from edgert.errors import CalibrationInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.source_model import SourceModel
+from tests.support import models
+from tests.support.images import encoded, photo, png_header
+
+X = TensorSpec("x", "FP32", (-1, 4))
+SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, (X,), (TensorSpec("y", "FP32", (-1, 3)),))
+GOOD = models.random(12, 4)
+
+
+def test_samples_and_labels_are_read(tmp_path: Path) -> None:
+    path = models.write_samples(tmp_path / "s.npz", x=GOOD, labels=np.arange(12, dtype=np.uint8) % 3)
+    samples = load_samples(path, SOURCE, at_least=10)
+    assert len(samples) == 12
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+    assert samples.labels is not None
+    assert samples.labels.dtype == np.int64
+
+
+def test_labels_are_optional_and_other_arrays_are_refused_by_name(tmp_path: Path) -> None:
+    samples = load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD), SOURCE, at_least=10)
+    assert samples.labels is None
+    assert list(samples.inputs) == ["x"]
+    with pytest.raises(CalibrationInvalid, match="'label', 'y'"):
+        load_samples(models.write_samples(tmp_path / "t.npz", x=GOOD, y=GOOD, label=GOOD), SOURCE, at_least=10)
+
+
+def with_nan() -> Any:
+    array = GOOD.copy()
+    array[5, 1] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"image": GOOD}, r"no array 'x'.*found: 'image'"),
+        ({"x": (GOOD * 255).astype(np.uint8)}, "is uint8, the model takes float32"),
+        ({"x": GOOD.astype(np.float64)}, "float64"),
+        ({"x": GOOD[:, :3]}, r"has shape \[12, 3\]; the model takes \[samples, 4\]"),
+        ({"x": GOOD[0]}, "has shape"),
+        ({"x": np.float32(1)}, "has shape"),
+        ({"x": GOOD[:5]}, "5 samples; at least 10"),
+        ({"x": GOOD[:0]}, "0 samples"),
+        ({"x": with_nan()}, "sample 5"),
+        ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
+        ({"x": GOOD, "labels": np.arange(11)}, r"one whole number a sample: \[12\]"),
+        ({"x": GOOD, "labels": np.ones(12)}, "float64"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "classes count from 0"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationInvalid, match=says):
+        load_samples(models.write_samples(tmp_path / "s.npz", **arrays), SOURCE, at_least=10)
+
+
+def test_inputs_with_differing_counts_are_refused(tmp_path: Path) -> None:
+    source = SourceModel(Path("m"), None, "", 1, (X, TensorSpec("z", "FP32", (-1, 4))), SOURCE.outputs)
+    with pytest.raises(CalibrationInvalid, match="differing"):
+        load_samples(models.write_samples(tmp_path / "s.npz", x=GOOD, z=GOOD[:11]), source, at_least=10)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('pickle was run')",)
+
+
+def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.array([Bomb()], dtype=object))
+    (tmp_path / "p.npz").write_bytes(pickle.dumps(Bomb()))
+    for name in ("s.npz", "p.npz"):
+        with pytest.raises(CalibrationInvalid, match=r"no \.npz"):
+            load_samples(tmp_path / name, SOURCE, at_least=1)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "plain.npy", GOOD)
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").touch()
+    for name in ("plain.npy", "text.npz", "empty.npz", "missing.npz", "."):
+        with pytest.raises(CalibrationInvalid):
+            load_samples(tmp_path / name, SOURCE, at_least=1)
+
+
+def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    """A header may promise anything: 4 TB here, of which 128 bytes are there."""
+    header = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 4), }"
+    bomb = b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + bytes(2**28)  # a header that unpacks to 256 MB
+    for content, says in ((header.ljust(127) + b"\n", "promises 17592186044416 bytes"), (bomb, r"format \(2, 0\)")):
+        with zipfile.ZipFile(tmp_path / "s.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("x.npy", content)
+        with pytest.raises(CalibrationInvalid, match=says):
+            load_samples(tmp_path / "s.npz", SOURCE, at_least=1)
+
+
+def test_stacked_npy_files_are_samples(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", GOOD)
+    np.save(tmp_path / "labels.npy", np.arange(12) % 3)
+    samples = load_samples(tmp_path, SOURCE, at_least=10)
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+    assert samples.labels is not None
+    np.save(tmp_path / "x.npy", GOOD.astype(np.float64))
+    with pytest.raises(CalibrationInvalid, match="float64"):
+        load_samples(tmp_path, SOURCE, at_least=10)
+
+
+def test_npy_files_of_one_sample_each_are_samples_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for i, row in enumerate(GOOD):
+        np.save(tmp_path / f"{i:03}.npy", row if i % 2 else row[None])
+    np.save(tmp_path / "labels.npy", np.arange(12))
+    samples = load_samples(tmp_path, SOURCE, at_least=10)
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+    two = SourceModel(Path("m"), None, "", 1, (X, TensorSpec("z/0", "INT64", (-1, 2))), SOURCE.outputs)
+    with pytest.raises(CalibrationInvalid, match=r"x\.npy, z_0\.npy"):
+        load_samples(tmp_path, two, at_least=10)
+    for name in ("x", "z_0"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        for i in range(12):
+            np.save(tmp_path / "two" / name / f"{i:03}.npy", GOOD[i] if name == "x" else np.full(2, i))
+    samples = load_samples(tmp_path / "two", two, at_least=10)
+    assert samples.inputs["z/0"][:, 0].tolist() == list(range(12))
+    (tmp_path / "two" / "x" / "000.npy").rename(tmp_path / "two" / "x" / "late.npy")
+    with pytest.raises(CalibrationInvalid, match="other files for one input"):
+        load_samples(tmp_path / "two", two, at_least=10)
+
+
+def test_npy_files_with_objects_or_cut_short_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
+    with pytest.raises(CalibrationInvalid, match=r"no \.npy"):
+        load_samples(tmp_path, SOURCE, at_least=1)
+    np.save(tmp_path / "x.npy", GOOD)
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
+    with pytest.raises(CalibrationInvalid, match=r"no \.npy"):
+        load_samples(tmp_path, SOURCE, at_least=1)
+
+
+def test_images_are_labelled_by_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    rule = Preprocess("x", layout="nhwc", resize=Resize("stretch", 8, 8), decode=True)
+    source = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
+    (tmp_path / "day").mkdir()
+    for i, name in enumerate(("a.png", "b.png", "day/c.jpg")):
+        (tmp_path / name).write_bytes(encoded(photo(9, 9, i), "JPEG" if name.endswith("jpg") else "PNG"))
+
+    def labels(table: str) -> Any:
+        (tmp_path / "labels.csv").write_text(table)
+        found = load_samples(tmp_path, source, rule, ("cat", "dog"), at_least=3).labels
+        assert found is not None
+        return found.tolist()
+
+    assert labels("file,label\na.png,dog\n\nb.png, cat\nday/c.jpg,1\n") == [1, 0, 1]
+    (tmp_path / "bomb.png").write_bytes(png_header(30_000, 30_000))
+    with pytest.raises(CalibrationInvalid, match=r"bomb\.png: the image has"):
+        labels("a.png,1\nb.png,0\nbomb.png,0\nday/c.jpg,1\n")
+    (tmp_path / "bomb.png").unlink()
+    for table, says in [
+        ("a.png,dog\n", r"no line for b\.png \(2 of 3"),
+        ("a.png,dog,cat\n", "line 1 of .* has 3 columns"),
+        ("a.png,horse\n", "label 'horse' is none of the 2 labels"),
+        ("\0,\0\n", "labels"),
+    ]:
+        with pytest.raises(CalibrationInvalid, match=says):
+            labels(table)
+
+
+def test_a_file_cut_or_damaged_anywhere_is_refused_or_still_whole(tmp_path: Path) -> None:
+    whole = models.write_samples(tmp_path / "s.npz", x=GOOD).read_bytes()
+    path = tmp_path / "cut.npz"
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at])
+        with pytest.raises(CalibrationInvalid):
+            load_samples(path, SOURCE, at_least=10)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            samples = load_samples(path, SOURCE, at_least=10)
+        except CalibrationInvalid:
+            continue
+        # A byte that zip does not guard (a time stamp, say): the data must be what was written.
+        np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+
+
+def test_an_archive_that_unpacks_beyond_the_limit_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.write_samples(tmp_path / "s.npz", x=np.zeros((1000, 4), np.float32))
+    monkeypatch.setattr("edgert_deploy.packager.samples.sample_files.SAMPLES_BYTES_MAX", 10_000)
+    with pytest.raises(CalibrationInvalid, match="unpacks to"):
+        load_samples(path, SOURCE, at_least=10)

@@ -1,0 +1,300 @@
+"""An untrusted ONNX file is either a model that every builder may rely on, or one clear SourceInvalid."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import SourceInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources import sandbox as limited
+from edgert_deploy.packager.sources.probe import probe
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+
+
+def load(proto: Any, folder: Path) -> Any:
+    return load_source(models.write(proto, folder / "model.onnx"))
+
+
+def test_a_sound_model_is_described_in_our_terms(tmp_path: Path) -> None:
+    source = load(models.mlp(), tmp_path)
+    assert source.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    assert source.outputs == (TensorSpec("scores", "FP32", (-1, 3)),)
+    data = (tmp_path / "model.onnx").read_bytes()
+    assert (source.sha256, source.size_bytes) == (hashlib.sha256(data).hexdigest(), len(data))
+
+
+def test_a_batch_fixed_to_one_stays_fixed(tmp_path: Path) -> None:
+    source = load(models.mlp("float[1,4] x) => (float[1,3] scores"), tmp_path)
+    assert (source.inputs[0].shape, source.outputs[0].shape) == ((1, 4), (1, 3))
+
+
+def test_output_shapes_that_no_inference_finds_come_from_running_the_model(tmp_path: Path) -> None:
+    # The shape that Reshape is given is computed from the input: unknown until the model runs.
+    body = "s = Shape(x) k = Mul(s, one) y = Reshape(x, k)"
+    proto = models.model("float[N,4] x) => (float[] y", body, {"one": np.ones(2, np.int64)})
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    assert load(proto, tmp_path).outputs == (TensorSpec("y", "FP32", (-1, 4)),)
+
+
+def test_a_weight_that_is_also_listed_as_input_is_no_input(tmp_path: Path) -> None:
+    proto = models.mlp("float[N,4] x, float[3] b2) => (float[N,3] scores")
+    assert [spec.name for spec in load(proto, tmp_path).inputs] == ["x"]
+
+
+def external(proto: Any) -> None:
+    proto.graph.initializer[0].data_location = 1
+    proto.graph.initializer[0].external_data.add(key="location", value="/etc/passwd")
+
+
+def external_in_a_subgraph(proto: Any) -> None:
+    node = proto.graph.node.add(op_type="If", input=["x"], output=["never"])
+    branch = node.attribute.add(name="then_branch", type=5)
+    branch.g.initializer.add(name="hidden", data_location=1)
+
+
+def cycle(proto: Any) -> None:
+    proto.graph.node[0].input[0] = "r"
+
+
+def set_opset(version: int) -> Callable[[Any], None]:
+    def change(proto: Any) -> None:
+        proto.opset_import[0].version = version
+
+    return change
+
+
+def set_ir(proto: Any) -> None:
+    proto.ir_version = 999
+
+
+def no_such_operator(proto: Any) -> None:
+    proto.graph.node[0].op_type = "Gemmm"
+
+
+def no_nodes(proto: Any) -> None:
+    del proto.graph.node[:]
+
+
+def no_outputs(proto: Any) -> None:
+    del proto.graph.output[:]
+
+
+def text_input(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.elem_type = 8
+
+
+def unknown_type(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.elem_type = 77
+
+
+def no_shape(proto: Any) -> None:
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def sequence_input(proto: Any) -> None:
+    proto.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+
+
+def wrong_weight_shape(proto: Any) -> None:
+    proto.graph.initializer[0].dims[0] = 5
+
+
+def short_weight(proto: Any) -> None:
+    proto.graph.initializer[0].raw_data = b"123"
+
+
+FAULTS: list[tuple[Callable[[Any], None], str]] = [
+    (external, "another file"),
+    (external_in_a_subgraph, "another file"),
+    (cycle, "export it"),
+    (set_opset(999), "it is of opset 999, .* is the newest .* export it with standard operators, opset 13 to 21"),
+    (set_ir, "IR version|ir_version"),
+    (no_such_operator, "Gemmm"),
+    (no_nodes, "no operator"),
+    (no_outputs, "no output"),
+    (text_input, "text"),
+    (unknown_type, "77"),
+    (no_shape, "no shape"),
+    (sequence_input, "no tensor"),
+    (wrong_weight_shape, "export it"),
+    (short_weight, "export it"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), FAULTS, ids=[f[0].__qualname__.split(".")[0] for f in FAULTS])
+def test_an_unsound_model_is_refused_with_the_next_step(
+    change: Callable[[Any], None], says: str, tmp_path: Path
+) -> None:
+    proto = models.mlp()
+    change(proto)
+    with pytest.raises(SourceInvalid, match=says):
+        load(proto, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("signature", "says"),
+    [
+        ("float[N,K] x) => (float[N,3] scores", r"axis 1 \(K\).*make_dynamic_shape_fixed"),
+        ("float[8,4] x) => (float[8,3] scores", "fixed to 8"),
+        ("float[N,4] x, float[1,4] u) => (float[N,3] scores", "others do not"),
+        ("float x) => (float[N,3] scores", "0 axes"),
+    ],
+)
+def test_shapes_that_cannot_be_served_are_refused(signature: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceInvalid, match=says):
+        load(models.mlp(signature), tmp_path)
+
+
+def test_a_layer_that_fixes_the_batch_is_found_by_running_two_samples(tmp_path: Path) -> None:
+    proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
+    with pytest.raises(SourceInvalid, match="batch of 2"):
+        load(proto, tmp_path)
+
+
+def test_an_output_without_a_batch_axis_is_refused(tmp_path: Path) -> None:
+    proto = models.model("float[N,4] x) => (float[1,4] y", "y = ReduceMean <axes = [0]> (x)")
+    with pytest.raises(SourceInvalid, match="axis 0 of every output"):
+        load(proto, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])
+def test_other_files_are_no_models(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file.onnx").write_bytes(data)
+    with pytest.raises(SourceInvalid, match="not an ONNX model"):
+        load_source(tmp_path / "file.onnx")
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.onnx"):
+        with pytest.raises(SourceInvalid, match="not a file"):
+            load_source(path)
+
+
+def test_random_damage_ends_in_a_model_or_in_source_invalid(tmp_path: Path) -> None:
+    whole = bytearray(models.cnn().SerializeToString())
+    random = np.random.default_rng(3)
+    for _ in range(12):
+        damaged = bytearray(whole)
+        for at in random.integers(0, len(whole), 4):
+            damaged[at] ^= 1 << int(random.integers(0, 8))
+        (tmp_path / "damaged.onnx").write_bytes(damaged)
+        with contextlib.suppress(SourceInvalid):
+            load_source(tmp_path / "damaged.onnx")
+
+
+def crash(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return {}, b""
+
+
+def take_memory(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    np.ones(2**34, np.uint8)
+    return {}, b""
+
+
+def take_time(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    while True:
+        pass
+
+
+def print_and_raise(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    print("a banner")
+    raise KeyError("what nobody foresaw")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (crash, "signal 11"),
+        (take_memory, r"more than 2\.0 GiB of memory"),
+        (take_time, "more than 2 s"),
+        (print_and_raise, "could not be checked: .*foresaw"),
+    ],
+)
+def test_what_goes_wrong_in_the_probe_ends_there(function: Callable[..., Any], says: str) -> None:
+    limits = limited.Limits(2 * limited.GIB, 2 if function is take_time else 60)
+    with pytest.raises(SourceInvalid, match=says):
+        limited.ask(f"{__name__}:{function.__name__}", {}, b"", limits)
+
+
+def fills_memory() -> Any:
+    body = "c = ConstantOfShape (s) r = ReduceSum <keepdims = 0> (c) y = Add (x, r)"
+    return models.model("float[N,4] x) => (float[N,4] y", body, {"s": np.array([2**20, 2**20])})
+
+
+def never_ends() -> Any:
+    from onnx import parser
+
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,4] y)
+        <int64 times = {4611686018427387904}, bool go = {1}>
+        { y = Loop (times, go, x) <body = b (int64 i, bool c, float[N,4] a) => (bool d, float[N,4] s)
+          { d = Identity (c) s = Neg (a) }> }"""
+    return parser.parse_model(text)
+
+
+def functions(*calls: tuple[str, str]) -> Any:
+    """Model-local functions, each of which calls another twice."""
+    from onnx import helper
+
+    proto = models.model("float[N,4] x) => (float[N,4] y", "y = Relu (x)")
+    proto.graph.node[0].op_type, proto.graph.node[0].domain = calls[-1][0], "own"
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    for name, called in calls:
+        domain = "" if called == "Relu" else "own"
+        nodes = [helper.make_node(called, [a], [b], domain=domain) for a, b in (("a", "c"), ("c", "b"))]
+        proto.functions.append(helper.make_function("own", name, ["a"], ["b"], nodes, opsets))
+    proto.opset_import.add(domain="own", version=1)
+    return proto
+
+
+def calls_itself() -> Any:
+    return functions(("F", "G"), ("G", "F"))
+
+
+def doubles_forty_times() -> Any:
+    return functions(("F0", "Relu"), *((f"F{i}", f"F{i - 1}") for i in range(1, 40)))
+
+
+def many_nothings() -> Any:
+    proto = models.mlp()
+    proto.graph.node.extend([proto.graph.node.add()] * 300_000)
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (fills_memory, r"more than 4\.0 GiB of memory"),
+        (never_ends, "more than 5 s"),
+        (calls_itself, "recursive|cycle|Cycle"),
+        (doubles_forty_times, "more than 5 s|GiB of memory"),
+        (many_nothings, "operators; at most 200000"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
+    limits = limited.Limits(limited.MEMORY_BYTES_MIN, 5 if "5 s" in says else 60)
+    with pytest.raises(SourceInvalid, match=says):
+        probe("onnx", "bomb.onnx", make().SerializeToString(), limits)
+
+
+def test_no_truncation_of_a_model_ends_in_anything_but_source_invalid(tmp_path: Path) -> None:
+    whole = models.mlp().SerializeToString()
+    # A child process judges each that still parses, so only some lengths are tried.
+    for length in range(0, len(whole), len(whole) // 12):
+        (tmp_path / "cut.onnx").write_bytes(whole[:length])
+        with pytest.raises(SourceInvalid):
+            load_source(tmp_path / "cut.onnx")

@@ -1,0 +1,96 @@
+"""A float .tflite is a source as an ONNX file is: for TFLite targets, judged by its own answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("ai_edge_litert")
+
+from edgert.bundle.signing import SigningKey
+from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.builders.tflite import TFLiteBuilder
+from edgert_deploy.packager.pack import BuildRequest, build_bundle
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert_deploy.packager.tflite_lowering import lower
+from tests.support import models
+
+
+@pytest.fixture(scope="module")
+def digits_tflite(digits_source: SourceModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tflite") / "digits.tflite"
+    path.write_bytes(lower(digits_source.proto))
+    return path
+
+
+def test_it_is_described_as_its_onnx_model_is(digits_tflite: Path, digits_source: SourceModel) -> None:
+    source = load_source(digits_tflite)
+    assert (source.kind, source.proto, source.quantised) == ("tflite", None, False)
+    assert (source.inputs, source.outputs) == (digits_source.inputs, digits_source.outputs)
+
+
+def test_it_is_built_judged_and_packed_for_tflite(
+    digits_tflite: Path,
+    tmp_path: Path,
+    signing_key: SigningKey,
+    digits_calibration: CalibrationSet,
+    digits_holdout: CalibrationSet,
+) -> None:
+    request = BuildRequest(
+        load_source(digits_tflite), digits_calibration, digits_holdout, (load_profile("raspberry-pi-4"),), "digits"
+    )
+    result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda row: None)
+    (row,) = result.rows
+    assert (row.engine, row.precision, row.accuracy.metric, row.passed) == ("tflite", "int8", "top1", True)
+    assert row.size_bytes < row.source_size_bytes
+
+
+def test_for_another_engine_the_error_says_the_way_round(
+    digits_tflite: Path, tmp_path: Path, signing_key: SigningKey, digits_calibration: CalibrationSet
+) -> None:
+    targets = tuple(load_profile(name) for name in ("raspberry-pi-4", "intel-nuc"))
+    request = BuildRequest(load_source(digits_tflite), digits_calibration, digits_calibration, targets, "digits")
+    with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.*tf2onnx\.convert.*--tflite digits"):
+        build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda row: None)
+
+
+def test_one_that_is_quantised_already_is_kept(
+    tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
+) -> None:
+    profile = load_profile("raspberry-pi-4")
+    made = TFLiteBuilder().build(digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None)
+    source = load_source(made.path)
+    assert source.quantised
+    (tmp_path / "out").mkdir()
+    kept = TFLiteBuilder().build(source, digits_calibration, profile, "int8", tmp_path / "out", lambda line: None)
+    assert kept.path.read_bytes() == made.path.read_bytes()
+    want, got = reference_outputs(source, digits_calibration), artifact_outputs(kept, source, digits_calibration)
+    np.testing.assert_array_equal(got[0], want[0])
+    with pytest.raises(BuildFailed, match="quantised already, there is no fp16 in it"):
+        TFLiteBuilder().build(source, digits_calibration, profile, "fp16", tmp_path / "out", lambda line: None)
+
+
+def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:
+    whole = lower(models.cnn())
+    random = np.random.default_rng(3)
+    damaged: list[Any] = [whole[:length] for length in range(8, len(whole), len(whole) // 8)]
+    for _ in range(12):
+        flipped = bytearray(whole)
+        for at in random.integers(8, len(whole), 4):
+            flipped[at] ^= 1 << int(random.integers(0, 8))
+        damaged.append(bytes(flipped))
+    refused = 0
+    for data in damaged:
+        (tmp_path / "damaged.tflite").write_bytes(data)
+        try:
+            load_source(tmp_path / "damaged.tflite")
+        except SourceInvalid:
+            refused += 1
+    assert refused >= 8  # the truncated ones

@@ -1,0 +1,141 @@
+"""The build cache: the same things asked for twice are built once, and nothing damaged is ever handed on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key, default_cache
+from edgert_deploy.packager.builders import Artifact, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+
+PI, THIS = load_profile("raspberry-pi-4"), load_profile("this-machine")
+
+
+class Builds:
+    """ONNX Runtime's FP32 artifacts through a cache, and how often something was really built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = BuildCache(folder / "cache")
+        self.count = 0
+        self._folder = folder
+
+    engine = "onnxruntime"
+
+    def build(self, *words: Any) -> Artifact:
+        self.count += 1
+        return builder_for("onnxruntime").build(*words)
+
+    def __call__(self, source: SourceModel, calibration: CalibrationSet, profile: DeviceProfile = THIS) -> bytes:
+        out = self._folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        built = CachedBuilder(self, self.cache).build(source, calibration, profile, "fp32", out, lambda line: None)
+        assert built.path.parent == out
+        assert built.tools
+        return built.path.read_bytes()
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> Builds:
+    return Builds(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
+    return load_source(models.write(models.mlp(), tmp_path_factory.mktemp("source") / "model.onnx"))
+
+
+SAMPLES = CalibrationSet({"x": models.random(16, 4)}, None)
+
+
+def test_what_was_built_is_not_built_again(builds: Builds, source: SourceModel) -> None:
+    first = builds(source, SAMPLES)
+    assert builds(source, SAMPLES) == first
+    # Where the file lies, and what the profile says of the device, shape no artifact.
+    moved = dataclasses.replace(source, path=Path("elsewhere.onnx"))
+    assert builds(moved, SAMPLES, dataclasses.replace(THIS, memory_mb=7)) == first
+    assert builds.count == 1
+
+
+def test_anything_that_shapes_an_artifact_makes_another_key(source: SourceModel, tmp_path: Path) -> None:
+    other_source = load_source(models.write(models.cnn(), tmp_path / "other.onnx"))
+    other_samples = CalibrationSet({"x": SAMPLES.inputs["x"] + np.float32(1)}, None)
+    keys = {
+        cache_key("tflite", source, SAMPLES, PI, "int8"),
+        cache_key("openvino", source, SAMPLES, PI, "int8"),
+        cache_key("tflite", other_source, SAMPLES, PI, "int8"),
+        cache_key("tflite", source, other_samples, PI, "int8"),
+        cache_key("tflite", source, SAMPLES, THIS, "int8"),
+        cache_key("tflite", source, SAMPLES, PI, "fp32"),
+        cache_key("tflite", source, SAMPLES, PI, "int8", {"float_layers": ("head",)}),
+    }
+    assert len(keys) == 7
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+        lambda path: path.unlink(),
+        lambda path: path.with_name("entry.json").write_text("{"),
+        lambda path: path.with_name("entry.json").write_text('{"files": {"../x": "0"}, "artifact": {}}'),
+        lambda path: path.with_name("entry.json").write_text('{"files": {}, "artifact": {"path": "model.onnx"}}'),
+    ],
+)
+def test_a_damaged_entry_is_built_again(builds: Builds, source: SourceModel, damage: Callable[[Path], Any]) -> None:
+    first = builds(source, SAMPLES)
+    (kept,) = builds.cache.folder.glob("*/model.onnx")
+    damage(kept)
+    assert builds(source, SAMPLES) == first
+    assert builds.count == 2
+    assert builds(source, SAMPLES) == first
+    assert builds.count == 2
+
+
+def test_what_was_not_used_for_longest_goes_first(builds: Builds, source: SourceModel) -> None:
+    sets = [CalibrationSet({"x": SAMPLES.inputs["x"] * np.float32(n)}, None) for n in (1, 2, 3)]
+    builds(source, sets[0])
+    size = sum(path.stat().st_size for path in builds.cache.folder.glob("*/*"))
+    builds(source, sets[1])
+    for age, path in enumerate(sorted(builds.cache.folder.iterdir(), key=lambda p: p.stat().st_mtime)):
+        os.utime(path / "entry.json", (1000 + age, 1000 + age))
+    builds(source, sets[0])  # used: now the second is the oldest
+    builds.cache = dataclasses.replace(builds.cache, bytes_max=int(size * 2.5))
+    builds(source, sets[2])
+    assert len(list(builds.cache.folder.iterdir())) == 2
+    assert builds.count == 3
+    builds(source, sets[0])
+    assert builds.count == 3
+    builds(source, sets[1])
+    assert builds.count == 4
+
+
+def test_a_cache_that_cannot_be_written_costs_no_build(builds: Builds, source: SourceModel, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    builds.cache = BuildCache(tmp_path / "file" / "cache")
+    assert builds(source, SAMPLES) == builds(source, SAMPLES)
+    assert builds.count == 2
+
+
+def test_where_it_lies_and_how_large_it_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EDGERT_CACHE_MB", "3")
+    assert default_cache() == BuildCache(tmp_path / "edgert" / "build", 3_000_000)
+    monkeypatch.setenv("EDGERT_CACHE_MB", "many")
+    with pytest.raises(ConfigInvalid, match="EDGERT_CACHE_MB"):
+        default_cache()

@@ -1,0 +1,137 @@
+"""Where plain INT8 loses too much, the layers that do harm go back to float, in every engine; a search can be resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert.errors import AccuracyTooLow
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders.layers import belongs, layers_of
+from edgert_deploy.packager.builders.qdq import prepared
+from edgert_deploy.packager.candidates import Order, Workshop
+from edgert_deploy.packager.mixed_precision import Budget, fall_back
+from edgert_deploy.packager.pack import BuildRequest, build_bundle, make_brief
+from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.host.packager.test_pack import profile
+from tests.support import models
+
+MODULES = {"openvino": "nncf", "tflite": "ai_edge_litert", "tensorrt": "onnxruntime"}
+OTHERS = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
+
+
+@pytest.fixture(scope="module")
+def outlier(digits_source: SourceModel, tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
+    path = tmp_path_factory.mktemp("outlier") / "outlier.onnx"
+    return load_source(models.write(models.with_outlier(digits_source.proto), path))
+
+
+@pytest.fixture
+def request_(
+    outlier: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> BuildRequest:
+    box = profile("box", "onnxruntime", then=OTHERS)
+    cache = BuildCache(tmp_path / "cache")
+    return BuildRequest(outlier, digits_calibration, digits_holdout, (box,), "outlier", cache=cache)
+
+
+def test_in_every_engine_the_layers_around_an_outlier_go_back_to_float_and_the_rest_stays_int8(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
+    assert [row.engine for row in result.rows] == ["onnxruntime", *OTHERS]
+    for row in result.rows:
+        assert row.precision == "mixed"
+        assert row.passed
+        assert row.candidate.artifact.float_layers == ("conv2", "conv1")
+        assert row.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
+    with open_bundle(result.path, None) as bundle:
+        told = read_receipt(bundle)
+        assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
+    assert told is not None
+    fallback = told["targets"][0]["fallbacks"][0]
+    assert [trial["passed"] for trial in fallback["trials"]] == [False, True]
+    harms = {layer["name"]: layer["sqnr_db"] for layer in fallback["layers"]}
+    assert harms["conv2"] < harms["conv1"] < harms["classify"]
+    plain = [one for one in told["candidates"] if one["kind"] == "int8"]
+    assert len(plain) == len(result.rows)
+    assert not any(one["passed"] or one["packed"] for one in plain)
+
+
+def test_without_a_budget_the_gate_fails_and_offers_another_precision(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, budget_s=0.0, engines="first")
+    with pytest.raises(AccuracyTooLow, match="--precision auto"):
+        build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
+    auto = replace(request, precision="auto")
+    result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
+    assert [row.precision for row in result.rows] == ["fp16"]
+
+
+def a_shop(request: BuildRequest, folder: Path, lines: list[str]) -> Workshop:
+    folder.mkdir()
+    assert request.cache is not None
+    return Workshop(make_brief(request), request.cache, folder, lines.append)
+
+
+def ticking(step_s: float) -> Callable[[], float]:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += step_s
+        return now
+
+    return clock
+
+
+def test_a_search_that_its_budget_ended_goes_on_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
+    box: DeviceProfile = request_.targets[0]
+    lines: list[str] = []
+    found, rounds = None, 0
+    while found is None:
+        shop = a_shop(request_, tmp_path / f"work-{rounds}", lines)
+        plain = shop.make(Order("onnxruntime", "int8", box))
+        # Two looks at the clock, and it is over: a layer, or a try, a round.
+        result = fall_back(shop, plain, Budget(2.5, ticking(1.0)))
+        assert result is not None
+        assert result.spent is (result.found is None)
+        found, rounds = result.found, rounds + 1
+        assert rounds < 10
+    assert rounds > 2
+    tries = [line for line in lines if "layers in float (" in line]
+    assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
+    again = fall_back(a_shop(request_, tmp_path / "again", lines), plain, Budget(1.0, ticking(10.0)))
+    assert again is not None
+    assert again.found is not None  # all is known: no budget is needed
+    assert result is not None
+    assert again.trials == result.trials
+
+
+def test_layers_take_along_what_follows_them_and_are_found_by_the_names_that_engines_give(
+    outlier: SourceModel,
+) -> None:
+    layers = layers_of(prepared(outlier))
+    assert [(layer.op, layer.name) for layer in layers] == [
+        ("Conv", "conv1"),
+        ("Conv", "conv2"),
+        ("MaxPool", "pool"),
+        ("Gemm", "classify"),
+    ]
+    assert layers[0].values == ("conv1", "relu1")
+    first = layers[:1]
+    assert all(belongs(name, first, layers) for name in ("conv1", "conv1/WithoutBiases", "relu1", "relu1_bias"))
+    assert not any(belongs(name, first, layers) for name in ("conv2", "conv10", "relu", "scores"))

@@ -1,0 +1,410 @@
+"""What a rollout does when a step fails: put back, tell why, leave nothing, and never pretend.
+
+The device is simulated at the transport seam: real slots' transition table, commands that fail on request.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.errors import (
+    DaemonBusy,
+    DeployUnderWay,
+    DeviceError,
+    DeviceUnreachable,
+    EdgeRTError,
+    HealthCheckFailed,
+    ReleaseTooOld,
+    StorageFailed,
+)
+from edgert.versions.slots import Event, SlotState, State, Version, step
+from edgert.versions.trial_limits import Gate
+from edgert_deploy.common.parallel import Stop
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports import ByteProgress, LineSink, Result, Transport
+from edgert_deploy.rollout.deployment import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.rollout.plan import Plan, Step
+from edgert_deploy.rollout.trial import wait_for_verdict
+from tests.support.bundles import make_null_bundle
+
+BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
+_EVENTS = {
+    "install": Event.INSTALL,
+    "activate": Event.ACTIVATE,
+    "mark-good": Event.MARK_GOOD,
+    "rollback": Event.ROLLBACK,
+}
+
+
+class SimulatedDevice:
+    """Answers `edgertd` as a device does. `faults[verb]` is raised over there, or on the link where unreachable."""
+
+    def __init__(self, key: SigningKey, slots: SlotState | None = None, **faults: EdgeRTError) -> None:
+        self.key, self.slots = key, slots or SlotState()
+        self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
+        self.done: list[str] = []
+        self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
+        self.claims: dict[str, str] = {}
+        self.hidden: set[str] = set()  # models that were removed there
+        self.damaged = ""  # why the model's slots cannot be read
+        self.files: set[str] = set()
+        self.digest = ""
+        self.closed = 0
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        if argv[0] == "rm":
+            self.files.discard(argv[-1])
+            return Result(tuple(argv), 0, "", "")
+        if argv[0] == "sh" and argv[4] == "look":  # nobody sets it up
+            return Result(tuple(argv), 0, "", "")
+        if argv[0] != "/home/venv/bin/edgertd":
+            return Result(tuple(argv), 1, "", "no systemd here")
+        verb = argv[3]
+        self.before(verb)
+        if verb in ("claim", "release"):
+            return self._claim(verb, list(argv))
+        assert verb == "status" or self.claims["echo"] in argv, "each step shows the claim"
+        if verb != "status":
+            self.done.append(verb)
+        error = self.faults.get(verb)
+        if isinstance(error, DeviceUnreachable):
+            raise error
+        if error is not None:
+            told = json.dumps({"error": {"code": error.code, "message": error.message}})
+            return Result(tuple(argv), error.exit_code, told + "\n", "")
+        return Result(tuple(argv), 0, json.dumps(self._answer(verb)) + "\n", "")
+
+    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644, **_: Any) -> None:
+        if "put" in self.faults:
+            raise self.faults["put"]
+        self.files.add(remote)
+        self.digest = read_offer(local).digest
+
+    def get(self, remote: str, local: Path) -> None:
+        raise AssertionError("a rollout reads no files back")
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _claim(self, verb: str, argv: list[str]) -> Result:
+        if verb == "release":
+            assert argv[4] == self.claims.pop("echo")
+            return Result(tuple(argv), 0, "{}", "")
+        if "echo" in self.claims and self.claims["echo"] not in argv:
+            told = json.dumps(
+                {"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}}
+            )
+            return Result(tuple(argv), 7, told, "")
+        self.claims["echo"] = f"echo.{len(self.done)}"
+        return Result(tuple(argv), 0, json.dumps({"token": self.claims["echo"], "status": self._status()}), "")
+
+    def _answer(self, verb: str) -> dict[str, Any]:
+        if verb in _EVENTS:
+            version = Version(2, self.digest, good=False) if verb == "install" else None
+            self.slots = step(self.slots, _EVENTS[verb], version=version)
+        return self._status() if verb == "status" else {}
+
+    def _status(self) -> dict[str, Any]:
+        def described(version: Version | None) -> dict[str, Any] | None:
+            return None if version is None else dict(vars(version))
+
+        slots = self.slots
+        model = {
+            "model": "echo",
+            "state": slots.state.value,
+            "ratchet": slots.ratchet,
+            "active": described(slots.version(slots.active)),
+            "spare": described(slots.version(slots.spare)),
+            "serving": None,
+            "damaged": self.damaged,
+        }
+        return {
+            "edgert": "0.1.0",
+            "machine": "aarch64",
+            "device": "board",
+            "profile": "this-machine",
+            "daemon": {"running": True, "pid": 1},
+            "disk_free_bytes": 10**10,
+            "engines": {"null": "1"},
+            "keys": [self.key.public.key_id],
+            "models": [] if (slots.state is State.EMPTY and not self.done) or self.hidden else [model],
+        }
+
+
+RELEASE_1 = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def key() -> SigningKey:
+    return new_key()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
+    """Release 2 of `echo`."""
+    return make_null_bundle(tmp_path_factory.mktemp("bundle"), key, release=2)
+
+
+def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
+    outcome = deploy_one(rollout, BOARD, lambda _: None)
+    assert device.closed == 1
+    assert device.files == set(), "what was sent must not stay"
+    return outcome
+
+
+def test_all_steps_in_their_order(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    outcome = roll_out(bundle, device)
+    assert (outcome.result, outcome.serving, outcome.error) == ("live", 2, None)
+    assert device.done == ["install", "activate", "check", "mark-good"]
+    assert (device.slots.state, device.slots.ratchet) == (State.STEADY, 2)
+
+
+def test_a_dry_run_touches_nothing(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    assert roll_out(bundle, device, dry_run=True).result == "planned"
+    assert (device.done, device.slots) == ([], RELEASE_1)
+
+
+@pytest.mark.parametrize("verb", ["activate", "check", "mark-good"])
+def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: str) -> None:
+    device = SimulatedDevice(key, RELEASE_1, **{verb.replace("-", "_"): HealthCheckFailed("output y is off by 3")})
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert (outcome.error.code, outcome.error.exit_code, outcome.serving) == ("deploy.rolled_back", 9, 1)
+    assert f"at {verb} [device.health_check_failed]" in outcome.error.message
+    assert "off by 3" in outcome.error.message
+    assert "Release 1 is live again" in outcome.error.message
+    assert (device.done[-1], device.slots.state, device.slots.active) == ("rollback", State.STEADY, "a")
+
+
+def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert "Nothing is live now" in outcome.error.message
+    assert (outcome.serving, device.slots.state) == (None, State.EMPTY)
+
+
+def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Path, key: SigningKey) -> None:
+    """Somebody removed its folder; or its slots cannot be read, and nobody knows what is live."""
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    device.before = lambda verb: device.hidden.add("echo") if verb == "check" else None
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert (error.code, "Nothing is live now" in error.message) == ("deploy.rolled_back", True)
+    device = SimulatedDevice(key, check=HealthCheckFailed("off"))
+    device.before = lambda verb: vars(device).update(damaged="its file is torn") if verb == "check" else None
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert "going back failed as well [device.storage_failed]: its file is torn" in error.message
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: SigningKey) -> None:
+    """It never says what became of the trial; the device itself answers every question."""
+    gate, now = Gate({"p99_ms": 8.0}, 600.0), [0.0]
+    asked: list[tuple[str, ...]] = []
+
+    class Hung(RemoteDaemon):
+        def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
+            asked.append(words)
+            now[0] += 5.0
+            return {"state": "loading"}
+
+    plan = Plan("echo", 2, "digest", (Step.WATCH,), gate)
+    daemon = Hung(SimulatedDevice(key), BOARD)
+    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
+        wait_for_verdict(daemon, plan, gate, ("--claim", "t"), Stop(), lambda line: None, lambda: now[0])
+    assert gate.trial_s + gate.confirm_s < now[0] < gate.trial_s + gate.confirm_s + 100
+    assert len(asked) == now[0] / 5
+
+
+def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off"), rollback=DeviceError("disk is gone"))
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert error.code == "device.health_check_failed"
+    assert "going back failed as well [device.error]" in error.message
+
+
+@pytest.mark.parametrize(
+    ("verb", "error"),
+    [
+        ("install", ReleaseTooOld("older than 7")),
+        ("install", StorageFailed("disk full")),
+        ("put", StorageFailed("disk full")),
+        ("put", DeviceUnreachable("the link died")),
+    ],
+)
+def test_what_fails_before_the_switch_needs_no_way_back(
+    bundle: Path, key: SigningKey, verb: str, error: EdgeRTError
+) -> None:
+    device = SimulatedDevice(key, RELEASE_1, **{verb: error})
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert outcome.error.code == error.code
+    assert "rollback" not in device.done
+    assert device.slots == RELEASE_1
+
+
+def test_a_link_that_dies_on_trial_says_that_the_trial_ends_by_itself(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert error.code == "device.unreachable"
+    assert "ends by itself after 60 s" in error.message
+    assert device.slots.state is State.TRIAL
+
+
+def test_a_deployment_cut_short_goes_on_where_it_stood(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1, check=DeviceUnreachable("the link died"))
+    roll_out(bundle, device)
+    device.faults, device.done, device.closed = {}, [], 0
+    assert roll_out(bundle, device).result == "live"
+    assert device.done == ["check", "mark-good"]
+
+
+def test_devices_are_independent_and_keep_their_order(bundle: Path, key: SigningKey) -> None:
+    simulated = {
+        "a": SimulatedDevice(key, RELEASE_1),
+        "b": SimulatedDevice(key, status=DeviceUnreachable("gone")),
+        "c": SimulatedDevice(new_key()),
+        "d": SimulatedDevice(key),
+    }
+    opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener)
+    devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in simulated]
+    outcomes = deploy(rollout, devices, lambda name, line: None)
+    codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
+    assert codes == [
+        ("a", "live", None),
+        ("b", "failed", "device.unreachable"),
+        ("c", "failed", "bundle.signature_invalid"),
+        ("d", "live", None),
+    ]
+    assert exit_code([o.error for o in outcomes]) == 6
+    assert exit_code([outcomes[0].error]) == 0
+    assert Step.SEND in outcomes[0].steps
+
+
+# --- one deployment at a time ---------------------------------------------------------------
+
+
+def test_a_model_that_another_deployment_works_on_is_left_alone(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    device.claims["echo"] = "echo.another"
+    outcome = roll_out(bundle, device)
+    assert outcome.error is not None
+    assert (outcome.result, outcome.error.code) == ("failed", "device.deploy_under_way")
+    assert (device.done, device.slots, device.claims) == ([], RELEASE_1, {"echo": "echo.another"})
+
+
+def test_two_deployments_from_one_host_exclude_each_other_while_the_first_is_at_work(
+    bundle: Path, key: SigningKey
+) -> None:
+    device, second = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1)
+    outcomes: list[Outcome] = []
+    device.before = lambda verb: outcomes.append(roll_out(bundle, second)) if verb == "check" else None
+    assert roll_out(bundle, device).result == "live"
+    assert outcomes[0].error is not None
+    assert outcomes[0].error.code == "device.deploy_under_way"
+    assert second.done == []
+
+
+def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> None:
+    for faults in ({}, {"check": HealthCheckFailed("off")}, {"install": StorageFailed("full")}):
+        device = SimulatedDevice(key, RELEASE_1, **faults)
+        roll_out(bundle, device)
+        assert device.claims == {}
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "done"),
+    [
+        ("status", []),
+        ("claim", []),
+        ("install", ["install", "rollback"]),
+        ("activate", ["install", "activate", "rollback"]),
+        ("check", ["install", "activate", "check", "rollback"]),
+    ],
+)
+def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
+    bundle: Path, key: SigningKey, verb: str, done: list[str]
+) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device.before = lambda word: stop.press() if word == verb and not stop.asked else None
+    outcome = roll_out(bundle, device, stop=stop)
+    assert outcome.error is not None
+    assert (outcome.result, outcome.error.code, exit_code([outcome.error])) == ("stopped", "deploy.interrupted", 130)
+    assert device.done == done
+    assert (device.slots.state, device.slots.active, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert device.claims == {}
+    assert ("Release 1 is live" in outcome.error.message) == bool(done)
+
+
+def test_ctrl_c_in_the_last_step_comes_too_late_and_the_outcome_says_so(bundle: Path, key: SigningKey) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1), Stop()
+    device.before = lambda verb: stop.press() if verb == "mark-good" else None
+    outcome = roll_out(bundle, device, stop=stop)
+    assert (outcome.result, outcome.serving, exit_code([outcome.error])) == ("live", 2, 0)
+
+
+def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: Path, key: SigningKey) -> None:
+    device, stop = SimulatedDevice(key, RELEASE_1, rollback=DeviceError("disk is gone")), Stop()
+    device.before = lambda verb: stop.press() if verb == "activate" else None
+    error = roll_out(bundle, device, stop=stop).error
+    assert error is not None
+    assert "going back failed [device.error]" in error.message
+    assert "ends by itself" in error.message
+
+
+def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bundle: Path, key: SigningKey) -> None:
+    hanging, quick, stop = SimulatedDevice(key, RELEASE_1), SimulatedDevice(key, RELEASE_1), Stop()
+    hangs, never = threading.Event(), threading.Event()
+
+    def hang(verb: str) -> None:
+        if verb == "check":
+            hangs.set()
+            never.wait(60)
+
+    hanging.before = hang
+    devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in ("hanging", "quick")]
+    opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
+    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener, stop=stop)
+
+    def press_twice() -> None:
+        hangs.wait(60)
+        while quick.closed == 0:
+            time.sleep(0.01)
+        stop.press()
+        stop.press()
+
+    presser = threading.Thread(target=press_twice)
+    presser.start()
+    outcomes = deploy(rollout, devices, lambda name, line: None)
+    presser.join()
+    assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
+    assert outcomes[0].error is not None
+    assert "ends by itself after 60 s" in outcomes[0].error.message
+    assert exit_code([o.error for o in outcomes]) == 130
+    never.set()

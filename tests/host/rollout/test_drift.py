@@ -1,0 +1,86 @@
+"""Drift: what a host's rollouts want of a device against what the device says, each difference by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgert import __version__
+from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Campaign
+from edgert_deploy.rollout.waves import Strategy
+
+WANTED = {"m": Wanted(7, "seven", "m-r7")}
+GOOD = {"release": 7, "digest": "seven", "good": True}
+READY = {"state": "ready", "degraded": False}
+
+
+def a_campaign(release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), **other: Any) -> Campaign:
+    outcomes = {device: {"result": "live", "error": None} for device in took or devices}
+    given = {
+        "id": f"m-r{release}",
+        "bundle": "m.edgert",
+        "digest": f"d{release}",
+        "model": "m",
+        "inventory": "/i",
+        **other,
+    }
+    return Campaign(
+        **given, release=release, devices=devices, strategy=Strategy(), trial_s=60.0, state=state, outcomes=outcomes
+    )
+
+
+def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
+    campaigns = [
+        a_campaign(9, "a", "b", state=ABORTED, took=("a",)),
+        a_campaign(8, "b", state=STOPPED, took=("x",)),
+        a_campaign(8, "a", "c", inventory="/other"),
+        a_campaign(7, "a", "b", "c"),
+        a_campaign(3, "a", model="n"),
+    ]
+    found = wanted_of(campaigns, "/i")
+    assert {device: {model: one.release for model, one in models.items()} for device, models in found.items()} == {
+        "a": {"m": 9, "n": 3},
+        "b": {"m": 8},  # the rollout stopped before it: it is still what was wanted
+        "c": {"m": 7},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, []),
+        ({"active": {**GOOD, "release": 6, "digest": "six"}}, ["behind"]),
+        ({"active": {**GOOD, "release": 8, "digest": "eight"}}, ["ahead"]),
+        ({"active": {**GOOD, "digest": "other"}}, ["other-digest"]),
+        ({"active": None, "state": "empty", "serving": None}, ["missing"]),
+        ({"state": "trial"}, ["trial"]),
+        (
+            {
+                "active": {**GOOD, "release": 6, "digest": "six"},
+                "returned": {"release": 7, "digest": "seven", "reason": "p99_ms is 9 ms", "at_s": 0.0},
+            },
+            ["rolled-back"],
+        ),
+        ({"serving": {"state": "degraded", "degraded": True, "tried": ["tensorrt: no GPU"]}}, ["degraded"]),
+        ({"serving": {"state": "quarantined", "fault": "it crashed"}}, ["not-serving"]),
+    ],
+)
+def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str]) -> None:
+    model = {"model": "m", "state": "steady", "active": GOOD, "serving": READY, "returned": None, **changes}
+    (found,) = model_drifts({"models": [model]}, WANTED)
+    assert [one.kind for one in found.drift] == kinds
+    if kinds == ["rolled-back"]:
+        assert found.drift[0].text == "release 7 went back: p99_ms is 9 ms"
+    (unasked,) = model_drifts({"models": [{**model, "serving": READY}]}, {})
+    assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
+
+
+def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:
+    (found,) = model_drifts({"models": []}, WANTED)
+    assert (found.live, [one.kind for one in found.drift]) == (None, ["missing"])
+    assert device_drifts({"daemon": {"running": True}, "edgert": __version__}) == []
+    drifts = device_drifts({"daemon": {"running": False}, "edgert": "0.0.1"}, "0.2.0")
+    assert [one.kind for one in drifts] == ["stopped", "runtime"]
+    assert drifts[1].text == "its edgert is 0.0.1, older than this host's 0.2.0"

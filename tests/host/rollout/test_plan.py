@@ -1,0 +1,215 @@
+"""Plans, as data: from what a device says and what a bundle is to steps or a refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import new_key
+from edgert.errors import (
+    BundleCorrupt,
+    DeviceError,
+    EdgeRTError,
+    EngineMissing,
+    NotCompatible,
+    ReleaseTooOld,
+    SignatureInvalid,
+    StorageFailed,
+    TransitionRefused,
+)
+from edgert.versions.trial_limits import Gate
+from edgert_deploy.devices.facts import DeviceFacts, ModelFacts, VersionFacts
+from edgert_deploy.rollout.deployment import read_offer
+from edgert_deploy.rollout.plan import SPARE_BYTES, Offer, Step, make_plan
+from tests.support.bundles import flip_bit, make_null_bundle
+
+WHOLE_WAY = (Step.SEND, Step.INSTALL, Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
+
+
+@pytest.fixture(scope="module")
+def offer(tmp_path_factory: pytest.TempPathFactory) -> Offer:
+    """Release 5 of `echo`, for any machine of profile this-machine, on the null engine."""
+    return read_offer(make_null_bundle(tmp_path_factory.mktemp("bundle"), new_key(), release=5))
+
+
+def facts(offer: Offer, model: ModelFacts | None = None, **changes: Any) -> DeviceFacts:
+    fitting = DeviceFacts(
+        device="board",
+        profile="this-machine",
+        machine="aarch64",
+        edgert="0.1.0",
+        daemon_running=True,
+        disk_free_bytes=10 * 1024**3,
+        engines={"null": "1"},
+        keys=offer.key_ids,
+        models={} if model is None else {"echo": model},
+    )
+    return replace(fitting, **changes)
+
+
+def version(release: int, digest: str = "other", good: bool = True) -> VersionFacts:
+    return VersionFacts(release, digest, good)
+
+
+def test_a_new_model_goes_the_whole_way(offer: Offer) -> None:
+    plan = make_plan(facts(offer), offer)
+    assert (plan.model, plan.release, plan.digest, plan.steps) == ("echo", 5, offer.digest, WHOLE_WAY)
+
+
+def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
+    assert make_plan(facts(offer, daemon_running=False), offer).steps == (Step.START, *WHOLE_WAY)
+
+
+@pytest.mark.parametrize(
+    ("state", "active", "spare", "steps"),
+    [
+        ("steady", ("other", 4, True), None, WHOLE_WAY),
+        ("steady", ("other", 5, True), None, WHOLE_WAY),  # the device says whether the same number may be other content
+        ("steady", ("other", 4, True), ("same", 5, True), WHOLE_WAY),
+        ("staged", ("other", 4, True), ("other", 3, False), WHOLE_WAY),
+        ("staged", ("other", 4, True), ("same", 5, False), WHOLE_WAY[2:]),
+        ("first-staged", None, ("same", 5, False), WHOLE_WAY[2:]),
+        ("trial", ("same", 5, False), ("other", 4, True), WHOLE_WAY[3:]),
+        ("first-trial", ("same", 5, False), None, WHOLE_WAY[3:]),
+        ("steady", ("same", 5, True), ("other", 4, True), ()),
+    ],
+)
+def test_steps_go_on_from_where_the_slots_stand(
+    offer: Offer, state: str, active: Any, spare: Any, steps: tuple[Step, ...]
+) -> None:
+    def described(slot: Any) -> VersionFacts | None:
+        return slot and VersionFacts(slot[1], offer.digest if slot[0] == "same" else "other", slot[2])
+
+    model = ModelFacts(state, described(active), described(spare), ratchet=4)
+    assert make_plan(facts(offer, model), offer).steps == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"keys": ("0123456789abcdef",)}, SignatureInvalid, "trusts 0123456789abcdef"),
+        ({"keys": ()}, SignatureInvalid, "trusts none"),
+        ({"profile": "jetson-orin-nano"}, NotCompatible, "jetson-orin-nano"),
+        ({"engines": {"tflite": "2.3"}}, EngineMissing, "null"),
+        ({"disk_free_bytes": SPARE_BYTES}, StorageFailed, "Nothing was sent"),
+    ],
+)
+def test_what_the_device_would_refuse_is_refused_before_a_byte_is_sent(
+    offer: Offer, changes: dict[str, Any], error: type[EdgeRTError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make_plan(facts(offer, **changes), offer)
+
+
+def test_another_processor_than_the_targets_is_refused(offer: Offer) -> None:
+    targets = (replace(offer.manifest.targets[0], machines=("x86_64",)),)
+    for_x86 = replace(offer, manifest=replace(offer.manifest, targets=targets))
+    assert make_plan(facts(offer, machine="x86_64"), for_x86).steps
+    with pytest.raises(NotCompatible, match="aarch64"):
+        make_plan(facts(offer), for_x86)
+
+
+def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Offer) -> None:
+    newer = ModelFacts("steady", version(6), None, ratchet=6)
+    with pytest.raises(ReleaseTooOld, match="--release 7"):
+        make_plan(facts(offer, newer), offer)
+    way_back = replace(offer, manifest=replace(offer.manifest, downgrade=True))
+    assert make_plan(facts(offer, newer), way_back).steps == WHOLE_WAY
+
+
+def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
+    busy = ModelFacts("trial", version(4, good=False), version(3), ratchet=3)
+    with pytest.raises(TransitionRefused, match="edgert rollback echo --on board"):
+        make_plan(facts(offer, busy), offer)
+
+
+def test_an_engine_further_down_the_ladder_will_do(offer: Offer) -> None:
+    first = replace(offer.manifest.artifacts[0], id="first", engine="openvino")
+    ladder = replace(
+        offer.manifest,
+        artifacts=(first, offer.manifest.artifacts[0]),
+        targets=(replace(offer.manifest.targets[0], artifacts=("first", "null")),),
+    )
+    assert make_plan(facts(offer), replace(offer, manifest=ladder)).steps == WHOLE_WAY
+
+
+STATUS: dict[str, Any] = {
+    "edgert": "0.1.0",
+    "python": "3.11.2",
+    "machine": "aarch64",
+    "device": "board",
+    "site": "default",
+    "profile": "raspberry-pi-4",
+    "boot_id": "b",
+    "daemon": {"running": False, "pid": None},
+    "disk_free_bytes": 7,
+    "memory_total_bytes": 9,
+    "engines": {"null": "1", "tflite": "2.3.0", "openvino": None},
+    "keys": ["k"],
+    "models": [
+        {
+            "model": "echo",
+            "state": "steady",
+            "ratchet": 6,
+            "active": {"release": 5, "digest": "d", "good": True},
+            "spare": None,
+            "serving": None,
+        }
+    ],
+}
+
+
+def test_facts_are_what_status_says() -> None:
+    read = DeviceFacts.from_status(STATUS)
+    assert read.engines == {"null": "1", "tflite": "2.3.0"}
+    assert read.models == {"echo": ModelFacts("steady", VersionFacts(5, "d", True), None, ratchet=6)}
+    assert not read.daemon_running
+
+
+@pytest.mark.parametrize("key", ["machine", "daemon", "models", "engines", "disk_free_bytes"])
+def test_a_status_that_lacks_something_is_a_devices_fault(key: str) -> None:
+    with pytest.raises(DeviceError, match="bootstrap it again"):
+        DeviceFacts.from_status({k: v for k, v in STATUS.items() if k != key})
+
+
+def test_a_damaged_bundle_is_refused_on_this_host(tmp_path: Path) -> None:
+    good = make_null_bundle(tmp_path, new_key(), padding_bytes=4000)
+    for offset in (-2000, -5000, 30):
+        with pytest.raises(BundleCorrupt):
+            read_offer(flip_bit(good, offset))
+
+
+LIMITS = Gate({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
+
+
+def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer: Offer) -> None:
+    there = facts(offer, gates=1, temp_c=41.0)
+    assert make_plan(there, offer, LIMITS).steps == (*WHOLE_WAY[:4], Step.WATCH, Step.MARK_GOOD)
+    assert make_plan(there, offer, replace(LIMITS, unattended=True)).steps == (*WHOLE_WAY[:4], Step.WATCH)
+
+
+def test_what_a_device_cannot_watch_is_refused_before_anything_is_sent(offer: Offer) -> None:
+    with pytest.raises(DeviceError, match="watches no limits"):
+        make_plan(facts(offer, gates=0, temp_c=41.0), offer, LIMITS)
+    with pytest.raises(TransitionRefused, match="no thermometer"):
+        make_plan(facts(offer, gates=1), offer, LIMITS)
+
+
+def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Offer) -> None:
+    def on_trial(gate: Gate | None, state: str = "trial") -> DeviceFacts:
+        active = VersionFacts(5, offer.digest, False)
+        return facts(offer, ModelFacts(state, active, None, 4, gate), gates=1, temp_c=41.0)
+
+    rest = (Step.CHECK, Step.WATCH, Step.MARK_GOOD)
+    begun = replace(LIMITS, begun=True)
+    for asked in (None, LIMITS):
+        plan = make_plan(on_trial(begun), offer, asked)
+        assert (plan.steps, plan.gate and plan.gate.limits) == (rest, LIMITS.limits)
+    without = replace(begun, limits={"p99_ms": 8.0, "temp_c": 80.0})
+    assert make_plan(on_trial(without, "first-trial"), offer, LIMITS).steps == rest, "nothing to agree with"
+    for other in (None, without):
+        with pytest.raises(TransitionRefused, match="under other limits"):
+            make_plan(on_trial(other), offer, LIMITS)

@@ -1,0 +1,184 @@
+"""A rollout over a fleet goes in waves, stops where too many fail, and goes on where it stood."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.errors import ConfigInvalid, DeviceUnreachable, HealthCheckFailed
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.rollout.deployment import Rollout, exit_code, read_offer
+from edgert_deploy.rollout.rollout import ABORTED, DONE, KEPT_MAX, RUNNING, STOPPED, Campaign, CampaignStore, go_on
+from edgert_deploy.rollout.waves import Strategy
+from tests.host.rollout.test_deployment import BOARD, RELEASE_1, SimulatedDevice
+from tests.support.bundles import make_null_bundle
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Fleet:
+    """Simulated devices d0 ... and a rollout of release 2 over them. `said` are the rollout's own lines."""
+
+    def __init__(self, folder: Path, count: int, **strategy: Any) -> None:
+        self.key: SigningKey = new_key()
+        self.bundle = make_null_bundle(folder / "bundle", self.key, release=2)
+        self.simulated = {f"d{i}": SimulatedDevice(self.key, RELEASE_1) for i in range(count)}
+        self.devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in self.simulated]
+        self.store = CampaignStore(folder / "rollouts")
+        self.said: list[str] = []
+        self.rollout = self.a_rollout()
+        words = {"canary": 0, "waves": "", "failures_max": None, "parallel": 1, "pause_s": 0.0, **strategy}
+        self.campaign = Campaign(
+            id=self.store.new_id("echo", 2, 0.0),
+            bundle=str(self.bundle),
+            digest=self.rollout.offer.digest,
+            model="echo",
+            release=2,
+            inventory="inventory.toml",
+            devices=tuple(self.simulated),
+            strategy=Strategy.parse(**words),
+            trial_s=60.0,
+        )
+
+    def a_rollout(self) -> Rollout:
+        return Rollout(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
+
+    def go_on(self) -> Campaign:
+        """As `edgert deploy` begins it, or `edgert rollout resume` goes on: from the file, if there is one."""
+        if self.campaign.id in {campaign.id for campaign in self.store.all()}:
+            self.campaign = self.store.read(self.campaign.id)
+        self.rollout = self.a_rollout()
+        return go_on(self.store, self.campaign, self.rollout, self.devices, lambda name, line: self.said.append(line))
+
+    @property
+    def touched(self) -> list[str]:
+        return [name for name, device in self.simulated.items() if device.done]
+
+
+def test_it_goes_in_waves_and_every_outcome_is_on_disk(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 6, canary=1, waves="50%", parallel=3)
+    ended = fleet.go_on()
+    assert (ended.state, ended.left) == (DONE, [])
+    assert [line for line in fleet.said if "wave" in line] == [
+        "wave 1 of 3: 1 device",
+        "wave 2 of 3: 2 devices",
+        "wave 3 of 3: 3 devices",
+    ]
+    assert fleet.store.read(ended.id) == ended
+    assert exit_code(ended.errors) == 0
+
+
+def test_a_canary_that_fails_keeps_the_others_as_they_are_and_the_rollout_goes_on_when_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path, 4, canary=1)
+    fleet.simulated["d0"].faults["check"] = HealthCheckFailed("too slow")
+    ended = fleet.go_on()
+    assert (ended.state, fleet.touched) == (STOPPED, ["d0"])
+    assert ended.reason == "1 of 1 devices failed, more than --max-failures 0"
+    assert exit_code(ended.errors) == 9
+    fleet.simulated["d0"].faults.clear()
+    assert fleet.go_on().state == DONE
+    assert exit_code(fleet.store.read(ended.id).errors) == 0
+
+
+def test_within_a_wave_no_device_is_begun_once_too_many_failed(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 20, failures_max="10%", parallel=1)
+    for name in ("d1", "d3", "d5", "d7"):
+        fleet.simulated[name].faults["check"] = HealthCheckFailed("too slow")
+    ended = fleet.go_on()
+    assert (ended.state, "d5" in fleet.touched, "d19" in fleet.touched) == (STOPPED, True, False)
+    assert len(ended.left) >= 14
+
+
+def test_an_unreachable_device_holds_up_nobody(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 3)
+    fleet.simulated["d1"].faults["status"] = DeviceUnreachable("gone")
+    ended = fleet.go_on()
+    assert (ended.state, ended.left, exit_code(ended.errors)) == (DONE, ["d1"], 6)
+
+
+def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 4, waves="50%")
+
+    def die(verb: str) -> None:
+        if verb == "install":
+            os._exit(1)
+
+    fleet.simulated["d2"].before = die
+    child = os.fork()
+    if not child:
+        fleet.go_on()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    cut_off = fleet.store.read(fleet.campaign.id)
+    assert (cut_off.state, cut_off.left) == (RUNNING, ["d2", "d3"])
+    assert not fleet.store.is_at_work(cut_off.id)
+    fleet.simulated["d2"].before = lambda verb: None
+    assert fleet.go_on().left == []
+    assert fleet.touched == ["d2", "d3"], "those that had it are not asked again"
+
+
+def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 2, canary=1, pause_s=3600.0)
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(fleet.store.read(fleet.campaign.id).state)
+        fleet.rollout.stop.press()
+
+    ended = go_on(fleet.store, fleet.campaign, fleet.rollout, fleet.devices, lambda name, line: None, sleep)
+    assert (waited, ended.state, ended.left) == (["paused"], STOPPED, ["d1"])
+
+
+def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:
+    store = CampaignStore(tmp_path)
+    with store.at_work("x"), pytest.raises(ConfigInvalid, match="at work in another process"), store.at_work("x"):
+        raise AssertionError("two at once")
+    assert not store.is_at_work("never")
+    assert not (tmp_path / "never.lock").exists()  # who looks leaves no trace
+    with store.at_work("x"):
+        assert CampaignStore(tmp_path).is_at_work("x")
+    # Who looks holds it for an instant: neither another who looks nor one who begins takes that for work.
+    with open(tmp_path / "x.lock") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        assert not store.is_at_work("x")
+        threading.Timer(0.02, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
+        with store.at_work("x"):
+            pass
+
+
+def test_old_rollouts_that_are_over_are_forgotten_and_others_never(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 1)
+    for number in range(KEPT_MAX + 5):
+        state = STOPPED if number == 0 else ABORTED
+        fleet.store.write(replace(fleet.campaign, id=f"r{number}", state=state, started_at=float(number)))
+    fleet.store.tidy()
+    kept = [campaign.id for campaign in fleet.store.all()]
+    assert len(kept) == KEPT_MAX + 1
+    assert kept[-1] == "r0"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"id": "x"})])
+def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        CampaignStore(tmp_path).read("x")
+    assert CampaignStore(tmp_path).all() == []
+
+
+@pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
+def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
+    with pytest.raises(ConfigInvalid, match="no id of a rollout"):
+        CampaignStore(tmp_path).read(id)

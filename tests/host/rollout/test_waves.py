@@ -1,0 +1,55 @@
+"""How a fleet is split into waves, and when a rollout has failed too often."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.rollout.waves import Share, Strategy
+
+
+def sizes(total: int, canary: int = 0, waves: str = "") -> list[int]:
+    return [len(wave) for wave in Strategy.parse(canary, waves, None, 8, 0).split(total)]
+
+
+@pytest.mark.parametrize(
+    ("total", "canary", "waves", "expected"),
+    [
+        (10, 0, "", [10]),
+        (1, 1, "10%,50%,100%", [1]),
+        (100, 1, "10%,50%,100%", [1, 9, 40, 50]),
+        (3, 1, "10%,50%", [1, 1, 1]),
+        (20, 0, "5,10%,100%", [5, 15]),
+        (4, 9, "", [4]),
+        (7, 2, "2.5%", [2, 5]),
+    ],
+)
+def test_every_device_is_in_one_wave(total: int, canary: int, waves: str, expected: list[int]) -> None:
+    assert sizes(total, canary, waves) == expected
+    ranges = Strategy.parse(canary, waves, None, 8, 0).split(total)
+    assert [i for wave in ranges for i in wave] == list(range(total))
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="share"):
+        Share.parse(text)
+
+
+def test_a_rollout_in_steps_stops_at_the_first_failure_unless_told_otherwise() -> None:
+    assert Strategy.parse(0, "", None, 8, 0).failures_max is None
+    assert Strategy.parse(1, "", None, 8, 0).failures_max == Share(count=0)
+    assert Strategy.parse(1, "", "5%", 8, 0).failures_max == Share(part=0.05)
+
+
+@pytest.mark.parametrize(
+    ("limit", "failed", "begun", "too_many"),
+    [("0", 1, 100, True), ("2", 2, 3, False), ("5%", 1, 1, True), ("5%", 5, 100, False), ("5%", 6, 100, True)],
+)
+def test_how_many_failures_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
+    assert Share.parse(limit).exceeded(failed, begun) is too_many
+
+
+def test_a_strategy_survives_being_written() -> None:
+    strategy = Strategy.parse(2, "10%,50,100%", "2.5%", 20, 30.0)
+    assert Strategy.from_json(strategy.as_json()) == strategy

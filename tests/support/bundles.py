@@ -1,0 +1,166 @@
+"""Bundles that need no vendor: models of the null engine, as small as a bundle can be, each fault on request."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.bundle_file import write_bundle
+from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.bundle.signing import SigningKey
+from edgert.tensors import TensorSpec
+
+INPUT_NAME, OUTPUT_NAME = "x", "y"
+
+
+def make_null_bundle(
+    folder: Path,
+    key: SigningKey,
+    model: str = "echo",
+    release: int = 1,
+    profile: str = "this-machine",
+    *,
+    machines: tuple[str, ...] = (),
+    engine: str = "null",
+    op: str = "copy",
+    delay_s: float = 0.0,
+    item_shape: tuple[int, ...] = (4,),
+    program: bytes | dict[str, Any] | None = None,
+    first: tuple[str, bytes] | None = None,
+    reference: dict[str, Any] | None = None,
+    reference_engine: str = "null",
+    golden_off_by: float = 0.0,
+    padding_bytes: int = 0,
+    padding: bytes = b"",
+    foreign_bytes: int = 0,
+    downgrade: bool = False,
+    expires: str = "",
+    receipt: dict[str, Any] | None = None,
+) -> Path:
+    """Write `folder/<model>-<release>.edgert` and return its path.
+
+    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy"), the sum of
+    the item's values ("sum") or 0 ("zeros"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
+    JSON; `first` is the engine and the bytes of an artifact that is tried before it; `reference` is the program of an
+    artifact to compare answers with; `golden_off_by`
+    makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
+    incompressible ballast make the bundle as large as a test needs, `padding` is ballast as given; `foreign_bytes` lie
+    in it for no target; `receipt` is what its build found out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 2 * int(np.prod(item_shape))
+    golden = np.linspace(-1.0, 1.0, count, dtype=np.float32).reshape(2, *item_shape)
+    added = program if isinstance(program, dict) else {}
+    artifact = program if isinstance(program, bytes) else json.dumps({"op": op, "delay_s": delay_s, **added}).encode()
+    contents = {
+        "golden/input-0.npy": _npy(golden),
+        "golden/null/output-0.npy": _npy(_answer(op, golden) + np.float32(golden_off_by)),
+        "null/model.json": artifact,
+    }
+    if padding_bytes:
+        padding = np.random.default_rng(release).bytes(padding_bytes)
+    if padding:
+        contents["null/weights.bin"] = padding
+    if foreign_bytes:
+        contents["elsewhere/weights.bin"] = np.random.default_rng(release).bytes(foreign_bytes)
+    if receipt is not None:
+        contents["receipt.json"] = json.dumps(receipt).encode()
+    engines = {"null": engine}
+    if first is not None:
+        contents["first/model.json"] = first[1]
+        contents["golden/first/output-0.npy"] = contents["golden/null/output-0.npy"]
+        engines = {"first": first[0], **engines}
+    if reference is not None:
+        contents["reference/model.json"] = json.dumps(reference).encode()
+        contents["golden/reference/output-0.npy"] = _npy(_answer(reference["op"], golden))
+        engines["reference"] = reference_engine
+    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade, expires)
+    path = folder / f"{model}-{release}.edgert"
+    write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
+    return path
+
+
+def flip_bit(path: Path, offset: int = -1600) -> Path:
+    """A copy of the file beside it with one bit other at `offset` (from the end where negative)."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    flipped = path.with_name(f"flipped-{path.name}")
+    flipped.write_bytes(data)
+    return flipped
+
+
+def _manifest(
+    model: str,
+    release: int,
+    profile: str,
+    machines: tuple[str, ...],
+    engines: dict[str, str],
+    item_shape: tuple[int, ...],
+    contents: dict[str, bytes],
+    downgrade: bool,
+    expires: str,
+) -> Manifest:
+    program = contents["null/model.json"]
+    return Manifest(
+        model=model,
+        release=release,
+        inputs=(TensorSpec(INPUT_NAME, "FP32", (-1, *item_shape)),),
+        outputs=(TensorSpec(OUTPUT_NAME, "FP32", (-1, *item_shape)),),
+        files=tuple(FileEntry(p, len(data), hashlib.sha256(data).hexdigest()) for p, data in contents.items()),
+        artifacts=tuple(
+            ArtifactEntry(
+                id=name,
+                engine=engine,
+                precision="fp32",
+                entry=f"{name}/model.json",
+                files=tuple(p for p in contents if p.startswith(f"{name}/")),
+                golden_outputs=(f"golden/{name}/output-0.npy",),
+                golden_atol=(1e-6,),
+                accuracy=Accuracy("top1", samples=2, fp32=1.0, artifact=1.0, max_drop=0.01),
+                tools={"null": "1"},
+            )
+            for name, engine in engines.items()
+        ),
+        targets=(
+            TargetEntry(
+                profile,
+                machines,
+                tuple(name for name in engines if name != "reference"),
+                "reference" if "reference" in engines else "",
+            ),
+        ),
+        golden_inputs=("golden/input-0.npy",),
+        source_sha256=hashlib.sha256(program).hexdigest(),
+        source_size_bytes=len(program),
+        downgrade=downgrade,
+        expires=expires,
+    )
+
+
+def _answer(op: str, golden: NDArray[np.float32]) -> NDArray[np.float32]:
+    if op == "copy":
+        return golden
+    if op == "zeros":
+        return np.zeros_like(golden)
+    sums = golden.reshape(len(golden), -1).sum(axis=1)
+    return np.broadcast_to(sums.reshape(-1, *(1 for _ in golden.shape[1:])), golden.shape).astype(np.float32)
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _laid_out(folder: Path, contents: dict[str, bytes]) -> dict[str, Path]:
+    paths = {name: folder / name for name in contents}
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents[name])
+    return paths

@@ -1,0 +1,127 @@
+"""A device for tests: a state folder of its own, the real `edgertd` commands, the real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgert import Client
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.config import StateDir, read_config
+from edgert.protocol.control import ask
+from edgert.versions.install import install
+from edgert.versions.slots import SlotStore
+from tests.support.bundles import make_null_bundle
+
+WAIT_S_MAX = 30.0
+
+
+@dataclass
+class Device:
+    """`folder` is short, as socket paths must be. Commands fail the test unless `code` says otherwise."""
+
+    folder: Path
+    key: SigningKey = field(default_factory=new_key)
+
+    @property
+    def state(self) -> StateDir:
+        return StateDir(self.folder / "state")
+
+    @property
+    def socket(self) -> Path:
+        return self.state.root / "edgert.sock"
+
+    def prepare(self, config: str = "") -> None:
+        """Write what a bootstrap writes. `config` is appended to config.toml."""
+        self.state.keys.mkdir(parents=True)
+        (self.state.keys / "test.pem").write_bytes(self.key.public.pem())
+        self.state.config.write_text(f'device = "d-test"\nprofile = "this-machine"\n{config}')
+
+    def run(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """One `edgertd` command with --json; its answer."""
+        command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        return dict(json.loads(done.stdout))
+
+    def bundle(self, **options: Any) -> Path:
+        return make_null_bundle(self.folder / "bundles", self.key, **options)
+
+    def deploy(self, **options: Any) -> None:
+        """Install, activate, check and keep a null bundle made with `options`."""
+        model = options.get("model", "echo")
+        self.run("install", os.fspath(self.bundle(**options)))
+        self.run("activate", model)
+        self.run("check", model)
+        self.run("mark-good", model)
+
+    def put(self, **options: Any) -> None:
+        """As `deploy`, without a process for each command: for tests of what comes after."""
+        store = SlotStore(self.state.models / options.get("model", "echo"))
+        install(self.bundle(**options), self.state, read_config(self.state))
+        store.activate(60)
+        self.sync(store.folder.name)
+        store.mark_good()
+        self.sync(store.folder.name)
+
+    def sync(self, model: str) -> dict[str, Any]:
+        """Have the daemon follow the slots of `model`; what it then says of it."""
+        return ask(self.state.control_socket, {"op": "sync", "model": model}, 60.0)
+
+    def serving(self, model: str = "echo") -> dict[str, Any]:
+        """What the daemon says of one model, asked without a process for the command."""
+        return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
+
+    def model(self, name: str = "echo") -> dict[str, Any]:
+        """What `edgertd status` says of one model."""
+        return next(m for m in self.run("status")["models"] if m["model"] == name)
+
+    def client(self, timeout_s: float = 20.0) -> Client:
+        return Client(self.socket, timeout_s=timeout_s)
+
+    def log(self) -> str:
+        return self.state.log.read_text() if self.state.log.exists() else ""
+
+
+@contextmanager
+def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
+    """A prepared device, its daemon running if `started`; everything is gone afterwards."""
+    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
+    try:
+        device.prepare(config)
+        if started:
+            device.run("start")
+        yield device
+    finally:
+        device.run("stop")
+        shutil.rmtree(device.folder, ignore_errors=True)
+
+
+@contextmanager
+def nothing_may_be_written() -> Iterator[None]:
+    """Files may be made, and no byte put into them, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
+    """Poll until `true()`; fail with `what` after `timeout_s`."""
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, f"waited {timeout_s:.0f} s in vain: {what}"
+        time.sleep(0.02)

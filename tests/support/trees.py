@@ -1,0 +1,26 @@
+"""Other versions of EdgeRT to change to: copies of this source tree with something changed in them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+COPIED = ("edgert", "deploy", "devices", "pyproject.toml", "README.md", "LICENSE")
+
+
+def another_tree(tree: Path, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Path:
+    """A source tree at `tree` whose `edgert.WHICH` is the folder's name, with `old` in `file` replaced by `new`."""
+    tree.mkdir()
+    for each in COPIED:
+        if (ROOT / each).is_dir():
+            shutil.copytree(ROOT / each, tree / each, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(ROOT / each, tree / each)
+    about = tree / "edgert/__init__.py"
+    about.write_text(about.read_text() + f"\nWHICH = {tree.name!r}\n")
+    text = (tree / file).read_text()
+    assert old in text
+    (tree / file).write_text(text.replace(old, new, 1))
+    return tree
