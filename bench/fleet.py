@@ -1,15 +1,15 @@
-"""How many devices one broker and one bridge hold: real mosquitto, real `edgert fleet export`, simulated devices.
+"""How many devices one broker and one exporter hold: real mosquitto, real `edgert fleet export`, simulated devices.
 
 Every device has a connection of its own and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
-reports that were sent and that no bridge has counted when none has counted anything for GIVE_UP_S; `drained_s` is how long
+reports that were sent and that no exporter has counted when none has counted anything for GIVE_UP_S; `drained_s` is how long
 after the last was sent the last was counted, and more than LATE_S is late. `--find-max` sends ever faster, with one
-bridge, then with two and four that share the load, until something is lost or late; a window of 30 s is as
-good as twice the devices. The load, the broker and the bridges share this machine's processors, so the figures are
+exporter, then with two and four that share the load, until something is lost or late; a window of 30 s is as
+good as twice the devices. The load, the broker and the exporters share this machine's processors, so the figures are
 for all of it; what each of them took is printed, and what 100,000 devices need follows from these slopes.
 
     python -m bench.fleet                                    # 10,000 devices, 2 models: three minutes
     python -m bench.fleet --devices 1000 --models 1 --json
-    python -m bench.fleet --recorder                         # and a recorder beside the bridge, into SQLite
+    python -m bench.fleet --recorder                         # and a recorder beside the exporter, into SQLite
     python -m bench.fleet --find-max                         # a quarter of an hour
 """
 
@@ -38,11 +38,11 @@ from tests.support.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0
-GIVE_UP_S = 30.0  # a machine that other work keeps busy lets a bridge wait for long, and loses nothing by it
+GIVE_UP_S = 30.0  # a machine that other work keeps busy lets an exporter wait for long, and loses nothing by it
 MAX_WINDOWS = 2
 SENDING_S_MIN = 30.0  # a burst shorter than what may be late says nothing of what is held
 TRIES = 2  # another program may have taken the processor
-POLL_S = 1.0  # a scrape costs the bridge more than many reports do
+POLL_S = 1.0  # a scrape costs the exporter more than many reports do
 FASTER = 1.6
 STEPS_MAX = 12
 SHARES = (1, 2, 4)
@@ -56,18 +56,18 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=2)
     parser.add_argument("--windows", type=int, default=2, help="how many each device reports")
-    parser.add_argument("--bridges", type=int, default=1, help="how many share the load")
-    parser.add_argument("--by", default="site,model,version,profile", help="what the bridge keeps apart")
-    parser.add_argument("--recorder", action="store_true", help="run a recorder into SQLite beside the bridge")
-    parser.add_argument("--find-max", action="store_true", help="send ever faster, with 1, 2 and 4 bridges")
+    parser.add_argument("--exporters", type=int, default=1, help="how many share the load")
+    parser.add_argument("--by", default="site,model,version,profile", help="what the exporter keeps apart")
+    parser.add_argument("--recorder", action="store_true", help="run a recorder into SQLite beside the exporter")
+    parser.add_argument("--find-max", action="store_true", help="send ever faster, with 1, 2 and 4 exporters")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     options = parser.parse_args()
     _allow_descriptors(options.devices)
     if options.find_max:
-        for bridges in SHARES:
-            show(find_max(options.devices, options.models, bridges, options.by), options.json)
+        for exporters in SHARES:
+            show(find_max(options.devices, options.models, exporters, options.by), options.json)
         return
-    with a_fleet(options.devices, options.models, options.bridges, options.by, options.recorder) as fleet:
+    with a_fleet(options.devices, options.models, options.exporters, options.by, options.recorder) as fleet:
         show(fleet.measure(options.windows, WINDOW_S), options.json)
 
 
@@ -80,20 +80,20 @@ def show(said: dict[str, Any], as_json: bool) -> None:
     print(flush=True)
 
 
-def find_max(devices: int, models: int, bridges: int, by: str) -> dict[str, Any]:
+def find_max(devices: int, models: int, exporters: int, by: str) -> dict[str, Any]:
     """The highest rate that was held, as devices at a window a minute."""
     held: dict[str, Any] = {}
-    with a_fleet(devices, models, bridges, by, recorder=False) as fleet:
+    with a_fleet(devices, models, exporters, by, recorder=False) as fleet:
         window_s = WINDOW_S / 3
         for _ in range(STEPS_MAX):
             limit = ""
             for _ in range(TRIES):
                 said = fleet.measure(max(MAX_WINDOWS, math.ceil(SENDING_S_MIN / window_s)), window_s)
                 equal = round(devices * WINDOW_S / said["window_s"])
-                print(f"{bridges} bridges, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
+                print(f"{exporters} exporters, as {equal:,} devices: lost {said['lost']}, drained in {said['drained_s']} s", file=sys.stderr)  # fmt: skip
                 kept_up = said["window_s"] < window_s * 1.05
                 late = said["lost"] or said["drained_s"] > LATE_S
-                limit = "broker and bridge" if late else "" if kept_up else "the load generator"
+                limit = "broker and exporter" if late else "" if kept_up else "the load generator"
                 if not limit:
                     held = {"equal_to_devices": equal, **said}
                     break
@@ -121,7 +121,7 @@ class Program:
         return 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The bridge's own series, labels and all."""
+        """The exporter's own series, labels and all."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         wanted = ("edgert_bridge", "edgert_requests_total", "edgert_latency_milliseconds_count")
@@ -130,11 +130,11 @@ class Program:
 
 @dataclass
 class Fleet:
-    """Everything running: broker, bridges, perhaps a recorder, devices."""
+    """Everything running: broker, exporters, perhaps a recorder, devices."""
 
     load: Load
     broker: Program
-    bridges: list[Program]
+    exporters: list[Program]
     recorder: Program | None
     store: Path
     empty_mb: list[float]
@@ -144,28 +144,28 @@ class Fleet:
         took_s = self.load.run(windows, window_s)
         sent, drained_s = self.load.reports_sent, self._drained(before + self.load.reports_sent)
         cpu_s = [after - then for after, then in zip(self._cpu_s(), cpu_before, strict=True)]
-        devices, rss_mb = self.load.devices, [bridge.rss_mb() for bridge in self.bridges]
+        devices, rss_mb = self.load.devices, [exporter.rss_mb() for exporter in self.exporters]
         messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, and no report
         per_device_kb = sum(now - then for now, then in zip(rss_mb, self.empty_mb, strict=True)) * 1024 / devices
-        bridge_s, broker_s = sum(cpu_s[1 : 1 + len(self.bridges)]), cpu_s[0]
+        exporter_s, broker_s = sum(cpu_s[1 : 1 + len(self.exporters)]), cpu_s[0]
         grown = CALCULATED / devices * window_s / WINDOW_S
         said: dict[str, Any] = {
             "devices": devices,
             "models": self.load.models,
-            "bridges": len(self.bridges),
+            "exporters": len(self.exporters),
             "window_s": round(took_s / windows, 2),
             "messages_per_s": round(messages_per_s, 1),
             "lost": round(before + sent - self._counted()),
             "drained_s": round(drained_s, 1),
-            "bridge_rss_mb": round(max(rss_mb), 1),
-            "bridge_kb_per_device": round(per_device_kb, 2),
-            "bridge_cpu_share": round(bridge_s / took_s, 3),
+            "exporter_rss_mb": round(max(rss_mb), 1),
+            "exporter_kb_per_device": round(per_device_kb, 2),
+            "exporter_cpu_share": round(exporter_s / took_s, 3),
             "broker_cpu_share": round(broker_s / took_s, 3),
-            "bridge_us_per_message": round(bridge_s / (messages_per_s * took_s) * 1e6, 1),
+            "exporter_us_per_message": round(exporter_s / (messages_per_s * took_s) * 1e6, 1),
             "broker_us_per_message": round(broker_s / (messages_per_s * took_s) * 1e6, 1),
-            f"calculated_bridge_cpu_share_{CALCULATED}": round(bridge_s / took_s * grown, 2),
+            f"calculated_exporter_cpu_share_{CALCULATED}": round(exporter_s / took_s * grown, 2),
             f"calculated_broker_cpu_share_{CALCULATED}": round(broker_s / took_s * grown, 2),
-            f"calculated_bridge_rss_mb_{CALCULATED}": round(sum(self.empty_mb) + per_device_kb * CALCULATED / 1024),
+            f"calculated_exporter_rss_mb_{CALCULATED}": round(sum(self.empty_mb) + per_device_kb * CALCULATED / 1024),
         }
         if self.recorder:
             said |= {
@@ -176,12 +176,14 @@ class Fleet:
         return said
 
     def _counted(self) -> float:
-        """Reports that the bridges were handed and counted."""
+        """Reports that the exporters were handed and counted."""
         total = 0.0
-        for bridge in self.bridges:
-            said = bridge.metrics()
-            handed = sum(said.get(f'edgert_bridge_messages_total{{kind="{kind}"}}', 0) for kind in ("hist", "metrics"))
-            total += handed - said["edgert_bridge_duplicates_total"] - said["edgert_bridge_waiting_reports"]
+        for exporter in self.exporters:
+            said = exporter.metrics()
+            handed = sum(
+                said.get(f'edgert_exporter_messages_total{{kind="{kind}"}}', 0) for kind in ("hist", "metrics")
+            )
+            total += handed - said["edgert_exporter_duplicates_total"] - said["edgert_exporter_waiting_reports"]
         return total
 
     def _drained(self, expected: float) -> float:
@@ -196,7 +198,7 @@ class Fleet:
 
     def _cpu_s(self) -> list[float]:
         return [
-            program.cpu_s() for program in (self.broker, *self.bridges, *([self.recorder] if self.recorder else []))
+            program.cpu_s() for program in (self.broker, *self.exporters, *([self.recorder] if self.recorder else []))
         ]
 
     def _store_bytes(self) -> int:
@@ -204,19 +206,19 @@ class Fleet:
 
 
 @contextmanager
-def a_fleet(devices: int, models: int, bridges: int, by: str, recorder: bool) -> Iterator[Fleet]:
+def a_fleet(devices: int, models: int, exporters: int, by: str, recorder: bool) -> Iterator[Fleet]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-bench-")))
         limits = ("max_queued_messages 200000", "max_inflight_messages 1000", "max_connections -1")
         broker = stack.enter_context(Broker.in_folder(folder / "broker", extra=limits))
-        address, share = broker.settings.address, ["--share", "bench"] if bridges > 1 else []
+        address, share = broker.settings.address, ["--share", "bench"] if exporters > 1 else []
         started = [
             stack.enter_context(_program("export", "--broker", address, "--listen", "127.0.0.1:0", "--by", by, *share))
-            for _ in range(bridges)
+            for _ in range(exporters)
         ]
         store = folder / "fleet.db"
         writer = stack.enter_context(_program("record", "--broker", address, "--store", str(store))) if recorder else None  # fmt: skip
-        empty_mb = [bridge.rss_mb() for bridge in started]
+        empty_mb = [exporter.rss_mb() for exporter in started]
         load = Load(broker.port, devices, models)
         stack.callback(load.close)
         load.connect()

@@ -1,6 +1,6 @@
 """Simulated devices: each a connection of its own, speaking as much MQTT 3.1.1 as a device needs, from one thread.
 
-A real client library would cost more than the broker and the bridge that are to be measured. What is sent is what a
+A real client library would cost more than the broker and the exporter that are to be measured. What is sent is what a
 device sends: `info` and `status` retained, then a window's `metrics`, `hist` and `sys`, spread over the window.
 """
 

@@ -17,7 +17,7 @@ import zstandard
 from bench.common import emit
 from bench.transfer import weights
 from edgert.bundle.delta import WINDOW_BYTES_MAX
-from edgert_deploy.rollout import delta as parcels
+from edgert_deploy.rollout import delta as deltas
 
 COLUMNS = ("change", "made_by", "bytes", "seconds", "bytes_over_ours", "seconds_over_ours")
 
@@ -29,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     old, layer, all_of_it = (weights(release, int(options.size_mb * 1e6)) for release in (1, 2, 3))
     ways: dict[str, Callable[[bytes, bytes], bytes]] = {
-        "ours": parcels.make_patch,
+        "ours": deltas.make_patch,
         "level 9": lambda new, old: by_level(new, old, 9),
         "level 19": lambda new, old: by_level(new, old, 19),
         "level 19 without the old": lambda new, old: zstandard.compress(new, 19),

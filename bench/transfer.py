@@ -3,9 +3,9 @@
 The model is 26 MB of INT8 weights as they are (normally distributed, 7 bits of entropy each); in release 2 the last
 fiftieth of them is new, in release 3 a twentieth of all, here and there, is one higher or lower. The device is a real sshd behind a link that is made of packets (`bench/link.py`), by default
 5 Mbit/s, 50 ms there and back, 2 % of packets lost. Bytes are those of the link, both ways, lost ones included. `edgert
-deploy` is the whole command: facts, parcel, transfer, install, trial, check, mark-good; scp and rsync only copy the
+deploy` is the whole command: facts, delta, transfer, install, trial, check, mark-good; scp and rsync only copy the
 bundle (rsync -z onto the release before). `send_seconds` is what compares with them: what deploy takes to ask what is there,
-make the parcel and send it. The kernel's congestion control matters and is told
+make the delta and send it. The kernel's congestion control matters and is told
 with the figures: bbr does not take losses for a full link, cubic does.
 
     python -m bench.transfer

@@ -3,7 +3,7 @@
 STATE/config.toml            who the device is, its profile, its broker (this file's dataclasses)
 STATE/keys/*.pem             public keys whose bundles are accepted
 STATE/models/<model>/        slots (edgert.versions.slots)
-STATE/incoming/              bundles and parcels on their way in
+STATE/incoming/              bundles and deltas on their way in
 STATE/cache/                 what engines compiled; may be removed at any time
 STATE/learned/               what was measured when a model was loaded; likewise
 STATE/spool/telemetry.db     reports not yet taken by the broker

@@ -8,7 +8,7 @@ At each of them, one after the other, a fresh device's operation is killed, or t
 the device must serve the old version or the new one, every byte of it there; an error must be one of ours; and the same
 release, deployed again, must come up. `faults.c` is preloaded and does the counting and the striking.
 
-What is installed is a bundle, or a parcel of what the device lacks: a patch, a compressed file, one as it is, and the rest
+What is installed is a bundle, or a delta of what the device lacks: a patch, a compressed file, one as it is, and the rest
 from a version that it has.
 """
 
@@ -37,8 +37,8 @@ from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
 from edgert.versions.install import held_files, install
 from edgert.versions.installed import load_version
 from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
-from edgert.versions.trial_limits import Gate
-from edgert_deploy.rollout.delta import Has, Parcels
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.rollout.delta import Deltas, Has
 from tests.support.devices import Device
 
 MODEL = "echo"
@@ -174,7 +174,7 @@ def recover(device: Device, new: Delivery) -> None:
         store.mark_good(force=True)
     try:
         installed = install(new.sent, device.state, read_config(device.state))
-    except BundleCorrupt:  # a parcel of what is gone meanwhile: whoever deploys sends the whole then
+    except BundleCorrupt:  # a delta of what is gone meanwhile: whoever deploys sends the whole then
         assert new.sent != new.bundle
         installed = install(new.bundle, device.state, read_config(device.state))
     if not installed.already_active:
@@ -223,7 +223,7 @@ def _watched(device: Device) -> None:
 
 def _to_watch(device: Device, *, unattended: bool = False) -> None:
     _staged(device)
-    _store(device).activate(60, Gate({"p99_ms": 8.0}, unattended=unattended))
+    _store(device).activate(60, TrialLimits({"p99_ms": 8.0}, unattended=unattended))
 
 
 def _unattended(device: Device) -> None:
@@ -258,21 +258,21 @@ def _whole(device: Device) -> Delivery:
     return Delivery(bundle, bundle)
 
 
-def _parcel(device: Device) -> Delivery:
+def _delta(device: Device) -> Delivery:
     """What `device` lacks of a release with a file to patch, one to compress, one to send as it is, and some to keep.
 
     The host has the weights that the device got last.
     """
     long = {"op": "copy", "note": " ".join(map(str, range(500)))}
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
-    parcels = Parcels(device.folder / "cache")
+    deltas = Deltas(device.folder / "cache")
     has = Has.from_answer(device.run("have", MODEL))
     _, sha256 = [file for file in has.files if file[0] == WEIGHTS][-1]
-    with parcels.objects.workshop() as shop:
-        parcels.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], shop)))
+    with deltas.objects.workshop() as shop:
+        deltas.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], shop)))
     with open_bundle(bundle, trusted=None) as opened:
         target = opened.manifest.targets[0]
-    shipment = parcels.make(bundle, target, has)
+    shipment = deltas.make(bundle, target, has)
     assert {part.how for part in parts_of(shipment.path)} == set(HOWS)
     assert shipment.had > 0
     return Delivery(bundle, shipment.path)
@@ -300,8 +300,8 @@ OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Deliver
     "install": (_serving_old, _whole, _deliver),
     "install over a staged one": (_staged, _whole, _deliver),
     "install over leftovers": (_littered, _whole, _deliver),
-    "install a parcel": (_serving_old, _parcel, _deliver),
-    "install a parcel over what it is made from": (_staged_otherwise, _parcel, _deliver),
+    "install a delta": (_serving_old, _delta, _deliver),
+    "install a delta over what it is made from": (_staged_otherwise, _delta, _deliver),
     "activate": (_staged, _whole, lambda device, _: _store(device).activate(60)),
     "mark-good": (_on_trial, _whole, lambda device, _: _store(device).mark_good()),
     "rollback": (_on_trial, _whole, lambda device, _: _store(device).rollback()),

@@ -34,7 +34,7 @@ _INSTALL = """
 set -e
 mkdir -p "$1/venvs/$2" && cp -r "$3/." "$1/venvs/$2"
 sh -c "$4" sh "$1/venvs/$2" '{"edgert": "2"}' "$1/wheels"
-exec sh "$1/runtime.sh" trial keeper "$5" 60 "$2" echo
+exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 """
 
 

@@ -133,7 +133,7 @@ def test_nodes_are_killed_under_load_and_events_and_histograms_are_complete(
         until(lambda: stored(store)["hist"] >= sent["hist"], "every histogram is in the store", 60.0)
         latencies = sum(each.latencies.count for each in fleet)
         counted = "edgert_latency_milliseconds_count"
-        until(lambda: scraped(int(port[1]), counted) >= latencies, "the bridge has counted them", 60.0)
+        until(lambda: scraped(int(port[1]), counted) >= latencies, "the exporter has counted them", 60.0)
         assert scraped(int(port[1]), counted) == latencies
     for each in fleet:
         each.device.stop()

@@ -108,7 +108,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         host.edgert("keys", "new")
         host.add(bench.dut)
         # A loopback device is this very machine: no unit of ours may be left in its systemd.
-        (done,) = host.edgert("bootstrap", dut.name, *(("--service", "keeper") if dut.virtual == "sshd" else ()))[
+        (done,) = host.edgert("bootstrap", dut.name, *(("--service", "monitor") if dut.virtual == "sshd" else ()))[
             "devices"
         ]
         yield UnderTest(host, bench, load_profile(dut.profile, ROOT / "devices"), done)

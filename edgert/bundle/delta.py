@@ -1,4 +1,4 @@
-"""The parcel: what one device lacks of a bundle, in one file, for `edgertd install` to take in the bundle's place.
+"""The delta: what one device lacks of a bundle, in one file, for `edgertd install` to take in the bundle's place.
 
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
     the bundle's signed envelope, and each file that is sent, by its SHA-256.
@@ -62,8 +62,8 @@ def has_zstd() -> bool:
     return True
 
 
-def write_parcel(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
-    """Write a parcel of `parts`, each with the file of its packed content. The same parts give the same bytes."""
+def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path]]) -> None:
+    """Write a delta of `parts`, each with the file of its packed content. The same parts give the same bytes."""
     listed = [{"sha256": p.sha256, "how": p.how, "bytes": p.size_bytes, "base": p.base} for p, _ in parts]
     header = json.dumps({"envelope": len(envelope), "parts": listed}, sort_keys=True).encode()
     out.write(MAGIC + _LENGTH.pack(len(header)) + header + envelope)
@@ -74,15 +74,15 @@ def write_parcel(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Pat
 
 
 def parts_of(path: Path) -> list[Part]:
-    """What a parcel holds, as it says itself. Raises BundleCorrupt and OSError."""
+    """What a delta holds, as it says itself. Raises BundleCorrupt and OSError."""
     with path.open("rb") as file:
         file.seek(len(MAGIC))
         return _header(file)[1]
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """An open parcel whose envelope was verified. `held` says what the device has."""
+class Delta:
+    """An open delta whose envelope was verified. `held` says what the device has."""
 
     manifest: Manifest
     envelope: Envelope
@@ -145,9 +145,9 @@ class Parcel:
 
 
 @contextmanager
-def open_delivery(path: Path, trusted: tuple[PublicKey, ...], held: Held) -> Iterator[Bundle | Parcel]:
-    """Open a bundle or a parcel, whichever `path` is, its envelope verified. Raises BundleError and its kin."""
-    if not _is_parcel(path):
+def open_delivery(path: Path, trusted: tuple[PublicKey, ...], held: Held) -> Iterator[Bundle | Delta]:
+    """Open a bundle or a delta, whichever `path` is, its envelope verified. Raises BundleError and its kin."""
+    if not _is_delta(path):
         with open_bundle(path, trusted) as bundle:
             yield bundle
         return
@@ -156,7 +156,7 @@ def open_delivery(path: Path, trusted: tuple[PublicKey, ...], held: Held) -> Ite
         yield _open(file, trusted, held)
 
 
-def _is_parcel(path: Path) -> bool:
+def _is_delta(path: Path) -> bool:
     try:
         if not path.is_file():
             return False
@@ -166,7 +166,7 @@ def _is_parcel(path: Path) -> bool:
         return False  # a bundle's reader says what is wrong
 
 
-def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Parcel:
+def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
     """What follows the magic. Everything is bounded before it is read; the parts must fill the file to its last byte."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
@@ -178,10 +178,10 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Parcel:
         placed[part.sha256] = (at, part)
         at += part.size_bytes
     if os.fstat(file.fileno()).st_size != at or len(placed) != len(parts):
-        raise BundleCorrupt("the parcel's parts do not fill it: the copy is incomplete, send it again")
+        raise BundleCorrupt("the delta's parts do not fill it: the copy is incomplete, send it again")
     if not set(placed) <= {entry.sha256 for entry in manifest.files}:
-        raise BundleCorrupt("the parcel holds a part that the bundle does not name: send it again")
-    return Parcel(manifest, envelope, signed_by, file, placed, held)
+        raise BundleCorrupt("the delta holds a part that the bundle does not name: send it again")
+    return Delta(manifest, envelope, signed_by, file, placed, held)
 
 
 def _header(file: BinaryIO) -> tuple[int, list[Part]]:
@@ -196,7 +196,7 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
             raise ValueError("the envelope's size")
         return envelope_bytes, [_part(value) for value in header["parts"]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleCorrupt(f"the parcel's header cannot be read ({error}): send it again") from error
+        raise BundleCorrupt(f"the delta's header cannot be read ({error}): send it again") from error
 
 
 def _part(value: Mapping[str, object]) -> Part:
@@ -215,14 +215,14 @@ def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
             raise FileNotFoundError(None, "it is in no slot", sha256)
         return path.open("rb")
     except OSError as error:
-        raise BundleCorrupt(f"the parcel lacks {what}, and here {error.strerror}: send the whole bundle") from error
+        raise BundleCorrupt(f"the delta lacks {what}, and here {error.strerror}: send the whole bundle") from error
 
 
 def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:
     try:
         import zstandard
     except ImportError as error:
-        raise BundleCorrupt("the parcel needs the package zstandard, which is missing here: bootstrap again") from error
+        raise BundleCorrupt("the delta needs the package zstandard, which is missing here: bootstrap again") from error
     known = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if base else None
     unpacker = zstandard.ZstdDecompressor(dict_data=known, max_window_size=WINDOW_BYTES_MAX)
     try:

@@ -14,7 +14,7 @@ from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError, TransitionRefused
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.slots import SlotStore
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 
 ASK_S_MAX = 30.0  # for one golden sample
 
@@ -39,7 +39,7 @@ class GoldenAsker:
         return asked
 
 
-def fit_for(gate: Gate, store: SlotStore, config: DeviceConfig) -> tuple[Gate, tuple[str, ...]]:
+def fit_for(gate: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
     """The gate as this device can judge it for the version that is staged, and what it leaves out, in words.
 
     Raises TransitionRefused for a limit that nothing here could ever tell: better now than at the end of the watch.

@@ -9,7 +9,7 @@ from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit, progress
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir, read_config
-from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, Gate, parse_limits
+from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits
 
 
 @click.command()
@@ -74,14 +74,14 @@ def activate(
     )
 
 
-def _gate(limits: tuple[str, ...], watch_s: float | None, unattended: bool, trial_s: float) -> Gate | None:
+def _gate(limits: tuple[str, ...], watch_s: float | None, unattended: bool, trial_s: float) -> TrialLimits | None:
     if not limits and watch_s is None:
         return None
     given = {name: value for name, value in parse_limits(limits).items() if value is not None}
-    return Gate(given, WATCH_S if watch_s is None else watch_s, unattended, trial_s)
+    return TrialLimits(given, WATCH_S if watch_s is None else watch_s, unattended, trial_s)
 
 
-def _text(model: str, release: int, trial_s: float, gate: Gate | None) -> str:
+def _text(model: str, release: int, trial_s: float, gate: TrialLimits | None) -> str:
     if gate is None:
         keep = f"for {trial_s:.0f} s; keep it with: edgertd mark-good {model}"
     else:

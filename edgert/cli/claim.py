@@ -105,10 +105,10 @@ def under_claim(state: StateDir, token: str) -> Iterator[None]:
             with contextlib.suppress(EdgeRTError):
                 claims.show(token)
 
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
+    monitor = threading.Thread(target=keep, daemon=True)
+    monitor.start()
     try:
         yield
     finally:
         ended.set()
-        keeper.join()
+        monitor.join()

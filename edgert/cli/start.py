@@ -13,7 +13,7 @@ import click
 
 from edgert.cli.output import emit, progress
 from edgert.config import StateDir, read_config
-from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_keeper
+from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
 from edgert.protocol.control import ask
 
@@ -37,7 +37,7 @@ def start(state: StateDir, as_json: bool) -> None:
     running = _status(state)
     if running is None:
         running = _start(state)
-    kept = not has_lost_its_keeper(running["pid"])
+    kept = not has_lost_its_monitor(running["pid"])
     if not kept:
         progress("what would start it again when it ends was killed: edgertd stop && edgertd start brings that back")
     emit(
@@ -54,7 +54,7 @@ def _start(state: StateDir) -> dict[str, Any]:
     except OSError as error:
         raise StorageFailed(f"cannot write {state.log}: {error.strerror}") from error
     with log:
-        keeper = subprocess.Popen(
+        monitor = subprocess.Popen(
             [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -67,7 +67,7 @@ def _start(state: StateDir) -> dict[str, Any]:
         running = _status(state)
         if running is not None:
             return running
-        if keeper.poll() is not None:
+        if monitor.poll() is not None:
             break
         time.sleep(0.05)
     lines = state.log.read_text(errors="replace").splitlines()[-5:]

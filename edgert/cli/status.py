@@ -26,7 +26,7 @@ from edgert.versions.slots import BootClock, SlotState, SlotStore, Version
 
 GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
 DAMAGED = "damaged"  # the state of a model whose state.json cannot be read; nothing else is known of it
-PARCELS = 1  # the format of parcels that `install` takes; a host sends whole bundles to devices that do not say it
+DELTAS = 1  # the format of deltas that `install` takes; a host sends whole bundles to devices that do not say it
 
 
 @click.command()
@@ -52,7 +52,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
     ring = read_keyring(state.keys)
     return {
         "edgert": __version__,
-        "parcels": PARCELS,
+        "deltas": DELTAS,
         "gates": GATES,
         "python": platform.python_version(),
         "machine": config.machine,

@@ -31,7 +31,7 @@ _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256  # what Python takes in one option; who is in more is judged by user and first group
 
 
-class Greeter:
+class Acceptor:
     """Gives each connection and its hello to `route`, which owns the connection from then on."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Greeter:
         clock: Callable[[], float],
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
-        self._places: dict[socket.socket, _Greeting] = {}  # oldest first
+        self._places: dict[socket.socket, _PendingHello] = {}  # oldest first
         self._frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # of one hello after the other
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
@@ -62,7 +62,7 @@ class Greeter:
                 return
             self._allowed -= 1
             sock.setblocking(False)
-            greeting = _Greeting(sock, self._clock() + HELLO_S_MAX)
+            greeting = _PendingHello(sock, self._clock() + HELLO_S_MAX)
             if not self._heard(greeting):
                 self._give_place(greeting)
         if self._allowed < 1:
@@ -93,20 +93,20 @@ class Greeter:
         self._selector.unregister(listener)
         self._paused, self._resume_at_s = listener, self._clock() + pause_s
 
-    def _give_place(self, greeting: _Greeting) -> None:
+    def _give_place(self, greeting: _PendingHello) -> None:
         if len(self._places) >= GREETINGS_MAX:
             oldest = next(iter(self._places.values()))
             self._drop(oldest, Overloaded("too many connections that say nothing", retry_after_s=0.5))
         self._places[greeting.sock] = greeting
         self._selector.register(greeting.sock, selectors.EVENT_READ, lambda: self._more(greeting))
 
-    def _more(self, greeting: _Greeting) -> None:
+    def _more(self, greeting: _PendingHello) -> None:
         if greeting.sock not in self._places:
             return  # dropped earlier in this turn
         if self._heard(greeting, parked=True):
             self._places.pop(greeting.sock, None)
 
-    def _heard(self, greeting: _Greeting, *, parked: bool = False) -> bool:
+    def _heard(self, greeting: _PendingHello, *, parked: bool = False) -> bool:
         """Read what is there of the hello; whether this connection is done with, one way or another."""
         try:
             hello = greeting.read(self._frames)
@@ -132,13 +132,13 @@ class Greeter:
             self._route(greeting.sock, hello)
         return True
 
-    def _drop(self, greeting: _Greeting, error: EdgeRTError) -> None:
+    def _drop(self, greeting: _PendingHello, error: EdgeRTError) -> None:
         del self._places[greeting.sock]
         self._selector.unregister(greeting.sock)
         reject(greeting.sock, error)
 
 
-class _Greeting:
+class _PendingHello:
     def __init__(self, sock: socket.socket, until_s: float) -> None:
         self.sock, self.until_s = sock, until_s
         self._data = bytearray()

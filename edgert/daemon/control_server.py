@@ -32,7 +32,7 @@ class ControlClient:
         self.sock.close()
 
 
-class ControlDesk:
+class ControlServer:
     """Gives each request to `obey`, which replies now or later. All on the supervisor's thread."""
 
     def __init__(

@@ -22,7 +22,7 @@ LOOK_S = 3600.0
 
 
 @dataclass
-class IncomingCare:
+class IncomingFolder:
     """Looks after `folder` when `tick` is called; `clock` is monotonic. `said` hears what was removed."""
 
     folder: Path

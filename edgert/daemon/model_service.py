@@ -23,9 +23,9 @@ from typing import Any
 from edgert.config import DeviceConfig, StateDir
 from edgert.daemon.crashes import Crashes
 from edgert.daemon.model_state import LOADING_RETRY_S, ServingState, unavailable
-from edgert.daemon.trial import TrialCare, retry_s
+from edgert.daemon.trial import Trial, retry_s
 from edgert.daemon.trial_watch import previous_version
-from edgert.daemon.watchdog import Care
+from edgert.daemon.watchdog import Watchdog
 from edgert.daemon.worker_process import WorkerProcess, WorkerState
 from edgert.errors import (
     DeviceError,
@@ -79,14 +79,14 @@ class ModelService:
         self._admit, self._clock = admit, clock
         self.current: WorkerProcess | None = None
         self.next: WorkerProcess | None = None
-        self.trial = TrialCare(model, self.store, clock, self._ends_trial, self._notify)
+        self.trial = Trial(model, self.store, clock, self._ends_trial, self._notify)
         self.fault: EdgeRTError | None = None
         self._ending: list[WorkerProcess] = []
         self._waiting: list[Settled] = []
         self._demanded = self.pinned or not self.config.memory_mb
         self._room_until_s: float | None = None
         self._room_at_s: float | None = None
-        self._crashes, self._care = Crashes(), Care(config.serving)
+        self._crashes, self._watchdog = Crashes(), Watchdog(config.serving)
         self._restart_at_s: float | None = None
         self._give_up_at_s: float | None = None
         self._giving_up = ""  # the digest of the version that is to go then
@@ -192,12 +192,12 @@ class ModelService:
         for worker in self._ending:
             if worker.stop_by_s is not None and now_s > worker.stop_by_s:
                 worker.kill(now_s)
-        if self._care.due_s is not None and now_s >= self._care.due_s:
+        if self._watchdog.due_s is not None and now_s >= self._watchdog.due_s:
             self._look(now_s)
 
     def due_s(self) -> float | None:
         """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._room_at_s, self.trial.due_s, self._care.due_s, self._give_up_at_s]
+        times = [self._restart_at_s, self._room_at_s, self.trial.due_s, self._watchdog.due_s, self._give_up_at_s]
         times += (
             [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
         )
@@ -222,7 +222,7 @@ class ModelService:
             self._ending.append(self.current)
         self.current = None
         self._forget_restart()
-        self.trial.until_s = self._care.due_s = None
+        self.trial.until_s = self._watchdog.due_s = None
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
@@ -351,7 +351,7 @@ class ModelService:
         worker.connected_at_s = self._clock()
         self.fault = None
         self._retire(old)
-        self._care.plan(worker, self._clock())
+        self._watchdog.plan(worker, self._clock())
         facts = worker.facts
         self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
         self._settle(None)
@@ -372,9 +372,9 @@ class ModelService:
 
     def _look(self, now_s: float) -> None:
         """See to it that no run lasts for ever and that the memory stays within its limits."""
-        if self.current is not None and self._care.look(self.current, now_s) and self.next is None:
+        if self.current is not None and self._watchdog.look(self.current, now_s) and self.next is None:
             self._recycle(self.current, now_s)
-        self._care.plan(self.current, self._clock())
+        self._watchdog.plan(self.current, self._clock())
 
     def _recycle(self, worker: WorkerProcess, now_s: float) -> None:
         """Load the same version beside it; the switch that follows is the same as to a new version."""
@@ -385,7 +385,7 @@ class ModelService:
                 return
         except EdgeRTError:
             return  # the next look tries again
-        self._care.recycled(now_s)
+        self._watchdog.recycled(now_s)
         fields = {"release": active.release, "memory_mb": round(worker.mb, 1), "limit_mb": self.config.worker_mb_max}
         self._notify("recycled", self.model, fields)
         self._start(slots, active)

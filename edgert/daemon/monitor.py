@@ -1,4 +1,4 @@
-"""The keeper: where no service manager runs, the process that starts the daemon again when it dies.
+"""The monitor: where no service manager runs, the process that starts the daemon again when it dies.
 
 `edgertd start` leaves one behind. It ends when the daemon ends in order (exit code 0), when it is told to
 (SIGTERM, SIGINT), or when the state folder is gone.
@@ -22,17 +22,17 @@ STABLE_S = 60.0
 REFUSED_S_MAX = 2.0  # a daemon that ends so soon after its very first start will not come up by trying again
 NOT_STARTED = 126  # as a shell says of what it cannot run
 LOG_BYTES_MAX = 5_000_000
-VARIABLE = "EDGERT_KEEPER"  # the keeper's process id, in its daemon's environment
+VARIABLE = "EDGERT_KEEPER"  # the monitor's process id, in its daemon's environment
 
 
 def main() -> int:
     """Entry of `python -m edgert.daemon.monitor --state DIR`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
-    return Keeper(parser.parse_args().state).keep()
+    return Monitor(parser.parse_args().state).keep()
 
 
-class Keeper:
+class Monitor:
     """Keeps one daemon running on the state folder `state`. One that lived for `stable_s` is a fresh beginning."""
 
     def __init__(self, state: str, stable_s: float = STABLE_S) -> None:
@@ -77,8 +77,8 @@ class Keeper:
             self._daemon.terminate()
 
 
-def has_lost_its_keeper(daemon: int) -> bool:
-    """Whether the process `daemon` was started by a keeper that is gone; False where something else looks after it."""
+def has_lost_its_monitor(daemon: int) -> bool:
+    """Whether the process `daemon` was started by a monitor that is gone; False where something else looks after it."""
     try:
         named = [word for word in _words(daemon, "environ") if word.startswith(f"{VARIABLE}=".encode())]
         return bool(named) and not any(b"edgert.daemon.monitor" in word for word in _words(_parent(daemon), "cmdline"))

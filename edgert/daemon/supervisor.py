@@ -21,11 +21,11 @@ from typing import Any
 from edgert import __version__
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.daemon import service_manager
-from edgert.daemon.acceptor import Greeter, reject
-from edgert.daemon.control_server import ControlClient, ControlDesk
+from edgert.daemon.acceptor import Acceptor, reject
+from edgert.daemon.control_server import ControlClient, ControlServer
 from edgert.daemon.device_reporter import DeviceReporter
 from edgert.daemon.forwarder_process import forwarder_command
-from edgert.daemon.incoming import IncomingCare
+from edgert.daemon.incoming import IncomingFolder
 from edgert.daemon.memory import Claim, LearnedSizes, estimated_mb, make_room
 from edgert.daemon.model_service import ModelService
 from edgert.daemon.resources import listening, raise_descriptor_limit, sole_daemon
@@ -69,14 +69,14 @@ class Supervisor:
         self._reporter = DeviceReporter(state, self._config, self._boot, self._say)
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
-        self._greeter = Greeter(self._config.serving, self._selector, self._route, clock)
+        self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
         self._sizes = LearnedSizes(state.learned)
-        self._desk = ControlDesk(self._selector, self._obey, clock)
+        self._control_server = ControlServer(self._selector, self._obey, clock)
         self._rounds: dict[int, _StatsRound] = {}
         self._round = 0
         self._stop_by_s: float | None = None
         self._beside: list[SideProcess] = []
-        self._incoming = IncomingCare(state.incoming, self._say, clock)
+        self._incoming = IncomingFolder(state.incoming, self._say, clock)
         self._ready_said = False
         self._pid_inode, self._home_at_s = 0, 0.0
         self._watchdog_s = service_manager.watchdog_s()
@@ -91,8 +91,8 @@ class Supervisor:
             raise_descriptor_limit()
             listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
             control = stack.enter_context(listening(self._state.control_socket, 0o600))
-            self._selector.register(listener, selectors.EVENT_READ, lambda: self._greeter.accept(listener))
-            self._selector.register(control, selectors.EVENT_READ, lambda: self._desk.accept(control))
+            self._selector.register(listener, selectors.EVENT_READ, lambda: self._acceptor.accept(listener))
+            self._selector.register(control, selectors.EVENT_READ, lambda: self._control_server.accept(control))
             self._heed_signals(stack)
             self._say(f"edgertd {__version__} listens on {socket_path}")
             self._start_beside()
@@ -114,8 +114,8 @@ class Supervisor:
         now_s = self._clock()
         for service in list(self._services.values()):
             service.tick()
-        self._greeter.tick()
-        self._desk.tick()
+        self._acceptor.tick()
+        self._control_server.tick()
         for number in [n for n, r in self._rounds.items() if now_s > r.until_s]:
             self._finish_round(number)
         for process in self._beside:
@@ -130,7 +130,7 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         times = [service.due_s() for service in self._services.values()]
         times += [r.until_s for r in self._rounds.values()]
-        times += [self._greeter.due_s(), self._desk.due_s(), self._stop_by_s, self._watchdog_at_s]
+        times += [self._acceptor.due_s(), self._control_server.due_s(), self._stop_by_s, self._watchdog_at_s]
         times += [self._home_at_s, self._incoming.due_s]
         times += [process.due_s() for process in self._beside]
         due = min((t for t in times if t is not None), default=None)

@@ -16,7 +16,7 @@ BUSY_RETRY_S = 1.0
 STORAGE_RETRY_S = 5.0
 
 
-class TrialCare:
+class Trial:
     """Of one model. `go_back` ends the trial of a version (version, why, fields for the event); `tell` reports.
 
     `until_s` is when the trial runs out, on `clock`. All methods run on the supervisor's one thread.

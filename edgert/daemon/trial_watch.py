@@ -18,7 +18,7 @@ from typing import Any
 from edgert import machine as host
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.versions.slots import SlotState, SlotStore
-from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Gate, Readings, broken
+from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
 from edgert.worker_link import channel
 
 LOOK_SHARE = 1 / 60  # of the watch, between two looks
@@ -38,7 +38,7 @@ class TrialWatch:
     """Watches `worker` for `gate`, from `now_s` on (monotonic). `tick` and `heard` say what to do through `phase`."""
 
     def __init__(
-        self, gate: Gate, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
+        self, gate: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
     ) -> None:
         self.gate, self.worker = gate, worker
         self.phase = Phase.WATCHING

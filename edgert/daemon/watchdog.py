@@ -12,7 +12,7 @@ MEMORY_HARD_SHARE = 1.25  # of the limit: from here the worker is killed, not re
 RECYCLE_PAUSE_S = 60.0
 
 
-class Care:
+class Watchdog:
     """Of one model's workers, one after the other. `due_s` is when to look next, on the supervisor's clock."""
 
     def __init__(self, config: ServingConfig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgert import machine as host
 from edgert.bundle.bundle_file import Bundle
-from edgert.bundle.delta import Parcel, open_delivery
+from edgert.bundle.delta import Delta, open_delivery
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.expiry import check_expiry
 from edgert.bundle.manifest import FileEntry, Manifest
@@ -50,7 +50,7 @@ def install(
     progress: Callable[[str], None] = lambda _: None,
     trusted_time: Callable[[], float | None] = host.trusted_time,
 ) -> Installed:
-    """Verify the bundle (or parcel of one) at `path` and put this device's part of it into the model's spare slot.
+    """Verify the bundle (or delta of one) at `path` and put this device's part of it into the model's spare slot.
 
     An expiry is heeded where `trusted_time` (seconds since 1970) knows what time it is; else `progress` hears that it
     was not. What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
@@ -131,7 +131,7 @@ def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
             )
 
 
-def _unpack(bundle: Bundle | Parcel, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:
+def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:
     manifest = bundle.manifest
     need = sum(entry.size_bytes for entry in files) + SPARE_BYTES
     free = shutil.disk_usage(stage.parent).free

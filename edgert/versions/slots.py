@@ -26,7 +26,7 @@ from typing import Any
 
 from edgert.durable import replace_file, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 
 FORMAT = 1
 SLOT_NAMES = ("a", "b")
@@ -122,7 +122,7 @@ class SlotState:
     b: Version | None = None
     trial: Trial | None = None
     ratchet: int = 0
-    gate: Gate | None = None
+    gate: TrialLimits | None = None
     returned: Returned | None = None
 
     @property
@@ -142,7 +142,7 @@ def step(
     event: Event,
     *,
     trial: Trial | None = None,
-    gate: Gate | None = None,
+    gate: TrialLimits | None = None,
     version: Version | None = None,
     reason: str = "",
     now_s: float = 0.0,
@@ -285,7 +285,7 @@ class SlotStore:
     def slot_folder(self, slot: str) -> Path:
         return self.folder / slot
 
-    def activate(self, trial_s: float, gate: Gate | None = None) -> SlotState:
+    def activate(self, trial_s: float, gate: TrialLimits | None = None) -> SlotState:
         """Make the staged version live, on trial for `trial_s` seconds, and for as long as `gate` takes."""
         if not (math.isfinite(trial_s) and trial_s > 0):
             raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
@@ -456,12 +456,12 @@ def _version(value: dict[str, Any] | None) -> Version | None:
     return None if value is None else Version(int(value["release"]), str(value["digest"]), bool(value["good"]))
 
 
-def _gate(value: dict[str, Any]) -> Gate:
+def _gate(value: dict[str, Any]) -> TrialLimits:
     """One that a newer runtime wrote and this one cannot judge counts as a watch that was cut off: its version goes back."""
     try:
-        return Gate.from_json(value)
+        return TrialLimits.from_json(value)
     except (KeyError, TypeError, ValueError, ConfigInvalid):
-        return Gate({}, begun=True)
+        return TrialLimits({}, begun=True)
 
 
 def _known(cls: type[Trial] | type[Returned], value: dict[str, Any] | None) -> dict[str, Any] | None:

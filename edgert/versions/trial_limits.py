@@ -35,7 +35,7 @@ LIMIT_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
-class Gate:
+class TrialLimits:
     """`limits` by name, and how long they are watched from the moment the version serves.
 
     Once they held all the time, the device keeps the version by itself where it is `unattended`, else the host has
@@ -70,7 +70,7 @@ class Gate:
         limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value!r}")]
         return [*limits, "--watch-s", f"{self.watch_s:.15g}", *(["--unattended"] if self.unattended else [])]
 
-    def same_as(self, other: Gate) -> bool:
+    def same_as(self, other: TrialLimits) -> bool:
         """Whether both ask for the same, however far they are."""
         return (self.limits, self.watch_s, self.unattended) == (other.limits, other.watch_s, other.unattended)
 
@@ -84,7 +84,7 @@ class Gate:
         return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', kept by the device itself' * self.unattended}"
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Gate:
+    def from_json(cls, value: Mapping[str, Any]) -> TrialLimits:
         """Raises KeyError, TypeError, ValueError or ConfigInvalid."""
         return cls(
             {str(name): float(limit) for name, limit in dict(value["limits"]).items()},
@@ -160,7 +160,7 @@ class Broken:
     message: str
 
 
-def broken(gate: Gate, readings: Readings, *, at_end: bool) -> list[Broken]:
+def broken(gate: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
     """The limits that do not hold: while it is watched those that are sure, at the end those not measured, too."""
     found = []
     for name, limit in gate.limits.items():

@@ -35,7 +35,7 @@ class Peer:
         return cls(uid, pid)
 
 
-class Seats:
+class Admission:
     """At most `seats_max` connections. Not thread-safe: the worker calls it under its lock."""
 
     def __init__(self, seats_max: int) -> None:

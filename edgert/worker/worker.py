@@ -36,7 +36,7 @@ from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
 from edgert.versions.installed import load_version
-from edgert.worker.admission import Peer, Seats
+from edgert.worker.admission import Admission, Peer
 from edgert.worker.agreement import scores_output
 from edgert.worker.batcher import Batcher
 from edgert.worker.cache import PredictionCache
@@ -153,7 +153,7 @@ class Worker:
         self._welcome = wire.json_frame(wire.WELCOME, welcome)
         self._budget = BufferBudget()
         self._lock = threading.Lock()
-        self._seats = Seats(serving.connections_max)
+        self._admission = Admission(serving.connections_max)
         self._crowd = Crowd()
         self._reactor: Reactor | None = None
         if _answers_quickly(model, self._batcher):
@@ -203,13 +203,13 @@ class Worker:
         """End the engine runs under way, send every other client elsewhere, report what is left."""
         with self._lock:
             self._stopping = True
-            for sock in self._seats.everybody():
+            for sock in self._admission.everybody():
                 # What was sent before this is still read and answered; then the thread sees the end.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RD)
         self._batcher.close(Moved("the model is served by another worker now"))
         until = time.monotonic() + DRAIN_S
-        while not self._seats.empty and time.monotonic() < until:
+        while not self._admission.empty and time.monotonic() < until:
             time.sleep(0.002)
         for shadow in self._shadows:
             shadow.close()
@@ -220,7 +220,7 @@ class Worker:
 
     def _accept(self, sock: socket.socket, shared: bool) -> None:
         with self._lock:
-            if not self._stopping and self._seats.take(sock, Peer.of(sock)):
+            if not self._stopping and self._admission.take(sock, Peer.of(sock)):
                 self._look_around()
                 try:
                     # Nobody waits for its end. threading.Thread would have this thread wait for its beginning,
@@ -228,10 +228,10 @@ class Worker:
                     _thread.start_new_thread(self._serve, (sock, shared))
                     return
                 except RuntimeError:  # the system gives no more threads
-                    self._seats.give_back(sock)
+                    self._admission.give_back(sock)
                     self._look_around()
         error = Overloaded(
-            f"{len(self._seats)} clients are connected, the limit, and none has more than its share of them",
+            f"{len(self._admission)} clients are connected, the limit, and none has more than its share of them",
             retry_after_s=0.5,
         )
         with contextlib.suppress(OSError):
@@ -280,14 +280,14 @@ class Worker:
         """Tell the client why, where there is anything to tell, and forget the connection."""
         with contextlib.suppress(OSError):  # it is gone or takes nothing: there is nobody to tell
             if error is None or isinstance(error, Moved):
-                if self._stopping or self._seats.leaves(sock):
+                if self._stopping or self._admission.leaves(sock):
                     sock.sendall(self._last_word)
             elif isinstance(error, EdgeRTError):
                 if isinstance(error, ProtocolError):
                     time.sleep(STRIKE_S)
                 sock.sendall(wire.error_frame(error))
         with self._lock:
-            self._seats.give_back(sock)
+            self._admission.give_back(sock)
             self._look_around()
         sock.close()
         if connection is not None:
@@ -295,7 +295,7 @@ class Worker:
 
     def _look_around(self) -> None:
         """Whether there is a crowd now; under the lock."""
-        self._crowd.many = self._reactor is not None and len(self._seats) >= CROWD_MIN
+        self._crowd.many = self._reactor is not None and len(self._admission) >= CROWD_MIN
 
     def _trial_figures(self) -> dict[str, Any]:
         """What a trial's limits are judged by."""
@@ -353,7 +353,7 @@ class Worker:
 
     def _stats(self) -> dict[str, Any]:
         return {
-            "connections": len(self._seats),
+            "connections": len(self._admission),
             "in_one_thread": 0 if self._reactor is None else len(self._reactor),
             "waiting": self._batcher.waiting,
             "batches_closed": dict(self._batcher.closed),

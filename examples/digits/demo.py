@@ -97,7 +97,7 @@ class Demo:
                 "--broker",
                 broker,
                 "--service",
-                "keeper",
+                "monitor",
                 "--engines",
                 "first",
                 "--set",

@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
-from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Greeter, is_allowed
+from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Acceptor, is_allowed
 from edgert.daemon.memory import process_mb
 from edgert.protocol import wire
 from tests.end_to_end.test_daemon import HELLO, ITEM, raw, read_frame
@@ -165,12 +165,12 @@ def test_a_flood_is_taken_in_at_a_bounded_rate_and_none_of_it_is_lost(tmp_path: 
 
     with contextlib.ExitStack() as held:
         selector = held.enter_context(selectors.DefaultSelector())
-        greeter = Greeter(ServingConfig(), selector, route, lambda: now_s[0])
+        acceptor = Acceptor(ServingConfig(), selector, route, lambda: now_s[0])
         listener = held.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(os.fspath(tmp_path / "s"))
         listener.listen(BURST_MAX + 100)
         listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ, lambda: greeter.accept(listener))
+        selector.register(listener, selectors.EVENT_READ, lambda: acceptor.accept(listener))
         for _ in range(BURST_MAX + 100):
             sock = held.enter_context(socket.socket(socket.AF_UNIX))
             sock.connect(os.fspath(tmp_path / "s"))
@@ -180,11 +180,11 @@ def test_a_flood_is_taken_in_at_a_bounded_rate_and_none_of_it_is_lost(tmp_path: 
             for _ in range(BURST_MAX // ACCEPTS_MAX + 5):
                 for key, _ in selector.select(0):
                     key.data()
-                greeter.tick()
+                acceptor.tick()
 
         turns()
         assert routed == BURST_MAX
-        assert greeter.due_s() is not None
+        assert acceptor.due_s() is not None
         now_s[0] += 50 / ACCEPTS_PER_S_MAX
         turns()
         assert routed == BURST_MAX + 50

@@ -328,7 +328,7 @@ def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -
 # --- the run page ---------------------------------------------------------------------------------
 
 
-class Gate:
+class TrialLimits:
     """A session whose runs last until the test lets them end."""
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -347,7 +347,7 @@ class Gate:
 
 
 def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
-    page, session = RunPage.create(lambda: 5_000_000_000), Gate()
+    page, session = RunPage.create(lambda: 5_000_000_000), TrialLimits()
     other_side = RunPage(os.dup(page.descriptor))
     watched = page.watch(session)
     assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 0.0)
@@ -363,5 +363,5 @@ def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
 def test_a_run_that_raises_has_ended() -> None:
     page = RunPage.create()
     with pytest.raises(TypeError):
-        page.watch(Gate()).run()  # type: ignore[call-arg]  # no tensors
+        page.watch(TrialLimits()).run()  # type: ignore[call-arg]  # no tensors
     assert page.running_since_s() is None

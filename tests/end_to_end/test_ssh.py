@@ -32,7 +32,7 @@ from tests.support.trees import another_tree
 DIGITS = ROOT / "examples" / "digits"
 COMMAND_S_MAX = 280
 # The device is this very machine: where systemd runs here, no unit of ours may be left in it.
-KEEPER = ("--service", "keeper", "--engines", "first")
+KEEPER = ("--service", "monitor", "--engines", "first")
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
@@ -150,7 +150,7 @@ def test_two_hosts_that_set_up_one_bare_device_at_once_leave_it_whole(tmp_path: 
         for host in hosts:
             host.inventory.add(sshd.device())
             assert host.edgert("keys", "new")[0] == 0
-        words = ("bootstrap", "board", "--service", "keeper", "--engines", "null")
+        words = ("bootstrap", "board", "--service", "monitor", "--engines", "null")
         try:
             with ThreadPoolExecutor() as pool:
                 ends = list(pool.map(lambda host: host.edgert(*words), hosts))

@@ -45,7 +45,7 @@ def guarded(tmp_path: Path) -> Iterator[Broker]:
     """A mosquitto with the access list that ships, and a password for everyone."""
     folder = tmp_path / "broker"
     folder.mkdir()
-    for user in ("pi-07", "ops", "bridge"):
+    for user in ("pi-07", "ops", "exporter"):
         words = [mosquitto("mosquitto_passwd"), "-b", *(() if (folder / "users").exists() else ("-c",))]
         subprocess.run([*words, str(folder / "users"), user, f"pw-{user}"], check=True, capture_output=True)
         (folder / f"{user}.pw").write_text(f"pw-{user}\n")
@@ -80,10 +80,10 @@ def test_a_device_writes_below_its_own_name_only_and_only_those_who_may_read_do(
     assert taken(guarded, "pi-07", own.hist("digits"))
     assert not taken(guarded, "pi-07", other.status)
     assert not taken(guarded, "pi-07", elsewhere.status)
-    assert not taken(guarded, "pi-07", "edgert-bridge/v1/a/taken")
+    assert not taken(guarded, "pi-07", "edgert-exporter/v1/a/taken")
     assert not taken(guarded, "ops", own.status)
-    assert taken(guarded, "bridge", "edgert-bridge/v1/a/taken")
-    heard: dict[str, list[str]] = {user: [] for user in ("ops", "bridge", "pi-07")}
+    assert taken(guarded, "exporter", "edgert-exporter/v1/a/taken")
+    heard: dict[str, list[str]] = {user: [] for user in ("ops", "exporter", "pi-07")}
     connections = []
     for user, topics in heard.items():
         listening = Connection(as_user(guarded, user), on_message=lambda topic, _p, _r, to=topics: to.append(topic))  # type: ignore[misc]
@@ -95,7 +95,7 @@ def test_a_device_writes_below_its_own_name_only_and_only_those_who_may_read_do(
     def arrived() -> bool:
         for connection in connections:
             connection.pump(0.05)
-        return bool(heard["ops"] and heard["bridge"])
+        return bool(heard["ops"] and heard["exporter"])
 
     until(arrived, "those who may read hear it")
     assert heard["pi-07"] == [], "a device reads nothing, its own neither"
@@ -148,7 +148,7 @@ def test_every_query_of_the_dashboard_is_one_and_asks_for_series_that_the_bridge
     assert done.returncode == 0, done.stdout + done.stderr
     served = set(re.findall(r"`(edgert_\w+)`", (FOLDER.parents[1] / "docs" / "fleet.md").read_text()))
     asked = {name for text in [*queries, (FOLDER / "alerts.yml").read_text()] for name in re.findall(r"edgert_\w+", text)}  # fmt: skip
-    assert {name for name in asked if not name.startswith("edgert_bridge_")} <= served
+    assert {name for name in asked if not name.startswith("edgert_exporter_")} <= served
 
 
 # --- other readers of the flat JSON ---------------------------------------------------------

@@ -47,7 +47,7 @@ class Wishes:
 
     `engines` is all of the profile's ladder, the first, or names separated by commas: those must load, while of the
     ladder what has no wheels there or does not load is left out. `upgrade` replaces a runtime that serves by this
-    host's. `service` is systemd, keeper (edgertd's own, gone after a reboot), or auto: systemd where it runs.
+    host's. `service` is systemd, monitor (edgertd's own, gone after a reboot), or auto: systemd where it runs.
     `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}.
     """
 
@@ -153,9 +153,9 @@ def plan_bootstrap(
     """
     facts = probe(transport, device.name)
     say(describe(facts))
-    unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
+    unit = None if wishes.service == "monitor" else service.unit_for(device, facts)
     if unit is None and wishes.service == "systemd":
-        raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service keeper")
+        raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service monitor")
     there, house, plan = RuntimeThere(), None, None
     if device.transport != "local":
         _check_machine(device, profile, facts, transport)
@@ -190,7 +190,7 @@ def plan_bootstrap(
     due = there.restart_due
     if device.transport == "local":
         due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
-    kept_by = "systemd" if unit else "keeper"
+    kept_by = "systemd" if unit else "monitor"
     return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
 
 
@@ -239,8 +239,8 @@ def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> 
         raise DeployUnderWay(f"{device.name} is trying a new runtime at this moment: it decides within minutes")
     if not there.previous or there.previous == there.current:
         raise DeviceError(f"{device.name} has no runtime before the one in use: there is nothing to go back to")
-    unit = None if wishes.service == "keeper" else service.unit_for(device, facts)
-    done = Bootstrapped(device.name, device.profile, "systemd" if unit else "keeper")
+    unit = None if wishes.service == "monitor" else service.unit_for(device, facts)
+    done = Bootstrapped(device.name, device.profile, "systemd" if unit else "monitor")
     done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
     _try_out(device, there.previous, facts, unit, wishes.trial_s, transport, say)
     done.changed.append("runtime")
@@ -307,7 +307,7 @@ def _try_out(
     say: Say,
     models: tuple[str, ...] | None = None,
 ) -> None:
-    manager = "keeper" if unit is None else "user" if unit.user else "system"
+    manager = "monitor" if unit is None else "user" if unit.user else "system"
     say(f"trying runtime {wanted}: the device switches back by itself unless it serves within {trial_s:.0f} s")
     try:
         live = runtime.live_models(device, transport) if models is None else models

@@ -308,7 +308,7 @@ def try_out(
 ) -> None:
     """Have the device switch to `runtime` on trial, and watch until it has decided.
 
-    `manager` is system, user or keeper. Raises RolledBack with the device's reason, and DeviceUnreachable where the link
+    `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable where the link
     stays away: the device decides all the same.
     """
     words = ["sh", script_path(device), "trial", manager, device.state, f"{trial_s:.0f}", runtime, *models]
@@ -346,7 +346,7 @@ def collect(device: Device, transport: Transport) -> None:
 def _detach(device: Device, words: Sequence[str], manager: str, transport: Transport) -> None:
     """Run `words` there so that they outlive the link; a service manager starts them again where they are killed."""
     script = 'rm -f "$1/outcome"; shift; '
-    if manager == "keeper":
+    if manager == "monitor":
         # As Restart=on-abnormal does below: begun again, it goes back.
         script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
         script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'

@@ -86,7 +86,7 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
 
 
 def _stop_daemon(device: Device, transport: Transport) -> None:
-    """The keeper's, which no service manager knows; by the script that needs no runtime, or this machine's own."""
+    """The monitor's, which no service manager knows; by the script that needs no runtime, or this machine's own."""
     if device.transport == "local":
         try:
             RemoteDaemon(transport, device).call("stop")

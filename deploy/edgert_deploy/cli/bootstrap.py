@@ -72,10 +72,10 @@ from edgert_deploy.devices.transports import Transport
 @click.option("--mqtt-ca", type=click.Path(dir_okay=False, path_type=Path), help="Certificate authority: turns TLS on.")
 @click.option(
     "--service",
-    type=click.Choice(["auto", "systemd", "keeper"]),
+    type=click.Choice(["auto", "systemd", "monitor"]),
     default="auto",
     show_default=True,
-    help="What keeps the daemon running: a systemd unit (auto: where systemd runs), or edgertd's own keeper.",
+    help="What keeps the daemon running: a systemd unit (auto: where systemd runs), or edgertd's own monitor.",
 )
 @click.option(
     "--set",

@@ -32,9 +32,9 @@ from edgert_deploy.common.trial_limits import gate_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.rollout.deployment import Outcome, Rollout, Say, exit_code, read_offer
+from edgert_deploy.rollout.deployment import Deployment, Outcome, Say, exit_code, read_offer
 from edgert_deploy.rollout.deployment import deploy as roll_out
-from edgert_deploy.rollout.rollout import Campaign, CampaignStore, go_on
+from edgert_deploy.rollout.rollout import Rollout, RolloutStore, go_on
 from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
@@ -169,18 +169,20 @@ def deploy(
     devices = inventory.select(selector)
     offer = read_offer(bundle)
     gate = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
-    rollout = Rollout(bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate)
+    deployment = Deployment(
+        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate
+    )
     for path in delta_from:
-        rollout.parcels.objects.keep_bundle(path)
+        deployment.deltas.objects.keep_bundle(path)
     if dry_run:
-        _say_what_would_be_done(rollout, strategy, devices, as_json)
+        _say_what_would_be_done(deployment, strategy, devices, as_json)
         return
-    manifest, now_s = rollout.offer.manifest, time.time()
-    store = CampaignStore(campaigns_folder())
-    campaign = Campaign(
+    manifest, now_s = deployment.offer.manifest, time.time()
+    store = RolloutStore(rollouts_folder())
+    rollout = Rollout(
         id=store.new_id(manifest.model, manifest.release, now_s),
         bundle=str(bundle.absolute()),
-        digest=rollout.offer.digest,
+        digest=deployment.offer.digest,
         model=manifest.model,
         release=manifest.release,
         inventory=str(inventory.path.absolute()),
@@ -192,91 +194,91 @@ def deploy(
         gate=gate,
     )
     store.tidy()
-    run_campaign(store, campaign, rollout, devices, as_json)
+    run_rollout(store, rollout, deployment, devices, as_json)
 
 
-def resume(campaign: Campaign, as_json: bool) -> None:
+def resume(rollout: Rollout, as_json: bool) -> None:
     """Do what is left of a rollout, with its bundle and inventory as they are now."""
-    rollout = Rollout(
-        Path(campaign.bundle),
-        read_offer(Path(campaign.bundle)),
-        campaign.trial_s,
+    deployment = Deployment(
+        Path(rollout.bundle),
+        read_offer(Path(rollout.bundle)),
+        rollout.trial_s,
         open_transport,
         _make_ready,
-        bytes_per_s=campaign.bytes_per_s,
-        gate=campaign.gate,
+        bytes_per_s=rollout.bytes_per_s,
+        gate=rollout.gate,
     )
-    if rollout.offer.digest != campaign.digest:
+    if deployment.offer.digest != rollout.digest:
         raise ConfigInvalid(
-            f"{campaign.bundle} is another bundle now than the one that rollout {campaign.id} began with; "
+            f"{rollout.bundle} is another bundle now than the one that rollout {rollout.id} began with; "
             "begin a new one with edgert deploy"
         )
-    found = {device.name: device for device in Inventory(Path(campaign.inventory)).devices()}
+    found = {device.name: device for device in Inventory(Path(rollout.inventory)).devices()}
     # A device that was taken out of the inventory meanwhile is no longer part of the rollout.
-    devices = [found[name] for name in campaign.devices if name in found]
+    devices = [found[name] for name in rollout.devices if name in found]
     if not devices:
-        raise ConfigInvalid(f"no device of rollout {campaign.id} is in {campaign.inventory} any more")
-    campaign = replace(campaign, devices=tuple(device.name for device in devices))
-    run_campaign(CampaignStore(campaigns_folder()), campaign, rollout, devices, as_json)
+        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {rollout.inventory} any more")
+    rollout = replace(rollout, devices=tuple(device.name for device in devices))
+    run_rollout(RolloutStore(rollouts_folder()), rollout, deployment, devices, as_json)
 
 
-def run_campaign(
-    store: CampaignStore, campaign: Campaign, rollout: Rollout, devices: list[Device], as_json: bool
+def run_rollout(
+    store: RolloutStore, rollout: Rollout, deployment: Deployment, devices: list[Device], as_json: bool
 ) -> None:
     """Run it to its end or stop, print what became of it, and exit with the code that says so."""
-    with store.at_work(campaign.id), rollout.stop.on_interrupt(FIRST, SECOND):
-        campaign = go_on(store, campaign, rollout, devices, say)
+    with store.at_work(rollout.id), deployment.stop.on_interrupt(FIRST, SECOND):
+        rollout = go_on(store, rollout, deployment, devices, say)
     # Stopped between two waves, no device has an error, and some have not got it.
-    code = exit_code(campaign.errors) or (Interrupted.exit_code if campaign.left else 0)
-    value = campaign_json(campaign) | {"ok": code == 0}
-    first = next((error for error in campaign.errors if error is not None), None)
+    code = exit_code(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
+    value = rollout_json(rollout) | {"ok": code == 0}
+    first = next((error for error in rollout.errors if error is not None), None)
     if first is not None and len(devices) == 1:
         value["error"] = {"code": first.code, "message": first.message}
-    emit(value, campaign_table(campaign), as_json)
+    emit(value, rollout_table(rollout), as_json)
     click.get_current_context().exit(code)
 
 
-def campaigns_folder() -> Path:
+def rollouts_folder() -> Path:
     """Where how far rollouts came is kept."""
     return config_folder() / "rollouts"
 
 
-def campaign_json(campaign: Campaign) -> dict[str, Any]:
+def rollout_json(rollout: Rollout) -> dict[str, Any]:
     return {
-        "rollout": {"id": campaign.id, "state": campaign.state, "reason": campaign.reason, "left": campaign.left},
-        "bundle": {"model": campaign.model, "release": campaign.release, "digest": campaign.digest},
-        "devices": [campaign.outcomes.get(name, Outcome(name, "held").as_json()) for name in campaign.devices],
+        "rollout": {"id": rollout.id, "state": rollout.state, "reason": rollout.reason, "left": rollout.left},
+        "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
+        "devices": [rollout.outcomes.get(name, Outcome(name, "held").as_json()) for name in rollout.devices],
     }
 
 
-def campaign_table(campaign: Campaign) -> str:
+def rollout_table(rollout: Rollout) -> str:
     """A row a device, what went wrong, and where the rollout stands."""
     rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
-    for outcome in campaign_json(campaign)["devices"]:
-        live = "" if outcome["serving"] is None else f"{campaign.model} {outcome['serving']}"
+    for outcome in rollout_json(rollout)["devices"]:
+        live = "" if outcome["serving"] is None else f"{rollout.model} {outcome['serving']}"
         rows.append((outcome["device"], outcome["result"], live, f"{outcome['seconds']:.1f}"))
-    named = zip(campaign.devices, campaign.errors, strict=True)
+    named = zip(rollout.devices, rollout.errors, strict=True)
     errors = [(name, error.code, error.message) for name, error in named if error is not None]
-    done = len(campaign.devices) - len(campaign.left)
+    done = len(rollout.devices) - len(rollout.left)
     lines = f"{columns(rows)}\n{error_lines(errors)}"
-    lines += f"{campaign.model} release {campaign.release}: {done} of {len(campaign.devices)} devices"
-    if campaign.left and len(campaign.devices) > 1:
-        lines += f"; {campaign.state}" + (f": {campaign.reason}" if campaign.reason else "")
+    lines += f"{rollout.model} release {rollout.release}: {done} of {len(rollout.devices)} devices"
+    if rollout.left and len(rollout.devices) > 1:
+        lines += f"; {rollout.state}" + (f": {rollout.reason}" if rollout.reason else "")
         lines += (
-            f"\nnext: edgert rollout resume {campaign.id}, or take it back: edgert rollback {campaign.model} --on ..."
+            f"\nnext: edgert rollout resume {rollout.id}, or take it back: edgert rollback {rollout.model} --on ..."
         )
     return lines
 
 
-def _say_what_would_be_done(rollout: Rollout, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
-    with rollout.stop.on_interrupt(FIRST, SECOND):
-        outcomes = roll_out(rollout, devices, say, at_once=strategy.parallel)
+def _say_what_would_be_done(deployment: Deployment, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
+    with deployment.stop.on_interrupt(FIRST, SECOND):
+        outcomes = roll_out(deployment, devices, say, at_once=strategy.parallel)
     code = exit_code([outcome.error for outcome in outcomes])
-    manifest = rollout.offer.manifest
+    manifest = deployment.offer.manifest
     waves = [[devices[i].name for i in wave] for wave in strategy.split(len(devices))]
     value: dict[str, Any] = {
         "ok": code == 0,
-        "bundle": {"model": manifest.model, "release": manifest.release, "digest": rollout.offer.digest},
+        "bundle": {"model": manifest.model, "release": manifest.release, "digest": deployment.offer.digest},
         "devices": [outcome.as_json() for outcome in outcomes],
         "waves": waves,
     }
@@ -288,8 +290,8 @@ def _say_what_would_be_done(rollout: Rollout, strategy: Strategy, devices: list[
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
     text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
-    if rollout.gate is not None:
-        text += f"\non trial: {rollout.gate.described()}"
+    if deployment.gate is not None:
+        text += f"\non trial: {deployment.gate.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
 

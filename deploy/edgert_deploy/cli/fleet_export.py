@@ -1,4 +1,4 @@
-"""`edgert fleet export`: the bridge from MQTT to Prometheus and OpenTelemetry."""
+"""`edgert fleet export`: the exporter from MQTT to Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgert_deploy.cli.broker_options import broker_options, named_session, sess
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.common.broker_address import host_and_port
 from edgert_deploy.fleet.export import otlp
-from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Bridge
+from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
 from edgert_deploy.fleet.export.ledger import FLUSH_EVERY_S, Ledger
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.scrape import ScrapeServer
@@ -34,11 +34,11 @@ Examples:
 \b
 Prometheus 2.40 or newer reads the histograms as native ones (start it with --enable-feature=native-histograms):
   histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
-Who asks for text gets classic histograms with a bucket an octave. With --share NAME bridges divide the reports; each
-report is in exactly one of them, so sum over all instances. They agree through edgert-bridge/v1/NAME/taken, which
-their user must be allowed to write. A bridge keeps nothing on disk: after a restart it counts from 0, which is what
+Who asks for text gets classic histograms with a bucket an octave. With --share NAME exporters divide the reports; each
+report is in exactly one of them, so sum over all instances. They agree through edgert-exporter/v1/NAME/taken, which
+their user must be allowed to write. An exporter keeps nothing on disk: after a restart it counts from 0, which is what
 rate() expects. What comes while it is down is missing (others of its share get their part all the same), unless the
-broker keeps it: --session NAME, another one for each bridge.
+broker keeps it: --session NAME, another one for each exporter.
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -57,7 +57,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.option(
     "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="What series are kept apart by."
 )
-@click.option("--share", metavar="NAME", help="Divide the reports among all bridges of this NAME.")
+@click.option("--share", metavar="NAME", help="Divide the reports among all exporters of this NAME.")
 @session_option
 @click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
 @click.option(
@@ -86,35 +86,35 @@ def export(
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     life = secrets.token_hex(6)
     ledger = Ledger(session_name or f"b{life}", share, life)
-    bridge = Bridge(ledger, words, clock=time.monotonic, wall_clock=time.time)
+    exporter = Exporter(ledger, words, clock=time.monotonic, wall_clock=time.time)
     also = (ledger.topic,) if ledger.topic else ()
     client_id, session = named_session("export", session_name)
     subscriber = FleetSubscriber(
         settings,
-        bridge,
+        exporter,
         site,
         client_id=client_id,
         share=share,
         also=also,
         session=session,
-        settled=lambda: bridge.settled,
-        on_reconnected=bridge.told_nothing,
+        settled=lambda: exporter.settled,
+        on_reconnected=exporter.told_nothing,
         log=_say,
     )
-    server = ScrapeServer(Exposition(bridge), *host_and_port(listen, PORT))
+    server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT))
     try:
         subscriber.open()
         _say(f"bridging {settings.address}; Prometheus reads port {server.port}, path /metrics")
         stop, pushed_at, said = stopping(for_s), time.monotonic(), ""
         while not stop():
             subscriber.listen(FLUSH_EVERY_S)
-            for topic, payload in bridge.due(time.monotonic(), subscriber.room):
+            for topic, payload in exporter.due(time.monotonic(), subscriber.room):
                 subscriber.publish(topic, payload)
             if push_to and time.monotonic() - pushed_at >= otlp_every:
                 pushed_at = time.monotonic()
-                said = _push(push_to, bridge, headers, said)
+                said = _push(push_to, exporter, headers, said)
         if push_to:
-            _push(push_to, bridge, headers, said)
+            _push(push_to, exporter, headers, said)
     finally:
         subscriber.close()
         server.close()
@@ -136,10 +136,10 @@ def otlp_headers(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _push(url: str, bridge: Bridge, headers: dict[str, str], said: str) -> str:
+def _push(url: str, exporter: Exporter, headers: dict[str, str], said: str) -> str:
     """Push, and say when it begins to fail and when it works again; what was said last."""
     try:
-        otlp.push(url, bridge, time.time(), headers)
+        otlp.push(url, exporter, time.time(), headers)
     except otlp.OtlpFailed as error:
         if error.message != said:
             _say(f"{error.message}; the next push holds everything")

@@ -15,7 +15,7 @@ import click
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
-from edgert_deploy.cli.deploy import campaigns_folder
+from edgert_deploy.cli.deploy import rollouts_folder
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -99,15 +99,15 @@ def ui(
 ) -> None:
     """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
     access = access_for(host, names, token_file)
-    keeper = None if store_url else _Keeper(own_store(settings), size_gb)
+    monitor = None if store_url else _Keeper(own_store(settings), size_gb)
     query = FleetQuery(store_url or own_store(settings))
     board = Board()
     begin(board, query)
-    hub = Hub(board, Rollouts(campaigns_folder()), time.monotonic, _wall_ms)
-    subscriber = FleetSubscriber(settings, _Both(board, keeper), site, log=_Trouble(hub).note)
+    hub = Hub(board, Rollouts(rollouts_folder()), time.monotonic, _wall_ms)
+    subscriber = FleetSubscriber(settings, _Both(board, monitor), site, log=_Trouble(hub).note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
-    _announce(settings, keeper, address_of(access, host, server.port), as_json)
+    _announce(settings, monitor, address_of(access, host, server.port), as_json)
     if not is_loopback(host):
         _say(
             f"warning: {host} can be reached from the network, and the line is not encrypted; whoever has the token reads"
@@ -116,16 +116,16 @@ def ui(
     try:
         while not stop():
             subscriber.listen(TICK_S)
-            if keeper:
-                keeper.flush()
+            if monitor:
+                monitor.flush()
             hub.tick()
     finally:
         hub.close()
         subscriber.close()
         server.close()
         query.close()
-        if keeper:
-            keeper.close()
+        if monitor:
+            monitor.close()
 
 
 def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
@@ -206,8 +206,8 @@ class _Keeper:
 class _Both:
     """Hands what is heard to the board and to the recorder, where there is one."""
 
-    def __init__(self, board: Board, keeper: _Keeper | None) -> None:
-        self._board, self._recorder = board, keeper and keeper.recorder
+    def __init__(self, board: Board, monitor: _Keeper | None) -> None:
+        self._board, self._recorder = board, monitor and monitor.recorder
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         self._board.apply(topic, payload, retained, now, _wall_ms())
@@ -223,13 +223,13 @@ def address_of(access: Access, host: str, port: int) -> str:
     return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
 
 
-def _announce(settings: MqttSettings, keeper: _Keeper | None, address: str, as_json: bool) -> None:
+def _announce(settings: MqttSettings, monitor: _Keeper | None, address: str, as_json: bool) -> None:
     """Where the page is, on stdout; the rest on stderr."""
-    click.echo(json.dumps({"url": address, "own_store": keeper and keeper.path}) if as_json else address)
+    click.echo(json.dumps({"url": address, "own_store": monitor and monitor.path}) if as_json else address)
     sys.stdout.flush()
     _say(f"listening to {settings.address}; Ctrl-C ends it")
-    if keeper:
-        _say(f"recording to {keeper.path} (at most {keeper.size_gb:g} GB), as no --store was given")
+    if monitor:
+        _say(f"recording to {monitor.path} (at most {monitor.size_gb:g} GB), as no --store was given")
 
 
 def _wall_ms() -> int:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import click
 
-from edgert_deploy.cli.deploy import campaign_json, campaign_table, campaigns_folder, resume
+from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table, rollouts_folder
 from edgert_deploy.cli.fleet_options import columns, emit, json_option
-from edgert_deploy.rollout.rollout import ABORTED, DONE, RUNNING, Campaign, CampaignStore
+from edgert_deploy.rollout.rollout import ABORTED, DONE, RUNNING, Rollout, RolloutStore
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,15 +29,15 @@ def rollout() -> None:
 @json_option
 def list_rollouts(as_json: bool) -> None:
     """List the rollouts of this user, the newest first."""
-    store = CampaignStore(campaigns_folder())
+    store = RolloutStore(rollouts_folder())
     rows = [("ROLLOUT", "MODEL", "RELEASE", "STATE", "DONE", "STARTED")]
-    found = [_seen(store, campaign) for campaign in store.all()]
-    for campaign in found:
-        done = f"{len(campaign.devices) - len(campaign.left)} of {len(campaign.devices)}"
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(campaign.started_at))
-        rows.append((campaign.id, campaign.model, str(campaign.release), campaign.state, done, started))
+    found = [_seen(store, rollout) for rollout in store.all()]
+    for rollout in found:
+        done = f"{len(rollout.devices) - len(rollout.left)} of {len(rollout.devices)}"
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rollout.started_at))
+        rows.append((rollout.id, rollout.model, str(rollout.release), rollout.state, done, started))
     text = columns(rows) if found else "no rollout yet: edgert deploy begins one"
-    emit({"ok": True, "rollouts": [campaign_json(campaign) for campaign in found]}, text, as_json)
+    emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in found]}, text, as_json)
 
 
 @rollout.command()
@@ -45,9 +45,9 @@ def list_rollouts(as_json: bool) -> None:
 @json_option
 def status(id: str | None, as_json: bool) -> None:
     """Show what became of each device in rollout ID (default: the newest)."""
-    store = CampaignStore(campaigns_folder())
-    campaign = _seen(store, store.read(id) if id else store.last())
-    emit({"ok": True, **campaign_json(campaign)}, f"{campaign.id}\n{campaign_table(campaign)}", as_json)
+    store = RolloutStore(rollouts_folder())
+    rollout = _seen(store, store.read(id) if id else store.last())
+    emit({"ok": True, **rollout_json(rollout)}, f"{rollout.id}\n{rollout_table(rollout)}", as_json)
 
 
 @rollout.command("resume")
@@ -59,14 +59,14 @@ def resume_rollout(id: str | None, as_json: bool) -> None:
     Waves, limits and pauses are those that it began with; earlier failures do not count again. Exits like
     edgert deploy.
     """
-    store = CampaignStore(campaigns_folder())
-    campaign = store.read(id) if id else store.last()
-    if campaign.state == ABORTED:
-        raise click.UsageError(f"rollout {campaign.id} was given up; begin a new one with: edgert deploy")
-    if not campaign.left:
-        emit({"ok": True, **campaign_json(campaign)}, f"rollout {campaign.id} is done on every device", as_json)
+    store = RolloutStore(rollouts_folder())
+    rollout = store.read(id) if id else store.last()
+    if rollout.state == ABORTED:
+        raise click.UsageError(f"rollout {rollout.id} was given up; begin a new one with: edgert deploy")
+    if not rollout.left:
+        emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
-    resume(campaign, as_json)
+    resume(rollout, as_json)
 
 
 @rollout.command()
@@ -77,21 +77,21 @@ def abort(id: str | None, as_json: bool) -> None:
 
     A rollout that is at work in another process is ended there, with Ctrl-C.
     """
-    store = CampaignStore(campaigns_folder())
-    campaign = store.read(id) if id else store.last()
-    with store.at_work(campaign.id):
-        if campaign.state != DONE or campaign.left:
-            campaign = replace(campaign, state=ABORTED, reason="given up by the user")
-            store.write(campaign)
-    took = [device for device in campaign.devices if campaign.took(device)]
-    text = f"rollout {campaign.id} is {campaign.state}: release {campaign.release} is live on {len(took)} devices"
-    if took and campaign.state == ABORTED:
-        text += f"\nnext: edgert rollback {campaign.model} --on {','.join(took)} takes it back there"
-    emit({"ok": True, **campaign_json(campaign)}, text, as_json)
+    store = RolloutStore(rollouts_folder())
+    rollout = store.read(id) if id else store.last()
+    with store.at_work(rollout.id):
+        if rollout.state != DONE or rollout.left:
+            rollout = replace(rollout, state=ABORTED, reason="given up by the user")
+            store.write(rollout)
+    took = [device for device in rollout.devices if rollout.took(device)]
+    text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {len(took)} devices"
+    if took and rollout.state == ABORTED:
+        text += f"\nnext: edgert rollback {rollout.model} --on {','.join(took)} takes it back there"
+    emit({"ok": True, **rollout_json(rollout)}, text, as_json)
 
 
-def _seen(store: CampaignStore, campaign: Campaign) -> Campaign:
-    """The campaign as it is: one that says that it runs, and that nobody works on, was cut off."""
-    if campaign.state == RUNNING and not store.is_at_work(campaign.id):
-        return replace(campaign, state="cut off", reason="its process ended in the middle")
-    return campaign
+def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
+    """The rollout as it is: one that says that it runs, and that nobody works on, was cut off."""
+    if rollout.state == RUNNING and not store.is_at_work(rollout.id):
+        return replace(rollout, state="cut off", reason="its process ended in the middle")
+    return rollout

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped
-from edgert_deploy.cli.deploy import campaigns_folder
+from edgert_deploy.cli.deploy import rollouts_folder
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
 from edgert_deploy.common.parallel import AT_ONCE_MAX
 from edgert_deploy.devices.facts import DeviceFacts
@@ -18,7 +18,7 @@ from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout import CampaignStore
+from edgert_deploy.rollout.rollout import RolloutStore
 
 EXIT_DRIFT = 12
 
@@ -45,7 +45,7 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
     """
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
-    wanted = wanted_of(CampaignStore(campaigns_folder()).all(), str(inventory.path.absolute()))
+    wanted = wanted_of(RolloutStore(rollouts_folder()).all(), str(inventory.path.absolute()))
     with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
         answers = list(pool.map(_ask, devices))
     errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, Gate, limit_value, seconds
+from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limit_value, seconds
 
 _OTHER_KEYS = ("watch", "unattended")
 
@@ -31,7 +31,7 @@ def gate_for(
     watch: str = "",
     unattended: bool | None = None,
     trial_s: float = 60.0,
-) -> Gate | None:
+) -> TrialLimits | None:
     """The gate of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
 
     None where nobody set a limit or a time. Raises ConfigInvalid.
@@ -46,7 +46,7 @@ def gate_for(
         if given.get("unattended"):
             raise ConfigInvalid("unattended keeps what was watched: give a limit or a time to watch as well")
         return None
-    return Gate(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
+    return TrialLimits(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
 
 
 def check_table(table: Any) -> dict[str, Any]:

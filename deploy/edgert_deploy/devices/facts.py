@@ -12,7 +12,7 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.versions.slots import Returned
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport
 
@@ -129,7 +129,7 @@ class ModelFacts:
     active: VersionFacts | None
     spare: VersionFacts | None
     ratchet: int
-    gate: Gate | None = None
+    gate: TrialLimits | None = None
     returned: Returned | None = None
     damaged: str = ""
 
@@ -147,7 +147,7 @@ class DeviceFacts:
     engines: Mapping[str, str]
     keys: tuple[str, ...]
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
-    parcels: int = 0  # the format of parcels that it takes; 0 where it takes whole bundles only
+    deltas: int = 0  # the format of deltas that it takes; 0 where it takes whole bundles only
     gates: int = 0  # likewise of a trial's limits
     temp_c: float | None = None
 
@@ -165,7 +165,7 @@ class DeviceFacts:
                 engines={str(k): str(v) for k, v in value["engines"].items() if v is not None},
                 keys=tuple(str(key) for key in value["keys"]),
                 models={str(model["model"]): _model(model) for model in value["models"]},
-                parcels=int(value.get("parcels") or 0),
+                deltas=int(value.get("deltas") or 0),
                 gates=int(value.get("gates") or 0),
                 temp_c=None if value.get("temp_c") is None else float(value["temp_c"]),
             )
@@ -304,7 +304,7 @@ def _model(value: Mapping[str, Any]) -> ModelFacts:
         active=active,
         spare=spare,
         ratchet=max([0, int(value.get("ratchet") or 0), *known_good]),
-        gate=None if gate is None else Gate.from_json(gate),
+        gate=None if gate is None else TrialLimits.from_json(gate),
         returned=None if returned is None else Returned(**returned),
         damaged=str(value.get("damaged") or ""),
     )

@@ -1,4 +1,4 @@
-"""What keeps `edgertd` running on a device: a systemd unit where systemd runs, else edgertd's own keeper.
+"""What keeps `edgertd` running on a device: a systemd unit where systemd runs, else edgertd's own monitor.
 
 For root it is a system unit, whose daemon runs as the user USER and sees little of the machine; for another user
 it is a unit of their own, which needs lingering to survive the log-out.
@@ -45,7 +45,7 @@ class Unit:
 def unit_for(
     device: Device, facts: MachineFacts, engines: Sequence[str] = (), config: DeviceConfig | None = None
 ) -> Unit | None:
-    """The unit that keeps edgertd running there, or None where the keeper does.
+    """The unit that keeps edgertd running there, or None where the monitor does.
 
     `engines` are those that may serve there, `config` the device's own where it is known already.
     """

@@ -181,7 +181,7 @@ def _state(visit: _Visit, facts: MachineFacts, clock: Callable[[], float]) -> No
     if not facts.systemd:
         visit.warn(
             "service",
-            "no systemd: edgertd's own keeper, which no reboot starts again",
+            "no systemd: edgertd's own monitor, which no reboot starts again",
             f"edgert bootstrap {device.name} after a reboot, or cron: @reboot sh {script_path(device)} start {device.state}",
         )
     elif lingers and lingers != "yes":

@@ -1,7 +1,7 @@
 """A report off the wire, checked for what keeps it: `hist`, `metrics` or `event`, with the key that makes it one.
 
 What becomes part of a key or a label must be an id or a small number: a single report that a database or another
-bridge refuses would hold up all that came with it.
+exporter refuses would hold up all that came with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 KINDS = ("hist", "metrics", "event")
 WINDOW_S_MAX = 86_400.0  # a longer one would stretch a whole fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers exact below
-# What the store and the bridge count, and the field of `metrics` that says it.
+# What the store and the exporter count, and the field of `metrics` that says it.
 COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
 
 

@@ -1,4 +1,4 @@
-"""A subscriber: feeds whoever listens, a `FleetState`, a recorder or a bridge, from a broker.
+"""A subscriber: feeds whoever listens, a `FleetState`, a recorder or an exporter, from a broker.
 
 `status` and `info` are retained and read through a plain subscription: mosquitto before 2.0.13 hands
 retained messages to shared subscriptions only some of the time.
@@ -27,7 +27,7 @@ class Listener(Protocol):
 
 
 class FleetSubscriber:
-    """Feeds a FleetState, a recorder or a bridge from a broker, for as long as it is asked to.
+    """Feeds a FleetState, a recorder or an exporter from a broker, for as long as it is asked to.
 
     It hears everything of `site`, or its share of it, and the topic filters `also`. The first connection must
     succeed; one that is lost later is made again, and `log` says so. With a `session` the broker keeps what comes

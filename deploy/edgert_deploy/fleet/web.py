@@ -1,4 +1,4 @@
-"""The web server that the bridge and the fleet's page share: threads, with a bound, that say nothing of clients who go."""
+"""The web server that the exporter and the fleet's page share: threads, with a bound, that say nothing of clients who go."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What is sent to a device of a bundle: the files that it lacks, packed as small as the device can read.
 
 A file goes as a patch of the version that the device has where this host has that version too (what it shipped
-before, or was shown by --delta-from); else compressed where that helps; else as it is. How a parcel is made depends only
+before, or was shown by --delta-from); else compressed where that helps; else as it is. How a delta is made depends only
 on the bundle, on what the device has and on what it can read: devices of one kind get the very same file, made once.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import zstandard
 
 from edgert.bundle.bundle_file import Bundle, open_bundle
-from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_parcel
+from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_of, write_delta
 from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
 from edgert.errors import DeviceError
 from edgert_deploy.common.folders import cache_folder
@@ -53,7 +53,7 @@ class Has:
 
 @dataclass(frozen=True)
 class Shipment:
-    """A parcel's file. `whole_bytes` is all that the device's target needs, `files` how many these are; of them `had`
+    """A delta's file. `whole_bytes` is all that the device's target needs, `files` how many these are; of them `had`
     need not be sent and `patched` go as patches."""
 
     path: Path
@@ -99,8 +99,8 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
 
 
 @dataclass(frozen=True)
-class Parcels:
-    """Makes parcels, and keeps them and what they were made of. Several threads may ask."""
+class Deltas:
+    """Makes deltas, and keeps them and what they were made of. Several threads may ask."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
@@ -110,14 +110,14 @@ class Parcels:
         return ObjectCache(self.folder / "objects")
 
     def make(self, path: Path, target: TargetEntry, has: Has) -> Shipment:
-        """The parcel of the bundle at `path` for a device. Raises BundleError, and OSError where the cache is not
+        """The delta of the bundle at `path` for a device. Raises BundleError, and OSError where the cache is not
         writable."""
         with open_bundle(path, trusted=None) as bundle:
             new = lacking(bundle.manifest, target, {sha256 for _, sha256 in has.files})
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                made = ObjectCache(self.folder / "parcels")
+                made = ObjectCache(self.folder / "deltas")
                 file = made.find(key) or self._make(bundle, new, bases, has, made, key)
         files = bundle.manifest.files_for(target)
         patched = sum(part.how == "patch" for part in parts_of(file))
@@ -151,10 +151,10 @@ class Parcels:
                 content = self.objects.read(old) if old else None
                 base = (old, content) if content is not None else None
                 parts.append(packed(entry, unpacked / entry.path, base, has.zstd, Path(shop) / str(number)))
-            with (Path(shop) / "parcel").open("wb") as out:
-                write_parcel(out, bundle.envelope.raw, parts)
+            with (Path(shop) / "delta").open("wb") as out:
+                write_delta(out, bundle.envelope.raw, parts)
             self.objects.keep_files(new, unpacked)
-            return made.keep(key, Path(shop) / "parcel")
+            return made.keep(key, Path(shop) / "delta")
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:
@@ -178,7 +178,7 @@ def make_patch(new: bytes, old: bytes) -> bytes:
 
 
 def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: Has) -> str:
-    """What a parcel's bytes depend on."""
+    """What a delta's bytes depend on."""
     words = [FORMAT, zstandard.__version__, hashlib.sha256(bundle.envelope.raw).hexdigest(), has.zstd]
     words += [[entry.sha256, bases.get(entry.sha256, "")] for entry in new]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

@@ -27,7 +27,7 @@ from edgert.errors import (
     StorageFailed,
 )
 from edgert.versions.slots import BY_COMMAND, Returned
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import AT_ONCE_MAX, Stop, for_each
 from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
@@ -35,7 +35,7 @@ from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaem
 from edgert_deploy.devices.service import start
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.claims import claimed
-from edgert_deploy.rollout.delta import Parcels
+from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.plan import Offer, Plan, Step, make_plan
 from edgert_deploy.rollout.transfer import Delivery
 from edgert_deploy.rollout.trial import wait_for_verdict
@@ -84,7 +84,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Deployment:
     """One bundle on its way to devices."""
 
     bundle: Path
@@ -94,9 +94,9 @@ class Rollout:
     prepare: Callable[[Device, Transport, Say], None] | None = None  # what to do with a device never bootstrapped
     dry_run: bool = False
     stop: Stop = field(default_factory=Stop)
-    parcels: Parcels = field(default_factory=Parcels)
+    deltas: Deltas = field(default_factory=Deltas)
     bytes_per_s: float = 0.0  # how fast it may be sent to one device; 0: as fast as it goes
-    gate: Gate | None = None  # the limits that the devices watch on trial
+    gate: TrialLimits | None = None  # the limits that the devices watch on trial
 
 
 def read_offer(path: Path) -> Offer:
@@ -113,7 +113,7 @@ def read_offer(path: Path) -> Offer:
 
 
 def deploy(
-    rollout: Rollout,
+    deployment: Deployment,
     devices: Sequence[Device],
     say: Callable[[str, str], None],
     *,
@@ -130,27 +130,27 @@ def deploy(
     def work(device: Device) -> Outcome:
         if not may_begin():
             return Outcome(device.name, "held")
-        outcome = deploy_one(rollout, device, lambda line: say(device.name, line))
+        outcome = deploy_one(deployment, device, lambda line: say(device.name, line))
         on_outcome(outcome)
         return outcome
 
-    given = for_each(devices, work, rollout.stop, at_once)
+    given = for_each(devices, work, deployment.stop, at_once)
     outcomes = []
     for device, outcome in zip(devices, given, strict=True):
         if outcome is None:
-            outcome = _abandoned(rollout, device)
+            outcome = _abandoned(deployment, device)
             on_outcome(outcome)
         outcomes.append(outcome)
     return outcomes
 
 
-def deploy_one(rollout: Rollout, device: Device, say: Say) -> Outcome:
+def deploy_one(deployment: Deployment, device: Device, say: Say) -> Outcome:
     """Deploy to one device. Never raises EdgeRTError: it is part of the outcome."""
     begun = time.monotonic()
     try:
-        transport = rollout.open_transport(device)
+        transport = deployment.open_transport(device)
         try:
-            outcome = _deploy(rollout, device, transport, say)
+            outcome = _deploy(deployment, device, transport, say)
         finally:
             transport.close()
     except EdgeRTError as error:
@@ -168,32 +168,32 @@ def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
     return next((error.exit_code for error in errors if error is not None), 0)
 
 
-def _deploy(rollout: Rollout, device: Device, transport: Transport, say: Say) -> Outcome:
+def _deploy(deployment: Deployment, device: Device, transport: Transport, say: Say) -> Outcome:
     daemon = RemoteDaemon(transport, device, say)
-    _go_on(rollout.stop, None)
-    facts = _facts(rollout, device, transport, daemon, say)
-    plan = make_plan(facts, rollout.offer, rollout.gate)
+    _go_on(deployment.stop, None)
+    facts = _facts(deployment, device, transport, daemon, say)
+    plan = make_plan(facts, deployment.offer, deployment.gate)
     delivery = Delivery(
-        rollout.bundle,
-        rollout.offer,
+        deployment.bundle,
+        deployment.offer,
         device,
         transport,
         daemon,
-        rollout.parcels,
+        deployment.deltas,
         say,
-        rollout.stop,
-        rollout.bytes_per_s,
+        deployment.stop,
+        deployment.bytes_per_s,
     )
-    if rollout.dry_run:
+    if deployment.dry_run:
         return Outcome(device.name, "planned", plan.steps, sent_bytes=_to_send(plan, delivery, facts))
     watched: dict[str, Any] | None = None
     if set(plan.steps) <= {Step.START}:
-        _apply(rollout, plan, facts, delivery, "", say)
+        _apply(deployment, plan, facts, delivery, "", say)
     else:
-        limit = {"bytes_per_s": rollout.bytes_per_s} if rollout.bytes_per_s else {}
-        with claimed(daemon, plan.model, rollout.offer.size_bytes, **limit) as claim:
-            plan = make_plan(claim.facts, rollout.offer, rollout.gate)  # another one may have ended in between
-            watched = _apply(rollout, plan, claim.facts, delivery, claim.token, say)
+        limit = {"bytes_per_s": deployment.bytes_per_s} if deployment.bytes_per_s else {}
+        with claimed(daemon, plan.model, deployment.offer.size_bytes, **limit) as claim:
+            plan = make_plan(claim.facts, deployment.offer, deployment.gate)  # another one may have ended in between
+            watched = _apply(deployment, plan, claim.facts, delivery, claim.token, say)
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
     result = "live" if changed else "unchanged"
@@ -215,18 +215,18 @@ def _to_send(plan: Plan, delivery: Delivery, facts: DeviceFacts) -> int:
     return delivery.chosen(facts).stat().st_size if Step.SEND in plan.steps else 0
 
 
-def _facts(rollout: Rollout, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
+def _facts(deployment: Deployment, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
     try:
         return daemon.facts()
     except NotBootstrapped:
-        if rollout.prepare is None or rollout.dry_run:
+        if deployment.prepare is None or deployment.dry_run:
             raise
-        rollout.prepare(device, transport, say)
+        deployment.prepare(device, transport, say)
         return daemon.facts()
 
 
 def _apply(
-    rollout: Rollout, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
+    deployment: Deployment, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
 ) -> dict[str, Any] | None:
     """Do the steps, or undo them; what the device measured where it watched limits."""
     daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
@@ -237,7 +237,7 @@ def _apply(
     def watch() -> None:
         nonlocal watched
         assert plan.gate is not None  # what else would be watched
-        watched = wait_for_verdict(daemon, plan, plan.gate, under, rollout.stop, say)
+        watched = wait_for_verdict(daemon, plan, plan.gate, under, deployment.stop, say)
 
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
@@ -247,7 +247,7 @@ def _apply(
             "activate",
             plan.model,
             "--trial-s",
-            f"{rollout.trial_s:g}",
+            f"{deployment.trial_s:g}",
             *(plan.gate.words() if plan.gate else ()),
             *under,
             timeout_s=ACTIVATE_S_MAX,
@@ -258,7 +258,7 @@ def _apply(
     }
     for step in plan.steps:
         try:
-            _go_on(rollout.stop, step)
+            _go_on(deployment.stop, step)
             say(step.value)
             on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
             act[step]()
@@ -268,7 +268,9 @@ def _apply(
             raise _stopped(plan, daemon, step, error, under) from error
         except (DeviceUnreachable, HostKeyMismatch) as error:
             if on_trial:
-                raise type(error)(f"{error.message}; release {plan.release} was on trial: {_alone(rollout)}") from error
+                raise type(error)(
+                    f"{error.message}; release {plan.release} was on trial: {_alone(deployment)}"
+                ) from error
             raise
         except EdgeRTError as error:
             if not on_trial:
@@ -277,11 +279,11 @@ def _apply(
     return watched
 
 
-def _alone(rollout: Rollout) -> str:
+def _alone(deployment: Deployment) -> str:
     """What a device does that the host has lost in the middle of a trial."""
-    if rollout.gate is not None and rollout.gate.unattended:
+    if deployment.gate is not None and deployment.gate.unattended:
         return "the device keeps it if all limits hold, else what was live before returns"
-    lasts_s = rollout.trial_s + (rollout.gate.trial_s if rollout.gate else 0.0)
+    lasts_s = deployment.trial_s + (deployment.gate.trial_s if deployment.gate else 0.0)
     return f"it ends by itself after {lasts_s:g} s, then what was live before returns"
 
 
@@ -293,14 +295,14 @@ def _go_on(stop: Stop, step: Step | None) -> None:
         )
 
 
-def _abandoned(rollout: Rollout, device: Device) -> Outcome:
-    manifest = rollout.offer.manifest
+def _abandoned(deployment: Deployment, device: Device) -> Outcome:
+    manifest = deployment.offer.manifest
     return Outcome(
         device.name,
         "abandoned",
         error=Interrupted(
             f"abandoned in the middle: if release {manifest.release} of {manifest.model} went on trial there, the device "
-            f"decides alone: {_alone(rollout)}; look with: edgert status {device.name}"
+            f"decides alone: {_alone(deployment)}; look with: edgert status {device.name}"
         ),
     )
 

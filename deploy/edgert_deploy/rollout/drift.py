@@ -12,7 +12,7 @@ from typing import Any
 
 from edgert import __version__
 from edgert_deploy.devices.facts import version as numbers
-from edgert_deploy.rollout.rollout import ABORTED, Campaign
+from edgert_deploy.rollout.rollout import ABORTED, Rollout
 
 ON_TRIAL = ("trial", "first-trial")
 SERVES = ("ready", "degraded", "unloaded")
@@ -52,16 +52,16 @@ class ModelDrift:
         return {"model": self.model, "live": self.live, "wanted": wanted, "drift": [asdict(one) for one in self.drift]}
 
 
-def wanted_of(campaigns: Iterable[Campaign], inventory: str) -> dict[str, dict[str, Wanted]]:
-    """By device and model, from rollouts over the inventory of that path; `campaigns` come newest first."""
+def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
+    """By device and model, from rollouts over the inventory of that path; `rollouts` come newest first."""
     found: dict[str, dict[str, Wanted]] = {}
-    for campaign in campaigns:
-        if campaign.inventory != inventory:  # names mean other devices there
+    for rollout in rollouts:
+        if rollout.inventory != inventory:  # names mean other devices there
             continue
-        for device in campaign.devices:
-            if campaign.state != ABORTED or campaign.took(device):
-                wanted = Wanted(campaign.release, campaign.digest, campaign.id)
-                found.setdefault(device, {}).setdefault(campaign.model, wanted)
+        for device in rollout.devices:
+            if rollout.state != ABORTED or rollout.took(device):
+                wanted = Wanted(rollout.release, rollout.digest, rollout.id)
+                found.setdefault(device, {}).setdefault(rollout.model, wanted)
     return found
 
 

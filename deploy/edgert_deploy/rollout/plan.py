@@ -19,7 +19,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.facts import DeviceFacts, ModelFacts, VersionFacts
 
 GATE_FORMATS = (1,)
@@ -59,10 +59,10 @@ class Plan:
     release: int
     digest: str
     steps: tuple[Step, ...]
-    gate: Gate | None = None
+    gate: TrialLimits | None = None
 
 
-def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Plan:
+def make_plan(facts: DeviceFacts, offer: Offer, gate: TrialLimits | None = None) -> Plan:
     """The steps, with the limits of `gate` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     EngineMissing or StorageFailed."""
     manifest = offer.manifest
@@ -90,7 +90,7 @@ def make_plan(facts: DeviceFacts, offer: Offer, gate: Gate | None = None) -> Pla
     return Plan(manifest.model, manifest.release, offer.digest, steps, gate)
 
 
-def _steps(model: ModelFacts | None, digest: str, gate: Gate | None) -> tuple[Step, ...]:
+def _steps(model: ModelFacts | None, digest: str, gate: TrialLimits | None) -> tuple[Step, ...]:
     """The whole way, or what an earlier deployment of the same content left to do."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
     if gate is not None:
@@ -118,7 +118,7 @@ def _check_release(manifest: Manifest, digest: str, model: ModelFacts | None, de
         )
 
 
-def _check_gate(gate: Gate, facts: DeviceFacts, on_trial: ModelFacts | None) -> None:
+def _check_gate(gate: TrialLimits, facts: DeviceFacts, on_trial: ModelFacts | None) -> None:
     if facts.gates not in GATE_FORMATS:
         raise DeviceError(
             f"the edgertd of {facts.device} ({facts.edgert}) watches no limits: edgert bootstrap {facts.device} brings "

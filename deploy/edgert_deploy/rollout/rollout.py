@@ -22,10 +22,10 @@ from typing import Any
 
 from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import error_class
-from edgert_deploy.rollout.deployment import Outcome, Rollout, deploy
+from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy
 from edgert_deploy.rollout.waves import Strategy
 
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
@@ -37,7 +37,7 @@ Say = Callable[[str, str], None]  # (device name, or "" for the rollout itself; 
 
 
 @dataclass(frozen=True)
-class Campaign:
+class Rollout:
     """What the file says. `outcomes` are Outcome.as_json by device; a device without one was not tried yet."""
 
     id: str
@@ -53,7 +53,7 @@ class Campaign:
     reason: str = ""
     started_at: float = 0.0
     bytes_per_s: float = 0.0
-    gate: Gate | None = None
+    gate: TrialLimits | None = None
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -74,49 +74,49 @@ class Campaign:
         return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "gate": gate}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Campaign:
+    def from_json(cls, value: dict[str, Any]) -> Rollout:
         given = {**value, "devices": tuple(value["devices"]), "strategy": Strategy.from_json(value["strategy"])}
         gate = value.get("gate")
-        return cls(**{**given, "gate": None if gate is None else Gate.from_json(gate)})
+        return cls(**{**given, "gate": None if gate is None else TrialLimits.from_json(gate)})
 
 
-class CampaignStore:
+class RolloutStore:
     """The folder of a user's rollouts: one JSON file each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def all(self) -> list[Campaign]:
+    def all(self) -> list[Rollout]:
         """The newest first. A file that cannot be read is left out: `read` says why."""
         found = []
         for path in self.folder.glob("*.json"):
             with contextlib.suppress(ConfigInvalid):
                 found.append(self.read(path.stem))
-        return sorted(found, key=lambda campaign: campaign.started_at, reverse=True)
+        return sorted(found, key=lambda rollout: rollout.started_at, reverse=True)
 
-    def read(self, id: str) -> Campaign:
+    def read(self, id: str) -> Rollout:
         """Raises ConfigInvalid."""
         path = self._path(id)
         try:
-            return Campaign.from_json(json.loads(path.read_text()))
+            return Rollout.from_json(json.loads(path.read_text()))
         except FileNotFoundError as error:
             raise ConfigInvalid(f"there is no rollout {id!r}; list them with: edgert rollout list") from error
         except (OSError, ValueError, KeyError, TypeError, ConfigInvalid) as error:
             raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
 
-    def last(self) -> Campaign:
+    def last(self) -> Rollout:
         """The newest. Raises ConfigInvalid where there is none."""
         found = self.all()
         if not found:
             raise ConfigInvalid(f"there is no rollout in {self.folder}: edgert deploy begins one")
         return found[0]
 
-    def write(self, campaign: Campaign) -> None:
+    def write(self, rollout: Rollout) -> None:
         """Replace the file at once or not at all. Raises ConfigInvalid."""
-        path = self._path(campaign.id)
+        path = self._path(rollout.id)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(campaign.as_json()).encode())
+            replace_file(path, json.dumps(rollout.as_json()).encode())
         except OSError as error:
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}; it keeps how far the rollout is") from error
 
@@ -129,10 +129,10 @@ class CampaignStore:
 
     def tidy(self) -> None:
         """Forget the oldest of those that are over."""
-        over = [campaign for campaign in self.all() if campaign.state in (DONE, ABORTED)]
-        for campaign in over[KEPT_MAX:]:
-            self._path(campaign.id).unlink(missing_ok=True)
-            self._path(campaign.id).with_suffix(".lock").unlink(missing_ok=True)
+        over = [rollout for rollout in self.all() if rollout.state in (DONE, ABORTED)]
+        for rollout in over[KEPT_MAX:]:
+            self._path(rollout.id).unlink(missing_ok=True)
+            self._path(rollout.id).with_suffix(".lock").unlink(missing_ok=True)
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
@@ -188,58 +188,58 @@ def _locked(descriptor: int, how: int) -> bool:
 
 
 def go_on(
-    store: CampaignStore,
-    campaign: Campaign,
+    store: RolloutStore,
     rollout: Rollout,
+    deployment: Deployment,
     devices: Sequence[Device],
     say: Say,
     sleep: Callable[[float], None] = time.sleep,
-) -> Campaign:
-    """Do what is left of `campaign` on `devices` (those of the campaign, in its order), and keep the file true.
+) -> Rollout:
+    """Do what is left of `rollout` on `devices` (those of the rollout, in its order), and keep the file true.
 
-    The failures of an earlier attempt do not count. Returns the campaign as it stands at the end.
+    The failures of an earlier attempt do not count. Returns the rollout as it stands at the end.
     """
-    keeper = _Keeper(store, replace(campaign, state=RUNNING, reason=""))
-    waves = campaign.strategy.split(len(devices))
+    journal = _Journal(store, replace(rollout, state=RUNNING, reason=""))
+    waves = rollout.strategy.split(len(devices))
     for number, wave in enumerate(waves, start=1):
-        todo = [devices[i] for i in wave if not keeper.campaign.took(devices[i].name)]
+        todo = [devices[i] for i in wave if not journal.rollout.took(devices[i].name)]
         if not todo:
             continue
         if len(waves) > 1:
             say("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
-        keeper.begin(len(todo))
+        journal.begin(len(todo))
         deploy(
-            rollout,
+            deployment,
             todo,
             say,
-            at_once=campaign.strategy.parallel,
-            may_begin=lambda: rollout.stop.asked or not keeper.too_many(),  # a stop speaks for itself
-            on_outcome=keeper.add,
+            at_once=rollout.strategy.parallel,
+            may_begin=lambda: deployment.stop.asked or not journal.too_many(),  # a stop speaks for itself
+            on_outcome=journal.add,
         )
-        if rollout.stop.asked:
-            return keeper.end(STOPPED, "stopped by the user")
-        if keeper.too_many():
-            return keeper.end(STOPPED, keeper.verdict())
-        if number < len(waves) and campaign.strategy.pause_s and keeper.campaign.left:
-            keeper.end(PAUSED, f"after wave {number} of {len(waves)}")
-            say("", f"waiting {campaign.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
-            until = time.monotonic() + campaign.strategy.pause_s
-            while time.monotonic() < until and not rollout.stop.asked:
+        if deployment.stop.asked:
+            return journal.end(STOPPED, "stopped by the user")
+        if journal.too_many():
+            return journal.end(STOPPED, journal.verdict())
+        if number < len(waves) and rollout.strategy.pause_s and journal.rollout.left:
+            journal.end(PAUSED, f"after wave {number} of {len(waves)}")
+            say("", f"waiting {rollout.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
+            until = time.monotonic() + rollout.strategy.pause_s
+            while time.monotonic() < until and not deployment.stop.asked:
                 sleep(LOOK_S)
-            if rollout.stop.asked:
-                return keeper.end(STOPPED, f"stopped by the user after wave {number}")
-            keeper.end(RUNNING, "")
-    return keeper.end(DONE, "" if not keeper.campaign.left else f"{len(keeper.campaign.left)} devices did not take it")
+            if deployment.stop.asked:
+                return journal.end(STOPPED, f"stopped by the user after wave {number}")
+            journal.end(RUNNING, "")
+    return journal.end(DONE, "" if not journal.rollout.left else f"{len(journal.rollout.left)} devices did not take it")
 
 
-class _Keeper:
-    """The campaign under way and its file. Every method may be called from any thread."""
+class _Journal:
+    """The rollout under way and its file. Every method may be called from any thread."""
 
-    def __init__(self, store: CampaignStore, campaign: Campaign) -> None:
-        self._store, self.campaign = store, campaign
+    def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
+        self._store, self.rollout = store, rollout
         self._begun = self._failed = 0
         self._lock = threading.Lock()
-        store.write(campaign)
+        store.write(rollout)
 
     def begin(self, count: int) -> None:
         """A wave of so many devices begins."""
@@ -248,19 +248,19 @@ class _Keeper:
     def add(self, outcome: Outcome) -> None:
         with self._lock:
             self._failed += outcome.error is not None
-            outcomes = {**self.campaign.outcomes, outcome.device: outcome.as_json()}
-            self.campaign = replace(self.campaign, outcomes=outcomes)
-            self._store.write(self.campaign)
+            outcomes = {**self.rollout.outcomes, outcome.device: outcome.as_json()}
+            self.rollout = replace(self.rollout, outcomes=outcomes)
+            self._store.write(self.rollout)
 
     def too_many(self) -> bool:
-        limit = self.campaign.strategy.failures_max
+        limit = self.rollout.strategy.failures_max
         return limit is not None and limit.exceeded(self._failed, self._begun)
 
     def verdict(self) -> str:
-        return f"{self._failed} of {self._begun} devices failed, more than --max-failures {self.campaign.strategy.failures_max}"
+        return f"{self._failed} of {self._begun} devices failed, more than --max-failures {self.rollout.strategy.failures_max}"
 
-    def end(self, state: str, reason: str) -> Campaign:
+    def end(self, state: str, reason: str) -> Rollout:
         with self._lock:
-            self.campaign = replace(self.campaign, state=state, reason=reason)
-            self._store.write(self.campaign)
-            return self.campaign
+            self.rollout = replace(self.rollout, state=state, reason=reason)
+            self._store.write(self.rollout)
+            return self.rollout

@@ -1,7 +1,7 @@
-"""A bundle on its way into one device's spare slot: what it lacks is sent as a parcel, else the whole; then installed.
+"""A bundle on its way into one device's spare slot: what it lacks is sent as a delta, else the whole; then installed.
 
-Whatever is wrong with a parcel (a slot that rotted, an old file that is not what the host thinks) shows in the
-device's own check of every hash, and the whole bundle is sent instead. Devices that take no parcels, and this very
+Whatever is wrong with a delta (a slot that rotted, an old file that is not what the host thinks) shows in the
+device's own check of every hash, and the whole bundle is sent instead. Devices that take no deltas, and this very
 machine, get the whole bundle at once.
 """
 
@@ -18,12 +18,12 @@ from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.delta import Has, Parcels
+from edgert_deploy.rollout.delta import Deltas, Has
 from edgert_deploy.rollout.plan import Offer
 
 QUICK_S_MAX = 60.0
 PROGRESS_BYTES = 1024**2  # smaller transfers are over before anyone reads a line about them
-PARCEL_FORMATS = (1,)
+DELTA_FORMATS = (1,)
 
 Say = Callable[[str], None]
 
@@ -37,7 +37,7 @@ class Delivery:
     device: Device
     transport: Transport
     daemon: RemoteDaemon
-    parcels: Parcels
+    deltas: Deltas
     say: Say
     stop: Stop
     bytes_per_s: float = 0.0
@@ -61,11 +61,11 @@ class Delivery:
         self.send_s = time.monotonic() - begun
 
     def chosen(self, facts: DeviceFacts) -> Path:
-        """The file that is sent: a parcel of what the device lacks, made now, or the whole bundle."""
-        return self._parcel(facts) or self.bundle
+        """The file that is sent: a delta of what the device lacks, made now, or the whole bundle."""
+        return self._delta(facts) or self.bundle
 
     def install(self, under: tuple[str, str]) -> None:
-        """Have the device verify and unpack what was sent; the whole bundle, where the parcel was not enough."""
+        """Have the device verify and unpack what was sent; the whole bundle, where the delta was not enough."""
         try:
             self._install(under)
         except BundleCorrupt as error:
@@ -79,16 +79,16 @@ class Delivery:
         """Remove what was sent and is not installed."""
         self.transport.run(["rm", "-f", self.remote], QUICK_S_MAX)
 
-    def _parcel(self, facts: DeviceFacts) -> Path | None:
+    def _delta(self, facts: DeviceFacts) -> Path | None:
         """None where the whole bundle is to be sent."""
-        if self.device.transport == "local" or facts.parcels not in PARCEL_FORMATS:
+        if self.device.transport == "local" or facts.deltas not in DELTA_FORMATS:
             return None
         manifest = self.offer.manifest
         has = Has.from_answer(self.daemon.call("have", manifest.model))
         try:
-            shipment = self.parcels.make(self.bundle, manifest.target_for(facts.profile, facts.machine), has)
+            shipment = self.deltas.make(self.bundle, manifest.target_for(facts.profile, facts.machine), has)
         except OSError as error:
-            self.say(f"no parcel can be made in {self.parcels.folder} ({error.strerror}): sending the whole bundle")
+            self.say(f"no delta can be made in {self.deltas.folder} ({error.strerror}): sending the whole bundle")
             return None
         if shipment.size_bytes >= self.whole_bytes:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.rollout.plan import Plan, Step
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 def wait_for_verdict(
     daemon: RemoteDaemon,
     plan: Plan,
-    gate: Gate,
+    gate: TrialLimits,
     under: tuple[str, str],
     stop: Stop,
     say: Say,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgert.daemon.incoming import LEFT_S_MAX, LOOK_S, PARTIAL_S_MAX, WATCHED_S_MIN, IncomingCare
+from edgert.daemon.incoming import LEFT_S_MAX, LOOK_S, PARTIAL_S_MAX, WATCHED_S_MIN, IncomingFolder
 
 WALL_S = 1.8e9
 
@@ -25,7 +25,7 @@ class Days:
         (self.bench / "input.npy").write_bytes(b"x")
         for path in (self.part, self.whole, self.bench):
             os.utime(path, (WALL_S, WALL_S))
-        self.care = IncomingCare(
+        self.care = IncomingFolder(
             tmp_path, lambda line: None, lambda: self.now_s, lambda: self.wall_s, lambda: self.synced
         )
 

@@ -1,4 +1,4 @@
-"""The keeper: starts the daemon again, and ends when it should."""
+"""The monitor: starts the daemon again, and ends when it should."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.devices import Device, a_device, wait_until
 
 # As `python -m edgert.daemon.monitor`, but for a daemon that passes for one that ran for long as soon as it has begun.
-KEEP = "import sys; from edgert.daemon.monitor import Keeper; sys.exit(Keeper(sys.argv[1], stable_s=0.0).keep())"
+KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def device() -> Iterator[Device]:
 
 
 @pytest.fixture
-def keeper(device: Device) -> Iterator[subprocess.Popen[bytes]]:
+def monitor(device: Device) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", KEEP, os.fspath(device.state.root)]
     with device.state.log.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -38,33 +38,33 @@ def kill_daemon(device: Device) -> None:
     os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)
 
 
-def test_told_to_end_it_takes_the_daemon_along(device: Device, keeper: subprocess.Popen[bytes]) -> None:
-    keeper.terminate()
-    assert keeper.wait(30) == 0
+def test_told_to_end_it_takes_the_daemon_along(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    monitor.terminate()
+    assert monitor.wait(30) == 0
     assert not device.run("status")["daemon"]["running"]
 
 
 def test_a_daemon_whose_keeper_was_killed_is_said_to_be_kept_no_more(
-    device: Device, keeper: subprocess.Popen[bytes]
+    device: Device, monitor: subprocess.Popen[bytes]
 ) -> None:
     started = device.run("start")
     assert started["kept"]
-    keeper.kill()
-    keeper.wait()
+    monitor.kill()
+    monitor.wait()
     assert device.run("start") == {**started, "kept": False}
     device.run("stop")
     assert device.run("start")["kept"]
 
 
-def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, keeper: subprocess.Popen[bytes]) -> None:
+def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     kill_daemon(device)
     wait_until(lambda: "starting it again" in device.log(), "it has noticed")
-    keeper.terminate()
-    assert keeper.wait(30) == 0
+    monitor.terminate()
+    assert monitor.wait(30) == 0
     assert not device.run("status")["daemon"]["running"]
 
 
-def test_a_start_that_fails_later_on_is_tried_again(device: Device, keeper: subprocess.Popen[bytes]) -> None:
+def test_a_start_that_fails_later_on_is_tried_again(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     configured = device.state.config.read_text()
     kill_daemon(device)
     device.state.config.write_text("no TOML")  # as a disk that takes nothing, it passes
@@ -73,9 +73,9 @@ def test_a_start_that_fails_later_on_is_tried_again(device: Device, keeper: subp
     wait_until(lambda: device.run("status")["daemon"]["running"], "the daemon runs again")
 
 
-def test_it_ends_where_the_state_folder_is_gone(device: Device, keeper: subprocess.Popen[bytes]) -> None:
+def test_it_ends_where_the_state_folder_is_gone(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     pid = device.run("status")["daemon"]["pid"]
     shutil.rmtree(device.state.root)
     os.kill(pid, signal.SIGKILL)
-    assert keeper.wait(30) == 0
+    assert monitor.wait(30) == 0
     device.prepare()

@@ -22,7 +22,15 @@ from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceUnreachable, Edge
 from edgert.versions.claims import Claims
 from edgert.versions.install import install
 from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore, State
-from edgert.versions.trial_limits import COMPARED_MIN, REQUESTS_MIN, Gate, Readings, broken, parse_limits, seconds
+from edgert.versions.trial_limits import (
+    COMPARED_MIN,
+    REQUESTS_MIN,
+    Readings,
+    TrialLimits,
+    broken,
+    parse_limits,
+    seconds,
+)
 from edgert.worker_link import channel
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.common.project import read_project
@@ -30,7 +38,7 @@ from edgert_deploy.common.trial_limits import gate_for
 from edgert_deploy.devices.inventory import Device as Listed
 from edgert_deploy.devices.transports import LineSink, Result, open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
-from edgert_deploy.rollout.deployment import Outcome, Rollout, deploy_one, read_offer
+from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy_one, read_offer
 from tests.end_to_end.test_isolation import events
 from tests.support.devices import Device, a_device, wait_until
 
@@ -63,7 +71,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
             parse_limits([word])
     with pytest.raises(ConfigInvalid, match="no time"):
         seconds("soon")
-    gate = Gate({"p99_ms": 1 / 3}, 12345.678)
+    gate = TrialLimits({"p99_ms": 1 / 3}, 12345.678)
     assert gate.words() == ["--limit", f"p99_ms={1 / 3!r}", "--watch-s", "12345.678"], (
         "a device keeps just what was asked"
     )
@@ -71,7 +79,7 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
 
 def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:
     limits = {"p99_ms": 8.0, "error_rate": 0.1, "agreement": 0.9, "rss_mb": 50.0, "temp_c": 80.0, "min_requests": 5.0}
-    gate = Gate(limits)
+    gate = TrialLimits(limits)
     nothing = Readings(rss_mb=10.0)
     assert broken(gate, nothing, at_end=False) == []
     assert [one.name for one in broken(gate, nothing, at_end=True)] == [
@@ -92,8 +100,8 @@ def test_the_command_line_stands_before_the_models_table_and_that_before_the_gen
     )
     table = read_project(tmp_path / "edgert.toml").gate
     assert gate_for("m", {}, {}) is None
-    assert gate_for("m", table, {"p99_ms": 5.0}) == Gate({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
-    assert gate_for("other", table, {"error_rate": None}, "90s", True) == Gate({"temp_c": 80.0}, 90.0, True)
+    assert gate_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
+    assert gate_for("other", table, {"error_rate": None}, "90s", True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
     for wrong, says in {
         "p99 = 8": r"\[gate\]: p99 = 8 is not understood; known: p99_ms",
         "m.p99_ms = 'x'": r"\[gate.m\]: ",
@@ -121,7 +129,7 @@ class SeenWorker:
 
 def test_heat_breaks_a_trial_when_it_lasts_and_a_silent_worker_does_not_hold() -> None:
     worker, temperatures = SeenWorker(), iter([90.0, 70.0, 90.0, 90.0, 90.0])
-    watch = TrialWatch(Gate({"temp_c": 80.0}, 60.0), worker, 0.0, lambda: next(temperatures))  # type: ignore[arg-type]
+    watch = TrialWatch(TrialLimits({"temp_c": 80.0}, 60.0), worker, 0.0, lambda: next(temperatures))  # type: ignore[arg-type]
     for second in range(1, 6):
         assert watch.phase is Phase.WATCHING
         watch.tick(float(second))
@@ -129,7 +137,7 @@ def test_heat_breaks_a_trial_when_it_lasts_and_a_silent_worker_does_not_hold() -
         watch.heard(worker.figures, float(second))
     assert watch.finding is not None
     assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
-    silent = TrialWatch(Gate({}, 60.0), worker, 0.0)  # type: ignore[arg-type]
+    silent = TrialWatch(TrialLimits({}, 60.0), worker, 0.0)  # type: ignore[arg-type]
     for second in range(1, 18):
         silent.tick(float(second))
     assert silent.finding is not None
@@ -173,7 +181,7 @@ def traffic(device: Device, *values: float) -> Iterator[None]:
 _releases = iter(range(2, 1000))
 
 
-def on_trial(device: Device, gate: Gate, **bundle: Any) -> tuple[SlotStore, int]:
+def on_trial(device: Device, gate: TrialLimits, **bundle: Any) -> tuple[SlotStore, int]:
     """Put a new release on trial with the limits of `gate`, and have it served."""
     release = next(_releases)
     install(device.bundle(release=release, **bundle), device.state, read_config(device.state))
@@ -209,7 +217,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
 ) -> None:
     limits = {name: value for name, value in parse_limits([limit]).items() if value is not None}
     with traffic(device, *(values or (1.0,))):
-        store, release = on_trial(device, Gate(limits, 1.0 if "min" in limit else 30.0), **bundle)
+        store, release = on_trial(device, TrialLimits(limits, 1.0 if "min" in limit else 30.0), **bundle)
         reason = reason_of_return(device, store, release)
     assert re.search(says, reason), reason
     (told,) = [event for event in events(device, "rolled_back") if event["release"] == release]
@@ -221,14 +229,14 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
 def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
     device: Device,
 ) -> None:
-    store, release = on_trial(device, Gate({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     assert (store.read().returned, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
-    store, release = on_trial(device, Gate({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
+    store, release = on_trial(device, TrialLimits({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
     assert "0 answers were compared, 20 are needed" in reason_of_return(device, store, release)
-    store, release = on_trial(device, Gate({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
     assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_return(
         device, store, release
     )
@@ -251,7 +259,7 @@ def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Devic
 
 
 def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -> None:
-    on_trial(device, Gate({"p99_ms": 60_000.0}, 600.0))
+    on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 600.0))
     words = ("bench", "--model", "echo", "--seconds", "0.1", "--clients", "1")
     assert "edgertd trial echo --wait" in device.run(*words, code=7)["error"]["message"]
     assert device.run("trial", "echo").get("readings", {"requests": 0})["requests"] == 0
@@ -278,7 +286,7 @@ def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) ->
 
 
 def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device: Device) -> None:
-    store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 30.0))
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0))
     os.kill(device.serving()["pid"], signal.SIGKILL)
     assert "killed by signal 9" in reason_of_return(device, store, release)
 
@@ -287,7 +295,7 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
     release = next(_releases)
     install(device.bundle(release=release), device.state, read_config(device.state))
     store = SlotStore(device.state.models / "echo")
-    store.activate(60.0, Gate({}, 0.5, unattended=True))
+    store.activate(60.0, TrialLimits({}, 0.5, unattended=True))
     with store.locked():
         assert device.sync("echo")["release"] == release
         device.serving()  # by now it has tried to
@@ -296,7 +304,7 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
 
 
 def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
-    store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 2.0))
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
     slots = store.read()
     assert slots.active is not None
     (store.slot_folder(slots.active) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
@@ -305,8 +313,8 @@ def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
     """Else who waits for what becomes of it hears of no trial, and never why it went back."""
-    store, release = on_trial(device, Gate({"rss_mb": 5.0}, 60.0))
-    wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
+    store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
+    wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
     with store.locked():  # before the third look, which may end it
         wait_until(lambda: (device.serving()["watch"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
@@ -322,7 +330,7 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
         store = SlotStore(device.state.models / "echo")
         if limits:
             device.run("activate", "echo", *limits)
-            wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
+            wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
             device.run("stop")
         else:
             device.run("stop")
@@ -337,9 +345,9 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
 def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_device() as device:
         device.put()
-        store, release = on_trial(device, Gate({"p99_ms": 60_000.0}, 30.0, unattended=True))
-        wait_until(lambda: (store.read().gate or Gate({})).begun, "it is watched")
-        # Its keeper would start it again; a power cut takes that along.
+        store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0, unattended=True))
+        wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
+        # Its monitor would start it again; a power cut takes that along.
         pid = device.run("status")["daemon"]["pid"]
         for process in (int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), pid):
             os.kill(process, signal.SIGKILL)
@@ -375,7 +383,7 @@ class CutLink(LocalTransport):
 
 def deployed(
     device: Device,
-    gate: Gate,
+    gate: TrialLimits,
     transport: Callable[[Listed], Any] = open_transport,
     stop: Stop | None = None,
     **bundle: Any,
@@ -383,7 +391,7 @@ def deployed(
     """What becomes of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
-    rollout = Rollout(path, read_offer(path), gate.confirm_s, transport, gate=gate, stop=stop or Stop())
+    rollout = Deployment(path, read_offer(path), gate.confirm_s, transport, gate=gate, stop=stop or Stop())
     return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
 
 
@@ -395,12 +403,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device: Device) -> None:
     before = device.model()["active"]["release"]
-    outcome = deployed(device, Gate({"p99_ms": 5.0}, 1.0), delay_s=0.01)
+    outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, outcome.serving) == ("failed", "deploy.rolled_back", before)
     assert re.search(r"went back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
     assert outcome.error.message.endswith(f"Release {before} is live again")
-    held = deployed(device, Gate({"p99_ms": 60_000.0}, 1.0))
+    held = deployed(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None
     assert (held.result, held.watched["readings"]["golden"] > 0) == ("live", True)  # type: ignore[index]
 
@@ -420,7 +428,7 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
                 assert store.fail_trial(active.digest, "the worker ended")
             return super().run(argv, timeout_s, input, on_stderr)
 
-    outcome = deployed(device, Gate({}, 0.5), GoesBack)
+    outcome = deployed(device, TrialLimits({}, 0.5), GoesBack)
     assert outcome.error is not None
     assert outcome.error.code == "deploy.rolled_back"
     assert outcome.error.message.endswith(f"went back: the worker ended. Release {before} is live again")
@@ -428,7 +436,7 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
-    outcome = deployed(device, Gate({}, 2.0), lambda listed: CutLink(listed, 1))
+    outcome = deployed(device, TrialLimits({}, 2.0), lambda listed: CutLink(listed, 1))
     assert outcome.result == "live"
 
 
@@ -436,7 +444,7 @@ def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
 @pytest.mark.parametrize("unattended", [False, True])
 def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
     before = device.model()["active"]["release"]
-    outcome = deployed(device, Gate({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
+    outcome = deployed(device, TrialLimits({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
     assert isinstance(outcome.error, DeviceUnreachable)
     assert ("keeps it if all limits hold" in outcome.error.message) is unattended
     store = SlotStore(device.state.models / "echo")
@@ -460,5 +468,5 @@ def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) 
                 stop.press()
             return super().run(argv, timeout_s, input, on_stderr)
 
-    outcome = deployed(device, Gate({}, 60.0), Pressed, stop)
+    outcome = deployed(device, TrialLimits({}, 60.0), Pressed, stop)
     assert (outcome.result, outcome.serving) == ("stopped", before)

@@ -25,7 +25,7 @@ from edgert.versions.slots import (
     Version,
     step,
 )
-from edgert.versions.trial_limits import FILL_S_MAX, Gate
+from edgert.versions.trial_limits import FILL_S_MAX, TrialLimits
 
 
 class TestClock:
@@ -114,7 +114,7 @@ def content(store: SlotStore) -> str:
 
 def test_limits_that_are_watched_stand_between_a_trial_and_its_end(store: SlotStore) -> None:
     stage(store, ONE)
-    store.activate(60.0, Gate({"p99_ms": 8.0}, 600.0, confirm_s=60.0))
+    store.activate(60.0, TrialLimits({"p99_ms": 8.0}, 600.0, confirm_s=60.0))
     assert store.read().trial == Trial("boot-1", 1000.0 + 60.0 + 600.0 + FILL_S_MAX)
     with pytest.raises(TransitionRefused, match="edgertd trial --wait"):
         store.mark_good()
@@ -151,7 +151,7 @@ def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
     stage(store, ONE)
     with pytest.raises(ConfigInvalid, match="at most 86400 s"):
         store.activate(trial_s)
-    store.activate(60.0, Gate({}, 10.0, confirm_s=1e9))
+    store.activate(60.0, TrialLimits({}, 10.0, confirm_s=1e9))
     store.pass_gate(ONE.digest)
     assert store.read().trial == Trial("boot-1", 1000.0 + 86400)
     assert Trial("boot-1", math.nan).over(store.clock)
@@ -159,7 +159,7 @@ def test_a_trial_has_an_end(store: SlotStore, trial_s: float) -> None:
 
 def test_limits_of_a_newer_runtime_that_this_one_cannot_judge_are_a_watch_that_was_cut_off(store: SlotStore) -> None:
     stage(store, ONE)
-    store.activate(60.0, Gate({"p99_ms": 8.0}))
+    store.activate(60.0, TrialLimits({"p99_ms": 8.0}))
     path = store.folder / "state.json"
     path.write_text(path.read_text().replace("p99_ms", "joules"))
     assert not store.begin_watch()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgert.worker.admission import LEAVING_MAX, Peer, Seats
+from edgert.worker.admission import LEAVING_MAX, Admission, Peer
 from tests.end_to_end.test_daemon import ITEM
 from tests.support.devices import a_device
 from tests.support.paths import ROOT
@@ -21,10 +21,10 @@ GREEDY, OTHER_PROCESS, OTHER_USER = Peer(1000, 7), Peer(1000, 8), Peer(1001, 9)
 
 
 class Hall:
-    """Seats, and those who hold one or were told to go."""
+    """Admission, and those who hold one or were told to go."""
 
     def __init__(self, seats_max: int) -> None:
-        self.seats = Seats(seats_max)
+        self.seats = Admission(seats_max)
         self._ends: list[tuple[socket.socket, socket.socket, Peer]] = []
 
     def come(self, peer: Peer, times: int = 1) -> list[bool]:

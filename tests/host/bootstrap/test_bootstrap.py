@@ -128,7 +128,7 @@ def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
 
 
 def test_systemd_is_not_pretended(device: Device) -> None:
-    with pytest.raises(DeviceError, match="--service keeper"):
+    with pytest.raises(DeviceError, match="--service monitor"):
         do(device, new_key().public, service="systemd")
 
 

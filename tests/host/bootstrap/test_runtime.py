@@ -103,7 +103,7 @@ class Place:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def trial(self, **options: str) -> int:
-        return self.script("trial", "keeper", str(self.folder / "state"), "30", NEW, "echo", **options)
+        return self.script("trial", "monitor", str(self.folder / "state"), "30", NEW, "echo", **options)
 
     def in_use(self) -> str:
         return (self.home / "venv").readlink().name
@@ -203,7 +203,7 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
     listed = Device("d", "local", str(tmp_path), "this-machine", str(tmp_path / "state"), home=str(device.home))
     try:
         with ThreadPoolExecutor(1) as pool:
-            words = (listed, NEW, ("echo",), "keeper", LocalTransport(listed), lambda line: None, 300.0)
+            words = (listed, NEW, ("echo",), "monitor", LocalTransport(listed), lambda line: None, 300.0)
             tried = pool.submit(try_out, *words)
             wait_until(lambda: device.in_use() == NEW, "the new one is in use")
             for pid in processes(b"sh", bytes(device.home / "runtime.sh"), b"trial"):

@@ -86,8 +86,10 @@ def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monk
     names = zipfile.ZipFile(wheel).namelist()
     assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
     assert "edgert/versions/install.py" in names
-    assert "edgert_deploy/systemd/edgertd.service" in names
-    assert {"edgert_deploy/on_device/runtime.sh", "edgert_deploy/on_device/unbootstrap.sh"} <= set(names)
+    assert "edgert_deploy/devices/systemd/edgertd.service" in names
+    assert {"edgert_deploy/bootstrap/on_device/runtime.sh", "edgert_deploy/bootstrap/on_device/unbootstrap.sh"} <= set(
+        names
+    )
     assert "edgert_deploy/devices/shipped/raspberry-pi-4.toml" in names
     assert not [
         name

@@ -15,7 +15,7 @@ from rich.console import Console
 from edgert_deploy.cli.watch import table_of
 from edgert_deploy.fleet import state as state_module
 from edgert_deploy.fleet.export import ledger as ledger_module
-from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.ledger import Ledger
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.reports import NUMBER_END
@@ -95,10 +95,10 @@ def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(st
 
 def test_a_bridge_s_page_stays_what_prometheus_reads() -> None:
     for by in (("site", "model", "version"), ("site", "device", "model")):
-        bridge = Bridge(Ledger("b1", None), by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-        exposition = Exposition(bridge)
+        exporter = Exporter(Ledger("b1", None), by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        exposition = Exposition(exporter)
         for topic, payload in spoilt():
-            bridge.apply(topic, payload, False, 0.0)
+            exporter.apply(topic, payload, False, 0.0)
         text = exposition.text()
         assert exposition.protobuf()
         assert "\x1b" not in text
@@ -167,35 +167,35 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: s
     assert record(store_url, sent + honest).refused == 2 * 20
     assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
     board, clock = Board(), [0.0]
-    bridge = Bridge(Ledger("b1", None), clock=lambda: clock[0], wall_clock=lambda: 0.0)
+    exporter = Exporter(Ledger("b1", None), clock=lambda: clock[0], wall_clock=lambda: 0.0)
     for message in sent + honest:
-        bridge.apply(*message, False, 0.0)
+        exporter.apply(*message, False, 0.0)
         board.apply(*message, False, 0.0, NOW_MS)
-    assert len(bridge.groups) == STREAMS_MAX + 1
+    assert len(exporter.groups) == STREAMS_MAX + 1
     assert len(board.numbers("digits")) == STREAMS_MAX + 1
     clock[0] = FORGOTTEN_AFTER_S + 1  # a device that is taken into use again and again comes through
     for message in made_up[-1]:
-        bridge.apply(*message, False, clock[0])
-    assert len(bridge.groups) == STREAMS_MAX + 2
+        exporter.apply(*message, False, clock[0])
+    assert len(exporter.groups) == STREAMS_MAX + 2
 
 
 def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ledger_module, "STREAMS_MAX", 50)
-    bridge = Bridge(Ledger("b1", None), clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    exporter = Exporter(Ledger("b1", None), clock=lambda: 0.0, wall_clock=lambda: 0.0)
     state, honest = FleetState(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):
         for message in window + windows[0]:  # the first again and again
-            bridge.apply(*message, False, 0.0)
+            exporter.apply(*message, False, 0.0)
         for made_up in range(30):
             event = {"v": 1, "ts": 1, "boot": f"b{number}-{made_up}", "event": f"a{number}-{made_up}_alarm"}
             for seq in (1, 2_000_000):
                 payload = json.dumps({**event, "seq": seq}).encode()
-                for listener in (bridge, state):
+                for listener in (exporter, state):
                     listener.apply("edgert/v1/plant-a/other/event", payload, False, 0.0)
-    (group,) = bridge.groups.values()
+    (group,) = exporter.groups.values()
     assert group.latency.count == len(windows)
     (device,) = state.devices.values()
     assert len(device.events.alarms) == state_module.ALARMS_MAX

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from edgert.telemetry.sketch import merged
 from edgert_deploy.cli.fleet_query import query
-from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.ledger import ENTRIES_MAX, Ledger
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS
@@ -127,24 +127,24 @@ def test_a_recorder_that_is_killed_again_and_again_misses_nothing_and_writes_not
 
 
 def test_what_a_bridge_far_behind_may_not_tell_at_once_comes_later(broker: Broker) -> None:
-    """A bridge far behind has more to tell its ledger than may be under way: the rest comes later, and nothing is lost."""
-    bridge = Bridge(Ledger("b1", "s"), clock=time.monotonic, wall_clock=time.time)
-    assert bridge.ledger.topic is not None
-    subscriber = FleetSubscriber(broker.settings, bridge, share="s", also=(bridge.ledger.topic,))
+    """An exporter far behind has more to tell its ledger than may be under way: the rest comes later, and nothing is lost."""
+    exporter = Exporter(Ledger("b1", "s"), clock=time.monotonic, wall_clock=time.time)
+    assert exporter.ledger.topic is not None
+    subscriber = FleetSubscriber(broker.settings, exporter, share="s", also=(exporter.ledger.topic,))
     subscriber.open()
     pi, entries = Pi("pi-1"), 3 * ENTRIES_MAX
     for message in (message for n in range(entries // 2) for message in pi.window(n, [1.0])):
-        bridge.apply(*message, False, 0.0)
-    told = [len(bridge.due(now, 1)) for now in (1.0, 2.0, 3.0)]
+        exporter.apply(*message, False, 0.0)
+    told = [len(exporter.due(now, 1)) for now in (1.0, 2.0, 3.0)]
     assert told == [1, 1, 1]
-    assert bridge.waiting == entries
-    bridge.told_nothing()
-    while bridge.waiting:
-        for topic, payload in bridge.due(time.monotonic(), min(2, subscriber.room)):
+    assert exporter.waiting == entries
+    exporter.told_nothing()
+    while exporter.waiting:
+        for topic, payload in exporter.due(time.monotonic(), min(2, subscriber.room)):
             subscriber.publish(topic, payload)
         subscriber.listen(0.1)
-    (group,) = bridge.groups.values()
-    assert (group.latency.count, bridge.settled) == (entries // 2, entries + 3)
+    (group,) = exporter.groups.values()
+    assert (group.latency.count, exporter.settled) == (entries // 2, entries + 3)
     subscriber.close()
 
 
@@ -157,14 +157,14 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
         pi.requests = 500  # they ran before anybody listened
 
     def reports(windows: int) -> Sent:
-        """Of every device; `hist` and `metrics` in turns, so that every bridge is handed both."""
+        """Of every device; `hist` and `metrics` in turns, so that every exporter is handed both."""
         sent = []
         for _ in range(windows):
             for pi in fleet:
                 sent += pi.window(0, [dice.lognormvariate(1, 1) for _ in range(dice.randrange(1, 9))], errors=1)
         return dice.sample(sent[: 2 * len(fleet)], 2 * len(fleet)) + sent[2 * len(fleet) :]
 
-    def bridge(name: str) -> tuple[subprocess.Popen[str], int]:
+    def exporter(name: str) -> tuple[subprocess.Popen[str], int]:
         words = ["fleet", "export", "--broker", broker.settings.address, "--listen", "127.0.0.1:0", "--share", "s"]
         program = [sys.executable, "-c", _MAIN, *words, "--session", name]
         process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
@@ -180,10 +180,10 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
         return answered, requests
 
     def waiting() -> float:
-        return sum(scraped(port, "edgert_bridge_waiting_reports") for port in (one_port, two_port))
+        return sum(scraped(port, "edgert_exporter_waiting_reports") for port in (one_port, two_port))
 
-    two, two_port = bridge("two")
-    one, one_port = bridge("one")
+    two, two_port = exporter("two")
+    one, one_port = exporter("one")
     first = reports(1)
     publish(broker, first)  # from here the counters are known
     known = sum(pi.requests for pi in fleet)
@@ -199,7 +199,7 @@ def test_of_two_bridges_one_is_killed_and_started_again_and_every_report_counts_
     one.kill()
     one.wait(10)
     publish(broker, last := reports(3))
-    one, one_port = bridge("one")
+    one, one_port = exporter("one")
     publish(broker, reports(3))
     publish(broker, last[-9:])  # devices send again, after a reconnect
     answered = sum(sketch.count for pi in fleet for _, sketch in pi.sketches)

@@ -1,6 +1,6 @@
 """What is sent to a device: only what it lacks, as patches where it can, whole where nothing else works.
 
-Over a real sshd with the real `edgertd`; hostile parcels at the device's own door.
+Over a real sshd with the real `edgertd`; hostile deltas at the device's own door.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 import zstandard
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.delta import MAGIC, Part, write_parcel
+from edgert.bundle.delta import MAGIC, Part, write_delta
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.config import StateDir, read_config
 from edgert.errors import BundleCorrupt, DeviceUnreachable, EdgeRTError, SignatureInvalid
@@ -32,7 +32,7 @@ from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits
-from edgert_deploy.rollout.delta import Has, Parcels
+from edgert_deploy.rollout.delta import Deltas, Has
 from edgert_deploy.rollout.deployment import read_offer
 from edgert_deploy.rollout.object_cache import ObjectCache
 from edgert_deploy.rollout.transfer import Delivery
@@ -98,7 +98,7 @@ class World:
     """A delivery over a link, and what came of it."""
 
     def __init__(self, sshd: SshDevice, state: StateDir, tmp_path: Path, port: int | None = None) -> None:
-        self.state, self.parcels, self.said = state, Parcels(tmp_path / "cache"), list[str]()
+        self.state, self.deltas, self.said = state, Deltas(tmp_path / "cache"), list[str]()
         device = replace(sshd.device(port=port), state=str(state.root), home=str(tmp_path / "home"))
         program = tmp_path / "home" / "venv" / "bin" / "edgertd"
         if not program.exists():
@@ -111,7 +111,7 @@ class World:
 
     def delivery(self, bundle: Path) -> Delivery:
         offer, say = read_offer(bundle), self.said.append
-        return Delivery(bundle, offer, self.device, self.transport, self.daemon, self.parcels, say, Stop())
+        return Delivery(bundle, offer, self.device, self.transport, self.daemon, self.deltas, say, Stop())
 
     def send(self, bundle: Path, **changes: Any) -> Delivery:
         delivery = self.delivery(bundle)
@@ -138,10 +138,10 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
     second = bundle_of(tmp_path / "bundles", key, 2)
-    whole = world.deliver(second, parcels=0)  # as to a device that knows no parcels
+    whole = world.deliver(second, deltas=0)  # as to a device that knows no deltas
     by_bundle = slot(state)
     assert whole.sent_bytes == second.stat().st_size
-    world.parcels.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
     planned = world.delivery(second).chosen(world.daemon.facts())  # what a dry run counts
     patched = world.deliver(second)
@@ -165,7 +165,7 @@ def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
 def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
-    world.parcels.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     old = held_files(state, "echo")[hashlib.sha256(weights(1)).hexdigest()]
     old.write_bytes(old.read_bytes()[:-1] + b"?")
     second = bundle_of(tmp_path / "bundles", key, 2)
@@ -213,18 +213,18 @@ def test_damage_in_what_an_earlier_attempt_left_is_found_and_sent_anew(
     assert slot(state)["null/weights.bin"] == weights(2)
 
 
-# --- hostile parcels ------------------------------------------------------------------------
+# --- hostile deltas ------------------------------------------------------------------------
 
 
-def parcel_of(bundle: Path, folder: Path, parts: list[tuple[Part, bytes]], **header: Any) -> Path:
+def delta_of(bundle: Path, folder: Path, parts: list[tuple[Part, bytes]], **header: Any) -> Path:
     folder.mkdir(exist_ok=True)
     listed = []
     for number, (part, content) in enumerate(parts):
         (folder / str(number)).write_bytes(content)
         listed.append((part, folder / str(number)))
-    with open_bundle(bundle, None) as opened, (folder / "parcel").open("wb") as out:
-        write_parcel(out, opened.envelope.raw, listed)
-    return folder / "parcel"
+    with open_bundle(bundle, None) as opened, (folder / "delta").open("wb") as out:
+        write_delta(out, opened.envelope.raw, listed)
+    return folder / "delta"
 
 
 def refused(state: StateDir, path: Path) -> EdgeRTError:
@@ -254,12 +254,12 @@ def test_patches_that_lie_are_refused_and_nothing_is_installed(
         "a base that is not here": (Part(want, "patch", 0, "0" * 64), truth),
     }
     for name, (part, content) in cases.items():
-        path = parcel_of(second, tmp_path / "hostile", [(replace(part, size_bytes=len(content)), content)])
+        path = delta_of(second, tmp_path / "hostile", [(replace(part, size_bytes=len(content)), content)])
         assert isinstance(refused(state, path), BundleCorrupt), name
     foreign = make_null_bundle(tmp_path / "foreign", new_key(), release=2, padding=weights(2))
     with open_bundle(foreign, None) as opened:
         parts = {e.sha256: opened.read_file(e.path, 10**8) for e in opened.manifest.files}
-    path = parcel_of(
+    path = delta_of(
         foreign, tmp_path / "hostile", [(Part(sha256, "raw", len(data)), data) for sha256, data in parts.items()]
     )
     assert isinstance(refused(state, path), SignatureInvalid)
@@ -271,7 +271,7 @@ def test_a_parcel_with_a_flipped_bit_or_cut_short_is_refused(state: StateDir, ke
     with open_bundle(second, None) as opened, open_bundle(first, None) as before:
         target = opened.manifest.targets[0]
         files = tuple((e.path, e.sha256) for e in before.manifest.files)
-    shipment = Parcels(tmp_path / "cache").make(second, target, Has(files, zstd=True))
+    shipment = Deltas(tmp_path / "cache").make(second, target, Has(files, zstd=True))
     good = shipment.path.read_bytes()
     chance, path = random.Random(3), tmp_path / "hostile.edgert"
     for _ in range(60):
@@ -296,8 +296,8 @@ def test_the_same_need_gives_the_same_parcel_made_once(key: SigningKey, tmp_path
     bundle = bundle_of(tmp_path, key, 1)
     with open_bundle(bundle, None) as opened:
         target = opened.manifest.targets[0]
-    one, again = (Parcels(tmp_path / "one").make(bundle, target, Has(zstd=True)) for _ in range(2))
-    elsewhere = Parcels(tmp_path / "two").make(bundle, target, Has(zstd=True))
+    one, again = (Deltas(tmp_path / "one").make(bundle, target, Has(zstd=True)) for _ in range(2))
+    elsewhere = Deltas(tmp_path / "two").make(bundle, target, Has(zstd=True))
     assert one == again
     assert one.path.read_bytes() == elsewhere.path.read_bytes()
 

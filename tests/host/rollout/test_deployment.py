@@ -26,12 +26,12 @@ from edgert.errors import (
     StorageFailed,
 )
 from edgert.versions.slots import Event, SlotState, State, Version, step
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import ByteProgress, LineSink, Result, Transport
-from edgert_deploy.rollout.deployment import Outcome, Rollout, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy, deploy_one, exit_code, read_offer
 from edgert_deploy.rollout.plan import Plan, Step
 from edgert_deploy.rollout.trial import wait_for_verdict
 from tests.support.bundles import make_null_bundle
@@ -162,8 +162,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
 
 
 def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
-    rollout = Rollout(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
-    outcome = deploy_one(rollout, BOARD, lambda _: None)
+    deployment = Deployment(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
+    outcome = deploy_one(deployment, BOARD, lambda _: None)
     assert device.closed == 1
     assert device.files == set(), "what was sent must not stay"
     return outcome
@@ -219,7 +219,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Pat
 
 def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: SigningKey) -> None:
     """It never says what became of the trial; the device itself answers every question."""
-    gate, now = Gate({"p99_ms": 8.0}, 600.0), [0.0]
+    gate, now = TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
     asked: list[tuple[str, ...]] = []
 
     class Hung(RemoteDaemon):
@@ -289,9 +289,9 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
         "d": SimulatedDevice(key),
     }
     opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
-    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener)
+    deployment = Deployment(bundle, read_offer(bundle), 60.0, opener)
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in simulated]
-    outcomes = deploy(rollout, devices, lambda name, line: None)
+    outcomes = deploy(deployment, devices, lambda name, line: None)
     codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
     assert codes == [
         ("a", "live", None),
@@ -390,7 +390,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     hanging.before = hang
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in ("hanging", "quick")]
     opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
-    rollout = Rollout(bundle, read_offer(bundle), 60.0, opener, stop=stop)
+    deployment = Deployment(bundle, read_offer(bundle), 60.0, opener, stop=stop)
 
     def press_twice() -> None:
         hangs.wait(60)
@@ -401,7 +401,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
 
     presser = threading.Thread(target=press_twice)
     presser.start()
-    outcomes = deploy(rollout, devices, lambda name, line: None)
+    outcomes = deploy(deployment, devices, lambda name, line: None)
     presser.join()
     assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
     assert outcomes[0].error is not None

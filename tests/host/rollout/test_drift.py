@@ -8,7 +8,7 @@ import pytest
 
 from edgert import __version__
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Campaign
+from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.waves import Strategy
 
 WANTED = {"m": Wanted(7, "seven", "m-r7")}
@@ -16,7 +16,7 @@ GOOD = {"release": 7, "digest": "seven", "good": True}
 READY = {"state": "ready", "degraded": False}
 
 
-def a_campaign(release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), **other: Any) -> Campaign:
+def a_rollout(release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), **other: Any) -> Rollout:
     outcomes = {device: {"result": "live", "error": None} for device in took or devices}
     given = {
         "id": f"m-r{release}",
@@ -26,20 +26,20 @@ def a_campaign(release: int, *devices: str, state: str = DONE, took: tuple[str, 
         "inventory": "/i",
         **other,
     }
-    return Campaign(
+    return Rollout(
         **given, release=release, devices=devices, strategy=Strategy(), trial_s=60.0, state=state, outcomes=outcomes
     )
 
 
 def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
-    campaigns = [
-        a_campaign(9, "a", "b", state=ABORTED, took=("a",)),
-        a_campaign(8, "b", state=STOPPED, took=("x",)),
-        a_campaign(8, "a", "c", inventory="/other"),
-        a_campaign(7, "a", "b", "c"),
-        a_campaign(3, "a", model="n"),
+    rollouts = [
+        a_rollout(9, "a", "b", state=ABORTED, took=("a",)),
+        a_rollout(8, "b", state=STOPPED, took=("x",)),
+        a_rollout(8, "a", "c", inventory="/other"),
+        a_rollout(7, "a", "b", "c"),
+        a_rollout(3, "a", model="n"),
     ]
-    found = wanted_of(campaigns, "/i")
+    found = wanted_of(rollouts, "/i")
     assert {device: {model: one.release for model, one in models.items()} for device, models in found.items()} == {
         "a": {"m": 9, "n": 3},
         "b": {"m": 8},  # the rollout stopped before it: it is still what was wanted

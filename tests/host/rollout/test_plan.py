@@ -20,7 +20,7 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
-from edgert.versions.trial_limits import Gate
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.facts import DeviceFacts, ModelFacts, VersionFacts
 from edgert_deploy.rollout.deployment import read_offer
 from edgert_deploy.rollout.plan import SPARE_BYTES, Offer, Step, make_plan
@@ -182,7 +182,7 @@ def test_a_damaged_bundle_is_refused_on_this_host(tmp_path: Path) -> None:
             read_offer(flip_bit(good, offset))
 
 
-LIMITS = Gate({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
+LIMITS = TrialLimits({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
 
 
 def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer: Offer) -> None:
@@ -199,7 +199,7 @@ def test_what_a_device_cannot_watch_is_refused_before_anything_is_sent(offer: Of
 
 
 def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Offer) -> None:
-    def on_trial(gate: Gate | None, state: str = "trial") -> DeviceFacts:
+    def on_trial(gate: TrialLimits | None, state: str = "trial") -> DeviceFacts:
         active = VersionFacts(5, offer.digest, False)
         return facts(offer, ModelFacts(state, active, None, 4, gate), gates=1, temp_c=41.0)
 

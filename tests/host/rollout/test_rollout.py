@@ -15,8 +15,8 @@ import pytest
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HealthCheckFailed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.rollout.deployment import Rollout, exit_code, read_offer
-from edgert_deploy.rollout.rollout import ABORTED, DONE, KEPT_MAX, RUNNING, STOPPED, Campaign, CampaignStore, go_on
+from edgert_deploy.rollout.deployment import Deployment, exit_code, read_offer
+from edgert_deploy.rollout.rollout import ABORTED, DONE, KEPT_MAX, RUNNING, STOPPED, Rollout, RolloutStore, go_on
 from edgert_deploy.rollout.waves import Strategy
 from tests.host.rollout.test_deployment import BOARD, RELEASE_1, SimulatedDevice
 from tests.support.bundles import make_null_bundle
@@ -35,14 +35,14 @@ class Fleet:
         self.bundle = make_null_bundle(folder / "bundle", self.key, release=2)
         self.simulated = {f"d{i}": SimulatedDevice(self.key, RELEASE_1) for i in range(count)}
         self.devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in self.simulated]
-        self.store = CampaignStore(folder / "rollouts")
+        self.store = RolloutStore(folder / "rollouts")
         self.said: list[str] = []
-        self.rollout = self.a_rollout()
+        self.deployment = self.a_deployment()
         words = {"canary": 0, "waves": "", "failures_max": None, "parallel": 1, "pause_s": 0.0, **strategy}
-        self.campaign = Campaign(
+        self.rollout = Rollout(
             id=self.store.new_id("echo", 2, 0.0),
             bundle=str(self.bundle),
-            digest=self.rollout.offer.digest,
+            digest=self.deployment.offer.digest,
             model="echo",
             release=2,
             inventory="inventory.toml",
@@ -51,15 +51,15 @@ class Fleet:
             trial_s=60.0,
         )
 
-    def a_rollout(self) -> Rollout:
-        return Rollout(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
+    def a_deployment(self) -> Deployment:
+        return Deployment(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
 
-    def go_on(self) -> Campaign:
+    def go_on(self) -> Rollout:
         """As `edgert deploy` begins it, or `edgert rollout resume` goes on: from the file, if there is one."""
-        if self.campaign.id in {campaign.id for campaign in self.store.all()}:
-            self.campaign = self.store.read(self.campaign.id)
-        self.rollout = self.a_rollout()
-        return go_on(self.store, self.campaign, self.rollout, self.devices, lambda name, line: self.said.append(line))
+        if self.rollout.id in {rollout.id for rollout in self.store.all()}:
+            self.rollout = self.store.read(self.rollout.id)
+        self.deployment = self.a_deployment()
+        return go_on(self.store, self.rollout, self.deployment, self.devices, lambda name, line: self.said.append(line))
 
     @property
     def touched(self) -> list[str]:
@@ -122,7 +122,7 @@ def test_a_host_that_dies_in_the_middle_of_a_wave_goes_on_where_it_stood(tmp_pat
         fleet.go_on()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    cut_off = fleet.store.read(fleet.campaign.id)
+    cut_off = fleet.store.read(fleet.rollout.id)
     assert (cut_off.state, cut_off.left) == (RUNNING, ["d2", "d3"])
     assert not fleet.store.is_at_work(cut_off.id)
     fleet.simulated["d2"].before = lambda verb: None
@@ -135,21 +135,21 @@ def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
     waited = []
 
     def sleep(seconds: float) -> None:
-        waited.append(fleet.store.read(fleet.campaign.id).state)
-        fleet.rollout.stop.press()
+        waited.append(fleet.store.read(fleet.rollout.id).state)
+        fleet.deployment.stop.press()
 
-    ended = go_on(fleet.store, fleet.campaign, fleet.rollout, fleet.devices, lambda name, line: None, sleep)
+    ended = go_on(fleet.store, fleet.rollout, fleet.deployment, fleet.devices, lambda name, line: None, sleep)
     assert (waited, ended.state, ended.left) == (["paused"], STOPPED, ["d1"])
 
 
 def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:
-    store = CampaignStore(tmp_path)
+    store = RolloutStore(tmp_path)
     with store.at_work("x"), pytest.raises(ConfigInvalid, match="at work in another process"), store.at_work("x"):
         raise AssertionError("two at once")
     assert not store.is_at_work("never")
     assert not (tmp_path / "never.lock").exists()  # who looks leaves no trace
     with store.at_work("x"):
-        assert CampaignStore(tmp_path).is_at_work("x")
+        assert RolloutStore(tmp_path).is_at_work("x")
     # Who looks holds it for an instant: neither another who looks nor one who begins takes that for work.
     with open(tmp_path / "x.lock") as looked_at:
         fcntl.flock(looked_at, fcntl.LOCK_SH)
@@ -163,9 +163,9 @@ def test_old_rollouts_that_are_over_are_forgotten_and_others_never(tmp_path: Pat
     fleet = Fleet(tmp_path, 1)
     for number in range(KEPT_MAX + 5):
         state = STOPPED if number == 0 else ABORTED
-        fleet.store.write(replace(fleet.campaign, id=f"r{number}", state=state, started_at=float(number)))
+        fleet.store.write(replace(fleet.rollout, id=f"r{number}", state=state, started_at=float(number)))
     fleet.store.tidy()
-    kept = [campaign.id for campaign in fleet.store.all()]
+    kept = [rollout.id for rollout in fleet.store.all()]
     assert len(kept) == KEPT_MAX + 1
     assert kept[-1] == "r0"
 
@@ -174,11 +174,11 @@ def test_old_rollouts_that_are_over_are_forgotten_and_others_never(tmp_path: Pat
 def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigInvalid, match="cannot be read"):
-        CampaignStore(tmp_path).read("x")
-    assert CampaignStore(tmp_path).all() == []
+        RolloutStore(tmp_path).read("x")
+    assert RolloutStore(tmp_path).all() == []
 
 
 @pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
 def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
     with pytest.raises(ConfigInvalid, match="no id of a rollout"):
-        CampaignStore(tmp_path).read(id)
+        RolloutStore(tmp_path).read(id)

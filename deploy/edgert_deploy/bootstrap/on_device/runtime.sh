@@ -5,7 +5,7 @@
 #   runtime.sh settle                                        end a trial that can no longer succeed
 #   runtime.sh start STATE                                   settle, then `edgertd start`: where no service manager runs
 #   runtime.sh stop STATE                                    end the daemon, with no service manager's help
-#   runtime.sh trial MANAGER STATE SECONDS NEW [MODEL...]    MANAGER is system, user or keeper
+#   runtime.sh trial MANAGER STATE SECONDS NEW [MODEL...]    MANAGER is system, user or monitor
 #   runtime.sh collect                                       remove what is neither in use nor the one before
 #
 # It needs no runtime and no Python: it must work where the new one does not. A change is a trial. HOME/trial names the old
@@ -101,7 +101,7 @@ restart() {
   case $manager in
     system) systemctl --no-block restart edgertd.service ;;
     user) user_manager --no-block restart edgertd.service ;;
-    keeper)
+    monitor)
       stop_daemon
       "$home/venv/bin/edgertd" --state "$state" start </dev/null 2>&1
       ;;
@@ -109,9 +109,9 @@ restart() {
   rm -f "$home/restart-due"
 }
 
-stop_daemon() { # without any runtime's help: the signal has the daemon end in order, and its keeper with it
+stop_daemon() { # without any runtime's help: the signal has the daemon end in order, and its monitor with it
   pid=$(daemon_pid edgert) || return 0
-  keeper=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
+  monitor=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
   kill -TERM "$pid"
   left=$STOP_S
   while alive "$pid" && test $left -gt 0; do
@@ -119,7 +119,7 @@ stop_daemon() { # without any runtime's help: the signal has the daemon end in o
     sleep 1
   done
   alive "$pid" || return 0
-  if grep -qa edgert.daemon.monitor "/proc/$keeper/cmdline"; then kill -KILL "$keeper"; fi
+  if grep -qa edgert.daemon.monitor "/proc/$monitor/cmdline"; then kill -KILL "$monitor"; fi
   kill -KILL "$pid"
 }
 

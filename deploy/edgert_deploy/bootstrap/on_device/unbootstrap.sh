@@ -45,7 +45,7 @@ remove_service() {
 remove_environment() {
   test -n "$home" && test -d "$home" || return 0
   if test ! -e "$home/receipt" && test ! -e "$home/runtime.sh" && test ! -e "$home/venv/.complete"; then return; fi # somebody else's
-  if crontab -l 2>/dev/null | grep -qF "$home/runtime.sh"; then # the line that starts the keeper after a reboot
+  if crontab -l 2>/dev/null | grep -qF "$home/runtime.sh"; then # the line that starts the monitor after a reboot
     if doing; then crontab -l | grep -vF "$home/runtime.sh" | crontab -; fi
     removed "the line of $(id -un)'s crontab"
   fi

@@ -1,8 +1,8 @@
-"""The bridge's state: reports become cumulative histograms and counters, as scrapers and OTLP want them.
+"""The exporter's state: reports become cumulative histograms and counters, as scrapers and OTLP want them.
 
 Theory of operation: a report is first entered in the ledger; when the ledger says that it counts, and is this
-bridge's own, its histogram is added to its group's. So several bridges hold parts that add up to the whole fleet,
-each report in exactly one of them. What is said of devices (online, heard) every bridge knows; the one that owns
+exporter's own, its histogram is added to its group's. So several exporters hold parts that add up to the whole fleet,
+each report in exactly one of them. What is said of devices (online, heard) every exporter knows; the one that owns
 the device shows it.
 
 One lock guards it all: the network's thread applies messages, scrapes read.
@@ -82,7 +82,7 @@ class KnownDevice:
     heard_at: float = 0.0
 
 
-class Bridge:
+class Exporter:
     """Feed it with `apply`, send what `due` yields, read it with `lock` held.
 
     `clock` is monotonic seconds, `wall_clock` seconds since 1970.
@@ -151,7 +151,7 @@ class Bridge:
             return [(self.ledger.topic, payload) for payload in self.ledger.due(now, messages_max)]
 
     def devices_shown(self) -> Iterator[tuple[tuple[str, str], KnownDevice]]:
-        """The devices that this bridge speaks for."""
+        """The devices that this exporter speaks for."""
         now = self._clock()
         for key, device in self.devices.items():
             if self.ledger.topic is None or self.ledger.owns("/".join(key), now):
@@ -202,7 +202,7 @@ class Bridge:
             self.ledger.take(entry)
 
     def _settle(self, agreed: Agreed) -> None:
-        """What the ledger says of a report. Of another bridge's that its device lives, and what that cannot count."""
+        """What the ledger says of a report. Of another exporter's that its device lives, and what that cannot count."""
         entry, grown, mine = agreed
         if mine:
             taken = self._pending.pop(entry, None)
@@ -223,7 +223,7 @@ class Bridge:
             self._group(entry, report.model_version).latency.merge(report.sketch)
             return
         group = self._count_counters(entry, report.model_version, grown)
-        if self.per_device and self.ledger.topic is None:  # else another bridge may have newer ones
+        if self.per_device and self.ledger.topic is None:  # else another exporter may have newer ones
             group.gauges = {
                 name: float(value)
                 for name, (said, _) in GAUGES.items()
@@ -253,7 +253,7 @@ class Bridge:
         device = self.devices.get((site, name))
         if device is None:
             if len(self.devices) >= DEVICES_MAX:
-                raise ProtocolError(f"more than {DEVICES_MAX} devices; give each site a bridge of its own (--site)")
+                raise ProtocolError(f"more than {DEVICES_MAX} devices; give each site an exporter of its own (--site)")
             device = self.devices[site, name] = KnownDevice()
         return device
 

@@ -1,4 +1,4 @@
-"""What a bridge exports, as families of series: the one list that Prometheus and OTLP are drawn from."""
+"""What an exporter exports, as families of series: the one list that Prometheus and OTLP are drawn from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgert_deploy.fleet.export.exporter import COUNTERS, GAUGES, Bridge, Labels
+from edgert_deploy.fleet.export.exporter import COUNTERS, GAUGES, Exporter, Labels
 
 Type = Literal["counter", "gauge"]
 LATENCY = "edgert_latency_milliseconds"
@@ -26,23 +26,23 @@ class Family:
     samples: Sequence[tuple[Labels, float]]
 
 
-def families(bridge: Bridge) -> Iterator[Family]:
-    """All but the latency histograms. The caller holds the bridge's lock."""
+def families(exporter: Exporter) -> Iterator[Family]:
+    """All but the latency histograms. The caller holds the exporter's lock."""
     for number, (name, said) in enumerate(COUNTERS.items()):
-        counted = [(labels, float(group.counters[number])) for labels, group in bridge.groups.items()]
-        yield Family(name, said, "counter", bridge.by, counted)
+        counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
+        yield Family(name, said, "counter", exporter.by, counted)
     for name, (_, said) in GAUGES.items():
-        shown = [(labels, group.gauges[name]) for labels, group in bridge.groups.items() if name in group.gauges]
+        shown = [(labels, group.gauges[name]) for labels, group in exporter.groups.items() if name in group.gauges]
         if shown:
-            yield Family(name, said, "gauge", bridge.by, shown)
-    events = [(labels, float(count)) for labels, count in bridge.events.items()]
+            yield Family(name, said, "gauge", exporter.by, shown)
+    events = [(labels, float(count)) for labels, count in exporter.events.items()]
     yield Family("edgert_events_total", "Events that devices reported.", "counter", ("site", "model", "event"), events)
-    yield from _device_families(bridge)
-    yield from _bridge_families(bridge)
+    yield from _device_families(exporter)
+    yield from _exporter_families(exporter)
 
 
-def _device_families(bridge: Bridge) -> Iterator[Family]:
-    known = list(bridge.devices_shown())
+def _device_families(exporter: Exporter) -> Iterator[Family]:
+    known = list(exporter.devices_shown())
     up = [(key, float(device.status == "online")) for key, device in known]
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in known if device.heard_at]
@@ -53,16 +53,18 @@ def _device_families(bridge: Bridge) -> Iterator[Family]:
     yield Family("edgert_device_info", "1 a device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 
 
-def _bridge_families(bridge: Bridge) -> Iterator[Family]:
-    heard = [((kind,), float(count)) for kind, count in sorted(bridge.heard.items())]
-    yield Family("edgert_bridge_messages_total", "Messages that this bridge was handed.", "counter", ("kind",), heard)
+def _exporter_families(exporter: Exporter) -> Iterator[Family]:
+    heard = [((kind,), float(count)) for kind, count in sorted(exporter.heard.items())]
+    yield Family(
+        "edgert_exporter_messages_total", "Messages that this exporter was handed.", "counter", ("kind",), heard
+    )
     for name, said, kind, value in (
-        ("edgert_bridge_duplicates_total", "Reports that came again and were not counted.", "counter", bridge.ledger.duplicates),
-        ("edgert_bridge_refused_total", "Messages that were not understood or found no room.", "counter", bridge.refused),
-        ("edgert_bridge_missing_reports", "Histograms and events sent and never seen by any bridge.", "gauge", bridge.ledger.missing),
-        ("edgert_bridge_streams", "Streams of reports that are told apart.", "gauge", bridge.ledger.streams),
-        ("edgert_bridge_waiting_reports", "Reports that wait for the ledger.", "gauge", bridge.waiting),
-        ("edgert_bridge_cpu_seconds_total", "Processor time that this bridge has used.", "counter", time.process_time()),
+        ("edgert_exporter_duplicates_total", "Reports that came again and were not counted.", "counter", exporter.ledger.duplicates),
+        ("edgert_exporter_refused_total", "Messages that were not understood or found no room.", "counter", exporter.refused),
+        ("edgert_exporter_missing_reports", "Histograms and events sent and never seen by any exporter.", "gauge", exporter.ledger.missing),
+        ("edgert_exporter_streams", "Streams of reports that are told apart.", "gauge", exporter.ledger.streams),
+        ("edgert_exporter_waiting_reports", "Reports that wait for the ledger.", "gauge", exporter.waiting),
+        ("edgert_exporter_cpu_seconds_total", "Processor time that this exporter has used.", "counter", time.process_time()),
     ):  # fmt: skip
         assert kind in ("counter", "gauge")
         yield Family(name, said, "counter" if kind == "counter" else "gauge", (), [((), float(value))])

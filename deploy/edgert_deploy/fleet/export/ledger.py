@@ -1,10 +1,10 @@
-"""The ledger: how bridges that share the load agree on who counts a report, with nothing but the broker.
+"""The ledger: how exporters that share the load agree on who counts a report, with nothing but the broker.
 
-Theory of operation: a broker hands each message of `$share/...` to one bridge, but a report that a device sends
-again may go to another than before. So every bridge writes what it took, in batches, to one topic that all of them
-read, itself included. A broker keeps the order of one topic, so all bridges read the same ledger: whoever's entry
+Theory of operation: a broker hands each message of `$share/...` to one exporter, but a report that a device sends
+again may go to another than before. So every exporter writes what it took, in batches, to one topic that all of them
+read, itself included. A broker keeps the order of one topic, so all exporters read the same ledger: whoever's entry
 for a report stands first counts it, and everyone knows. The ledger also carries the counters, as what they grew by
-can only be told by one who knows the value before, whoever took that. A bridge that has just started does not, and
+can only be told by one who knows the value before, whoever took that. An exporter that has just started does not, and
 says so (`blind`): one of the others, who do, counts it in its place. What it told in a life before counts for nobody
 else and died with it: the broker hands out again what it had not acknowledged (`--session`).
 
@@ -29,7 +29,7 @@ from edgert.names import checked_id
 from edgert_deploy.fleet.reports import COUNTER_FIELDS, NUMBER_END
 from edgert_deploy.fleet.sequence import SeqTracker, begun_anew
 
-ROOT = "edgert-bridge/v1"
+ROOT = "edgert-exporter/v1"
 FLUSH_EVERY_S = 0.25
 HEARTBEAT_S = 5.0
 MEMBER_GONE_AFTER_S = 16.0
@@ -40,9 +40,9 @@ LATE_MAX = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One report that a bridge took. `counters` are those of a `metrics`, else empty; `fresh`: they began with it.
+    """One report that an exporter took. `counters` are those of a `metrics`, else empty; `fresh`: they began with it.
 
-    `blind`: the bridge does not know the counters before.
+    `blind`: the exporter does not know the counters before.
     """
 
     kind: str
@@ -69,8 +69,8 @@ class Entry:
 class Agreed(NamedTuple):
     """An entry in the ledger's order.
 
-    `grown`: what this bridge is to count of its counters; None where the report does not count, as it stood before.
-    `mine`: it is this bridge's own, which counts the rest of the report, too.
+    `grown`: what this exporter is to count of its counters; None where the report does not count, as it stood before.
+    `mine`: it is this exporter's own, which counts the rest of the report, too.
     """
 
     entry: Entry
@@ -79,13 +79,13 @@ class Agreed(NamedTuple):
 
 
 class Ledger:
-    """One bridge's part in a share, or a ledger of its own where `share` is None: then nothing is sent.
+    """One exporter's part in a share, or a ledger of its own where `share` is None: then nothing is sent.
 
-    `bridge` is its name, which may outlive it; `life` differs each time that it starts.
+    `exporter` is its name, which may outlive it; `life` differs each time that it starts.
     """
 
-    def __init__(self, bridge: str, share: str | None, life: str = "") -> None:
-        self.bridge, self.life = checked_id("bridge", bridge), life
+    def __init__(self, exporter: str, share: str | None, life: str = "") -> None:
+        self.exporter, self.life = checked_id("exporter", exporter), life
         self.topic = None if share is None else f"{ROOT}/{checked_id('share', share)}/taken"
         self.duplicates = 0
         self._untold: list[Entry] = []
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def missing(self) -> int:
-        """Histograms and events that never came to any bridge, at least."""
+        """Histograms and events that never came to any exporter, at least."""
         return sum(tracker.lost_min for stream, tracker in self._trackers.items() if stream[0] != "metrics")
 
     @property
@@ -105,7 +105,7 @@ class Ledger:
         return len(self._trackers)
 
     def take(self, entry: Entry) -> None:
-        """This bridge was handed the report: it is told to all with the next message."""
+        """This exporter was handed the report: it is told to all with the next message."""
         if entry.blind or entry.fresh:
             self._beginning.add((entry.site, entry.device, entry.model, entry.boot))
         self._untold.append(entry)
@@ -129,7 +129,7 @@ class Ledger:
         for start in range(0, max(len(entries), 1), ENTRIES_MAX):
             said = [entry.as_json() for entry in entries[start : start + ENTRIES_MAX]]
             yield json.dumps(
-                {"v": 1, "bridge": self.bridge, "life": self.life, "taken": said}, separators=(",", ":")
+                {"v": 1, "exporter": self.exporter, "life": self.life, "taken": said}, separators=(",", ":")
             ).encode()
 
     def knows(self, site: str, device: str, model: str, boot: str) -> bool:
@@ -139,18 +139,18 @@ class Ledger:
 
     def read(self, payload: bytes, now: float) -> Iterator[Agreed]:
         """Agree on a message of the ledger's topic. Raises ProtocolError."""
-        bridge, life, entries = _parse(payload)
-        self._members[bridge] = now
-        mine = bridge == self.bridge
+        exporter, life, entries = _parse(payload)
+        self._members[exporter] = now
+        mine = exporter == self.exporter
         if mine and life != self.life:
             return
         for agreed in self.agree(entries, mine=mine):
-            if agreed.grown and agreed.entry.blind and (mine or not self._stands_in(bridge, agreed.entry, now)):
+            if agreed.grown and agreed.entry.blind and (mine or not self._stands_in(exporter, agreed.entry, now)):
                 agreed = agreed._replace(grown=(0,) * len(agreed.grown))
             yield agreed
 
     def agree(self, entries: Sequence[Entry], *, mine: bool) -> Iterator[Agreed]:
-        """The same for entries of one bridge."""
+        """The same for entries of one exporter."""
         for entry in entries:
             new = self._tracker(entry).is_new(entry.seq)
             self.duplicates += mine and not new
@@ -161,19 +161,19 @@ class Ledger:
             yield Agreed(entry, grown if counts or grown is None else (), mine)
 
     def owns(self, name: str, now: float) -> bool:
-        """Whether this bridge is the one that speaks for `name`: all agree on one, whoever comes or goes."""
-        return self._chosen({*self._present(now), self.bridge}, name)
+        """Whether this exporter is the one that speaks for `name`: all agree on one, whoever comes or goes."""
+        return self._chosen({*self._present(now), self.exporter}, name)
 
     def _stands_in(self, blind: str, entry: Entry, now: float) -> bool:
-        return self._chosen({*self._present(now), self.bridge} - {blind}, f"{entry.site}/{entry.device}")
+        return self._chosen({*self._present(now), self.exporter} - {blind}, f"{entry.site}/{entry.device}")
 
     def _present(self, now: float) -> Iterable[str]:
-        for bridge in [bridge for bridge, seen in self._members.items() if now - seen > MEMBER_GONE_AFTER_S]:
-            del self._members[bridge]
+        for exporter in [exporter for exporter, seen in self._members.items() if now - seen > MEMBER_GONE_AFTER_S]:
+            del self._members[exporter]
         return self._members
 
     def _chosen(self, members: set[str], name: str) -> bool:
-        return len(members) == 1 or max(members, key=lambda bridge: _weight(bridge, name)) == self.bridge
+        return len(members) == 1 or max(members, key=lambda exporter: _weight(exporter, name)) == self.exporter
 
     def _tracker(self, entry: Entry) -> SeqTracker:
         tracker = self._trackers.get(entry.stream)
@@ -244,7 +244,7 @@ def _grown(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _parse(payload: bytes) -> tuple[str, str, list[Entry]]:
-    """The bridge's name, its life, and what it took."""
+    """The exporter's name, its life, and what it took."""
     try:
         said = json.loads(payload)
         entries = [
@@ -266,11 +266,11 @@ def _parse(payload: bytes) -> tuple[str, str, list[Entry]]:
             not 0 <= entry.seq < NUMBER_END or len(entry.counters) not in (0, len(COUNTER_FIELDS)) for entry in entries
         ):
             raise ValueError("a seq lies outside 0 ... 2^53, or counters are missing")
-        return str(said["bridge"])[:64], str(said["life"])[:64], entries
+        return str(said["exporter"])[:64], str(said["life"])[:64], entries
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"not a bridge's ledger: {payload[:60]!r}: {error}") from error
+        raise ProtocolError(f"not an exporter's ledger: {payload[:60]!r}: {error}") from error
 
 
-def _weight(bridge: str, name: str) -> int:
-    # Rendezvous hashing: when a bridge goes, only what was its own moves.
-    return zlib.crc32(f"{bridge} {name}".encode())
+def _weight(exporter: str, name: str) -> int:
+    # Rendezvous hashing: when an exporter goes, only what was its own moves.
+    return zlib.crc32(f"{exporter} {name}".encode())

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: what a bridge holds, pushed as exponential histograms, sums and gauges.
+"""OTLP over HTTP: what an exporter holds, pushed as exponential histograms, sums and gauges.
 
 Histograms are cumulative and at scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for
 index. Cumulative, so that an endpoint that was down for a while misses nothing but points in time.
@@ -25,7 +25,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from edgert import __version__
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.sketch import SCALE, Sketch
-from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, families
 
 TIMEOUT_S = 10.0
@@ -49,9 +49,9 @@ def endpoint(url: str) -> str:
     return url if "/" in host_and_path else url.rstrip("/") + PATH
 
 
-def push(url: str, bridge: Bridge, now: float, headers: Mapping[str, str]) -> None:
+def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -> None:
     """Send all there is. `now` is seconds since 1970. Raises OtlpFailed."""
-    body = gzip.compress(request(bridge, now).SerializeToString(), 1)
+    body = gzip.compress(request(exporter, now).SerializeToString(), 1)
     said = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, said), timeout=TIMEOUT_S) as answer:
@@ -67,23 +67,23 @@ def push(url: str, bridge: Bridge, now: float, headers: Mapping[str, str]) -> No
         ) from error
 
 
-def request(bridge: Bridge, now: float) -> Any:
-    """The message that holds all of the bridge's series at `now`."""
+def request(exporter: Exporter, now: float) -> Any:
+    """The message that holds all of the exporter's series at `now`."""
     asked = ExportMetricsServiceRequest()
     resource = asked.resource_metrics.add()
-    service = {"service.name": "edgert-bridge", "service.instance.id": bridge.ledger.bridge}
+    service = {"service.name": "edgert-exporter", "service.instance.id": exporter.ledger.exporter}
     resource.resource.attributes.extend(_attributes(service.items()))
     scope = resource.scope_metrics.add()
     scope.scope.name, scope.scope.version = "edgert", __version__
-    times = {"start_time_unix_nano": int(bridge.started_at * 1e9), "time_unix_nano": int(now * 1e9)}
-    with bridge.lock:
+    times = {"start_time_unix_nano": int(exporter.started_at * 1e9), "time_unix_nano": int(now * 1e9)}
+    with exporter.lock:
         latency = scope.metrics.add(name=LATENCY.removesuffix("_milliseconds"), description=LATENCY_HELP, unit="ms")
         latency.exponential_histogram.aggregation_temporality = _CUMULATIVE
-        for labels, group in bridge.groups.items():
+        for labels, group in exporter.groups.items():
             point = latency.exponential_histogram.data_points.add(**times)
-            point.attributes.extend(_attributes(zip(bridge.by, labels, strict=True)))
+            point.attributes.extend(_attributes(zip(exporter.by, labels, strict=True)))
             _fill(point, group.latency)
-        for family in families(bridge):
+        for family in families(exporter):
             metric = scope.metrics.add(name=family.name.removesuffix("_total"), description=family.help)
             points = _points(metric, family.type == "counter")
             for values, value in family.samples:

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from edgert.telemetry.sketch import INDEX_MIN, PER_OCTAVE, SCALE, Sketch
-from edgert_deploy.fleet.export.exporter import Bridge, Labels
+from edgert_deploy.fleet.export.exporter import Exporter, Labels
 from edgert_deploy.fleet.export.families import LATENCY, LATENCY_HELP, Family, families
 
 PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
@@ -27,26 +27,26 @@ _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Draws a bridge. What a histogram looks like is kept until it changes: most of a large fleet has not."""
+    """Draws an exporter. What a histogram looks like is kept until it changes: most of a large fleet has not."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
         self._drawn: dict[Labels, tuple[int, bytes]] = {}
 
     def protobuf(self) -> bytes:
-        with self._bridge.lock:
+        with self._exporter.lock:
             parts = [_delimited(_family(LATENCY, LATENCY_HELP, _HISTOGRAM), self._histograms())]
-            for family in families(self._bridge):
+            for family in families(self._exporter):
                 kind = _COUNTER if family.type == "counter" else _GAUGE
                 parts.append(_delimited(_family(family.name, family.help, kind), _samples(family)))
         return b"".join(parts)
 
     def text(self) -> str:
-        with self._bridge.lock:
+        with self._exporter.lock:
             lines = [f"# HELP {LATENCY} {LATENCY_HELP}", f"# TYPE {LATENCY} histogram"]
-            for labels, group in self._bridge.groups.items():
-                lines += _classic(list(zip(self._bridge.by, labels, strict=True)), group.latency)
-            for family in families(self._bridge):
+            for labels, group in self._exporter.groups.items():
+                lines += _classic(list(zip(self._exporter.by, labels, strict=True)), group.latency)
+            for family in families(self._exporter):
                 lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.type}"]
                 for values, value in family.samples:
                     lines.append(f"{family.name}{_braces(list(zip(family.names, values, strict=True)))} {value!r}")
@@ -54,10 +54,10 @@ class Exposition:
 
     def _histograms(self) -> Iterator[bytes]:
         drawn: dict[Labels, tuple[int, bytes]] = {}
-        for labels, group in self._bridge.groups.items():
+        for labels, group in self._exporter.groups.items():
             kept = self._drawn.get(labels)
             if kept is None or kept[0] != group.changed:
-                kept = (group.changed, _native(self._bridge.by, labels, group.latency))
+                kept = (group.changed, _native(self._exporter.by, labels, group.latency))
             drawn[labels] = kept
             yield kept[1]
         self._drawn = drawn

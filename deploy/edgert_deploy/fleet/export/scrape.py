@@ -36,7 +36,7 @@ class ScrapeServer:
                 elif path == "/healthz":
                     self._answer(200, "text/plain", b"ok\n")
                 else:
-                    self._answer(404, "text/plain", b"this is a bridge of edgert; see /metrics\n")
+                    self._answer(404, "text/plain", b"this is an exporter of edgert; see /metrics\n")
 
             def _answer(self, code: int, kind: str, body: bytes) -> None:
                 packed = len(body) > GZIP_ABOVE_BYTES and "gzip" in self.headers.get("Accept-Encoding", "")

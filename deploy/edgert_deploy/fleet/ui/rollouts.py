@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.rollout.rollout import RUNNING, Campaign, CampaignStore
+from edgert_deploy.rollout.rollout import RUNNING, Rollout, RolloutStore
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that did not take it
@@ -24,7 +24,7 @@ class Rollouts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._store = CampaignStore(folder)
+        self._store = RolloutStore(folder)
         self._read: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
         self.revision = 0
         self.shown: list[dict[str, Any]] = []
@@ -59,31 +59,31 @@ def _mark(path: Path) -> _Mark:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _rollout(campaign: Campaign) -> dict[str, Any]:
-    names = campaign.devices
-    results = {name: str(campaign.outcomes.get(name, {}).get("result", "held")) for name in names}
+def _rollout(rollout: Rollout) -> dict[str, Any]:
+    names = rollout.devices
+    results = {name: str(rollout.outcomes.get(name, {}).get("result", "held")) for name in names}
     failed = [
-        {"device": name, "result": results[name], "error": campaign.outcomes[name].get("error")}
+        {"device": name, "result": results[name], "error": rollout.outcomes[name].get("error")}
         for name in names
-        if name in campaign.outcomes and not campaign.took(name)
+        if name in rollout.outcomes and not rollout.took(name)
     ]
     return {
-        "id": campaign.id,
-        "model": campaign.model,
-        "version": f"r{campaign.release}",
-        "state": campaign.state,
-        "reason": campaign.reason,
-        "started_ms": int(campaign.started_at * 1000),
+        "id": rollout.id,
+        "model": rollout.model,
+        "version": f"r{rollout.release}",
+        "state": rollout.state,
+        "reason": rollout.reason,
+        "started_ms": int(rollout.started_at * 1000),
         "devices": len(names),
-        "took": sum(campaign.took(name) for name in names),
+        "took": sum(rollout.took(name) for name in names),
         "failed": failed[:DEVICES_SHOWN_MAX],
         "failed_count": len(failed),
-        "waves": [_wave(campaign, wave) for wave in campaign.strategy.split(len(names))],
+        "waves": [_wave(rollout, wave) for wave in rollout.strategy.split(len(names))],
     }
 
 
-def _wave(campaign: Campaign, wave: range) -> dict[str, int]:
-    names = [campaign.devices[i] for i in wave]
-    tried = sum(name in campaign.outcomes for name in names)
-    took = sum(campaign.took(name) for name in names)
+def _wave(rollout: Rollout, wave: range) -> dict[str, int]:
+    names = [rollout.devices[i] for i in wave]
+    tried = sum(name in rollout.outcomes for name in names)
+    took = sum(rollout.took(name) for name in names)
     return {"devices": len(names), "took": took, "failed": tried - took, "left": len(names) - tried}

@@ -1,4 +1,4 @@
-"""Bridges count each report once however many share the load, and Prometheus reads true quantiles from them."""
+"""Exporters count each report once however many share the load, and Prometheus reads true quantiles from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.cli.fleet_export import export
 from edgert_deploy.fleet.export import otlp
-from edgert_deploy.fleet.export.exporter import Bridge
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.ledger import MEMBER_GONE_AFTER_S, Ledger
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.scrape import ScrapeServer
@@ -53,33 +53,33 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def a_bridge(name: str = "b1", share: str | None = None, by: str = "site,model,version,profile") -> Bridge:
-    return Bridge(Ledger(name, share), tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+def an_exporter(name: str = "b1", share: str | None = None, by: str = "site,model,version,profile") -> Exporter:
+    return Exporter(Ledger(name, share), tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
 
 
-def feed(bridge: Bridge, sent: Sent) -> None:
+def feed(exporter: Exporter, sent: Sent) -> None:
     for topic, payload in sent:
-        bridge.apply(topic, payload, False, 0.0)
+        exporter.apply(topic, payload, False, 0.0)
 
 
-def counted(bridges: list[Bridge]) -> tuple[Sketch, list[int]]:
+def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
     """What they hold together."""
     total, counters = Sketch(), [0, 0, 0, 0]
-    for bridge in bridges:
-        for group in bridge.groups.values():
+    for exporter in exporters:
+        for group in exporter.groups.values():
             total.merge(group.latency)
             counters = [a + b for a, b in zip(counters, group.counters, strict=True)]
     return total, counters
 
 
-# --- several bridges, one count -------------------------------------------------------------
+# --- several exporters, one count -------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_bridges_that_share_count_each_report_once_whoever_is_handed_what(seed: int, number: int) -> None:
     dice = random.Random(seed)
-    bridges = [a_bridge(f"b{n}", "s") for n in range(number)]
+    exporters = [an_exporter(f"b{n}", "s") for n in range(number)]
     devices = [Pi(f"pi-{n}") for n in range(3)]
     expected, reports = Sketch(), Sent()
     for pi in devices:
@@ -90,32 +90,34 @@ def test_bridges_that_share_count_each_report_once_whoever_is_handed_what(seed: 
         (Topics("plant-a", "pi-0").event, messages.dump(messages.envelope(ts_ms=NOW_MS, boot="b1", seq=n) | {"event": "degraded", "model": f"m{n % 2}"}))
         for n in range(1, 5)
     ]  # fmt: skip
-    tell(bridges, bridges, 0.0)
-    # Sent in order, now and then again; which bridge is handed what, and when it tells the ledger, is chance.
+    tell(exporters, exporters, 0.0)
+    # Sent in order, now and then again; which exporter is handed what, and when it tells the ledger, is chance.
     for at, message in enumerate(reports + events):
-        dice.choice(bridges).apply(*message, False, 0.0)
+        dice.choice(exporters).apply(*message, False, 0.0)
         if dice.random() < 0.3:
-            dice.choice(bridges).apply(*dice.choice((reports + events)[max(0, at - 5) : at + 1]), False, 0.0)
+            dice.choice(exporters).apply(*dice.choice((reports + events)[max(0, at - 5) : at + 1]), False, 0.0)
         if dice.random() < 0.4:
-            tell(dice.sample(bridges, dice.randint(1, number)), bridges, 0.3 * (1 + at))
-    tell(bridges, bridges, 13.0)
-    total, (requests, errors, _, _) = counted(bridges)
+            tell(dice.sample(exporters, dice.randint(1, number)), exporters, 0.3 * (1 + at))
+    tell(exporters, exporters, 13.0)
+    total, (requests, errors, _, _) = counted(exporters)
     assert total == expected
     assert (requests, errors) == (sum(pi.requests for pi in devices), sum(pi.errors for pi in devices))
-    assert sum(count for bridge in bridges for count in bridge.events.values()) == 4
-    assert [(bridge.waiting, bridge.ledger.missing, bridge.refused) for bridge in bridges] == [(0, 0, 0)] * number
+    assert sum(count for exporter in exporters for count in exporter.events.values()) == 4
+    assert [(exporter.waiting, exporter.ledger.missing, exporter.refused) for exporter in exporters] == [
+        (0, 0, 0)
+    ] * number
 
 
-def tell(some: list[Bridge], everyone: list[Bridge], now: float) -> None:
+def tell(some: list[Exporter], everyone: list[Exporter], now: float) -> None:
     """The broker's part: what each says goes to all, in one order."""
-    for bridge in some:
-        for topic, payload in bridge.due(now):
+    for exporter in some:
+        for topic, payload in exporter.due(now):
             for reader in everyone:
                 reader.apply(topic, payload, False, now)
 
 
 def test_a_bridge_that_lost_its_connection_tells_again_what_was_not_read_back() -> None:
-    one, two = a_bridge("b1", "s"), a_bridge("b2", "s")
+    one, two = an_exporter("b1", "s"), an_exporter("b2", "s")
     feed(one, Pi("pi-1").window(NOW_MS, [1.0] * 3, uptime_s=1))
     for topic, payload in one.due(1.0):
         two.apply(topic, payload, False, 1.0)  # it reached the other, and never came back
@@ -130,7 +132,9 @@ def test_one_bridge_speaks_for_a_device_and_another_takes_over_when_it_is_gone()
     one, two = Ledger("b1", "s"), Ledger("b2", "s")
     for ledger in (one, two):
         for other in (one, two):
-            assert list(ledger.read(json.dumps({"bridge": other.bridge, "life": "", "taken": []}).encode(), 0.0)) == []
+            assert (
+                list(ledger.read(json.dumps({"exporter": other.exporter, "life": "", "taken": []}).encode(), 0.0)) == []
+            )
     names = [f"plant-a/pi-{n}" for n in range(200)]
     mine = [name for name in names if one.owns(name, 1.0)]
     assert 20 < len(mine) < 180
@@ -139,45 +143,45 @@ def test_one_bridge_speaks_for_a_device_and_another_takes_over_when_it_is_gone()
 
 
 def test_what_is_no_ledger_or_no_report_is_counted_and_does_no_harm() -> None:
-    bridge = a_bridge(share="s")
-    assert bridge.ledger.topic is not None
-    for payload in (b"", b"[]", b'{"bridge":"x","life":"","taken":[[1]]}', b'{"bridge":"x","life":"","taken":[["hist","a","b","c","d",1e400,[],0,0,""]]}'):  # fmt: skip
-        bridge.apply(bridge.ledger.topic, payload, False, 0.0)
-    bridge.apply("edgert/v1/plant-a/pi-1/m/digits/hist", b"{}", False, 0.0)
-    assert bridge.refused == 5
+    exporter = an_exporter(share="s")
+    assert exporter.ledger.topic is not None
+    for payload in (b"", b"[]", b'{"exporter":"x","life":"","taken":[[1]]}', b'{"exporter":"x","life":"","taken":[["hist","a","b","c","d",1e400,[],0,0,""]]}'):  # fmt: skip
+        exporter.apply(exporter.ledger.topic, payload, False, 0.0)
+    exporter.apply("edgert/v1/plant-a/pi-1/m/digits/hist", b"{}", False, 0.0)
+    assert exporter.refused == 5
 
 
 def test_without_a_share_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart() -> None:
-    bridge, pi = a_bridge(by="device,model"), Pi("pi-1")
+    exporter, pi = an_exporter(by="device,model"), Pi("pi-1")
     pi.requests = 1000  # it ran before anyone listened
     sent = pi.window(NOW_MS, [1.0] * 5) + pi.window(NOW_MS, [1.0] * 7)
     pi.requests = 0
     sent += pi.window(NOW_MS, [1.0] * 2, uptime_s=20)
-    feed(bridge, sent + sent)
-    total, (requests, *_) = counted([bridge])
-    assert (total.count, requests, bridge.ledger.duplicates) == (14, 7 + 2, 6)
+    feed(exporter, sent + sent)
+    total, (requests, *_) = counted([exporter])
+    assert (total.count, requests, exporter.ledger.duplicates) == (14, 7 + 2, 6)
 
 
 def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_shows() -> None:
-    bridge, pi, answered = a_bridge(), Pi("pi-1"), 0
+    exporter, pi, answered = an_exporter(), Pi("pi-1"), 0
     for n, first in enumerate((0, 2**50, 2**40, 2**45)):
         pi.seq = first
         for _ in range(2):
-            feed(bridge, pi.window(NOW_MS, [1.0] * 10, uptime_s=60 if n == 0 else 6000))
+            feed(exporter, pi.window(NOW_MS, [1.0] * 10, uptime_s=60 if n == 0 else 6000))
         answered += 20
         pi.window(NOW_MS, [1.0] * 10)  # lost with the spool, and part of what the counters say next
-    total, (requests, *_) = counted([bridge])
-    assert (total.count, requests, bridge.ledger.missing) == (answered, 4 * 30 - 10, 3)
+    total, (requests, *_) = counted([exporter])
+    assert (total.count, requests, exporter.ledger.missing) == (answered, 4 * 30 - 10, 3)
 
 
 # --- what is drawn from it ------------------------------------------------------------------
 
 
 def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() -> None:
-    bridge, pi = a_bridge(), Pi("pi-1", profile='a "quoted" \\ board')
+    exporter, pi = an_exporter(), Pi("pi-1", profile='a "quoted" \\ board')
     latencies = [random.Random(5).lognormvariate(1, 1) for _ in range(500)]
-    feed(bridge, pi.info() + pi.window(NOW_MS, latencies, errors=2, uptime_s=60))
-    read = {family.name: family for family in text_string_to_metric_families(Exposition(bridge).text())}
+    feed(exporter, pi.info() + pi.window(NOW_MS, latencies, errors=2, uptime_s=60))
+    read = {family.name: family for family in text_string_to_metric_families(Exposition(exporter).text())}
     buckets = {
         float(sample.labels["le"]): sample.value
         for sample in read["edgert_latency_milliseconds"].samples
@@ -191,15 +195,15 @@ def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() ->
 
 
 def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scraped() -> None:
-    bridge, odd = a_bridge(), b"half a character \\ud800\\u0000" + b"x" * 30_000
+    exporter, odd = an_exporter(), b"half a character \\ud800\\u0000" + b"x" * 30_000
     for pi in (Pi("pi-1"), Pi("pi-2", profile="odd")):
         said = [(topic, payload.replace(b"odd", odd)) for topic, payload in pi.info()]
-        feed(bridge, said + pi.window(NOW_MS, [1.0], uptime_s=60))
-    assert not bridge.refused
-    text = Exposition(bridge).text().encode()
+        feed(exporter, said + pi.window(NOW_MS, [1.0], uptime_s=60))
+    assert not exporter.refused
+    text = Exposition(exporter).text().encode()
     assert b'device="pi-1"' in text
     assert max(map(len, text.splitlines())) < 1000
-    assert Exposition(bridge).protobuf()
+    assert Exposition(exporter).protobuf()
 
 
 @contextmanager
@@ -220,10 +224,10 @@ def answering(said: bytes) -> Iterator[int]:
 
 
 def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
-    bridge = a_bridge(by="device")
+    exporter = an_exporter(by="device")
     for number in range(300):
-        feed(bridge, Pi(f"pi-{number}").window(NOW_MS, [1.0]))
-    server = ScrapeServer(Exposition(bridge), "127.0.0.1", 0)
+        feed(exporter, Pi(f"pi-{number}").window(NOW_MS, [1.0]))
+    server = ScrapeServer(Exposition(exporter), "127.0.0.1", 0)
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a goodbye
@@ -234,11 +238,11 @@ def test_a_scraper_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
-    bridge, pi = a_bridge(), Pi("pi-1")
-    feed(bridge, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))
+    exporter, pi = an_exporter(), Pi("pi-1")
+    feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))
     port = free_port()
     with pytest.raises(otlp.OtlpFailed, match="check that the collector runs"):
-        otlp.push(f"http://127.0.0.1:{port}/v1/metrics", bridge, 2e9, {})
+        otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
     received: list[tuple[str | None, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -259,13 +263,13 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
 
         thread = threading.Thread(target=answer_twice)
         thread.start()
-        otlp.push(otlp.endpoint(f"http://127.0.0.1:{port}"), bridge, 2e9, {"X-Key": "secret"})
+        otlp.push(otlp.endpoint(f"http://127.0.0.1:{port}"), exporter, 2e9, {"X-Key": "secret"})
         with pytest.raises(otlp.OtlpFailed, match="404"):
-            otlp.push(f"http://127.0.0.1:{port}/elsewhere", bridge, 2e9, {})
+            otlp.push(f"http://127.0.0.1:{port}/elsewhere", exporter, 2e9, {})
         thread.join(10)
     for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
         with answering(odd) as port, pytest.raises(otlp.OtlpFailed, match="does not take metrics"):
-            otlp.push(f"http://127.0.0.1:{port}/v1/metrics", bridge, 2e9, {})
+            otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
     key, body = received[0]
     asked = ExportMetricsServiceRequest.FromString(body)
     metrics = {metric.name: metric for metric in asked.resource_metrics[0].scope_metrics[0].metrics}
@@ -279,11 +283,11 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
     assert metrics["edgert_errors"].sum.is_monotonic
 
 
-# --- the whole way: mosquitto, bridges in processes of their own, a real Prometheus ----------
+# --- the whole way: mosquitto, exporters in processes of their own, a real Prometheus ----------
 
 
 @contextmanager
-def an_exporter(broker: Broker, *words: str) -> Iterator[int]:
+def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
     """`edgert fleet export` on a free port; it must end with 0 when it is told to."""
     command = [sys.executable, "-c", _MAIN, "fleet", "export", "--broker", broker.settings.address]
     process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", *words], stderr=subprocess.PIPE, text=True)
@@ -358,7 +362,7 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_two_bridges(
             pooled[pi.version] += latencies
             reports += pi.window(NOW_MS + minute, latencies, errors=1, uptime_s=60.0 * (minute + 1))
     total = sum(map(len, pooled.values()))
-    with an_exporter(broker, "--share", "test") as one, an_exporter(broker, "--share", "test") as two:
+    with exporter_process(broker, "--share", "test") as one, exporter_process(broker, "--share", "test") as two:
         publish(broker, [message for pi in fleet for message in pi.info()], retain=True)
         publish(broker, reports)
         publish(broker, reports[:20])  # as after a reconnect
@@ -378,20 +382,20 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_two_bridges(
                     merged = f'sum(edgert_latency_milliseconds{{version="{version}"}})'
                     assert promql(server, f"histogram_quantile({share}, {merged})") == pytest.approx(exact, rel=0.011)
             assert promql(server, "sum(edgert_errors_total)") == 30
-            assert promql(server, "sum(edgert_device_online)") == 6, "each device is shown by one bridge"
+            assert promql(server, "sum(edgert_device_online)") == 6, "each device is shown by one exporter"
         kinds = ("hist", "metrics")
         handed = [
-            sum(scraped(port, "edgert_bridge_messages_total", kind=kind) for kind in kinds) for port in (one, two)
+            sum(scraped(port, "edgert_exporter_messages_total", kind=kind) for kind in kinds) for port in (one, two)
         ]
         assert min(handed) > 0, "both took a part"
         assert sum(handed) == len(reports) + 20
-        assert sum(scraped(port, "edgert_bridge_duplicates_total") for port in (one, two)) == 20
+        assert sum(scraped(port, "edgert_exporter_duplicates_total") for port in (one, two)) == 20
 
 
 def test_a_bridge_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:
     pi = Pi("pi-1")
     first = pi.window(NOW_MS, [1.0] * 4, uptime_s=60)
-    with an_exporter(broker, "--by", "site,device,model") as port:
+    with exporter_process(broker, "--by", "site,device,model") as port:
         publish(broker, first)
         until(lambda: scraped(port, "edgert_requests_total", device="pi-1") == 4, "the first report is counted")
         broker.stop()

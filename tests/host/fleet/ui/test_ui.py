@@ -31,7 +31,7 @@ from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
-from edgert_deploy.rollout.rollout import Campaign, CampaignStore
+from edgert_deploy.rollout.rollout import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent, record
 from tests.host.fleet.test_subscriber import publish
@@ -189,11 +189,11 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
     names = tuple(f"pi-{number}" for number in range(10))
     failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
     outcomes: dict[str, Any] = {"pi-0": {"result": "live", "error": None}, "pi-1": failed}
-    campaign = Campaign(
+    rollout = Rollout(
         "digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "50%,100%", "3", 8, 0), 30.0, outcomes=outcomes
     )  # fmt: skip
-    store = CampaignStore(folder)
-    store.write(campaign)
+    store = RolloutStore(folder)
+    store.write(rollout)
     with store.at_work("digits-1"):
         rollouts.look()
         (shown,) = rollouts.shown
@@ -421,8 +421,8 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
         publish(broker, said[first : first + 50])
     names = tuple(fleet)
     outcomes = {"oven": {"result": "live", "error": None}}
-    CampaignStore(rollouts).write(
-        Campaign("digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "", None, 8, 0), 30.0, "stopped", "by the user", now_ms / 1000, outcomes=outcomes)
+    RolloutStore(rollouts).write(
+        Rollout("digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "", None, 8, 0), 30.0, "stopped", "by the user", now_ms / 1000, outcomes=outcomes)
     )  # fmt: skip
     return Running(broker, url, fleet, now_ms)
 
