@@ -121,7 +121,7 @@ def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, m
         for name in one.namelist():
             assert name.endswith("/RECORD") or one.read(name) == other.read(name), name
     subprocess.run([*pip, str(tmp_path / "again"), str(packed)], check=True)
-    assert (tmp_path / "again" / "edgert_deploy" / "devices" / "raspberry-pi-4.toml").is_file()
+    assert (tmp_path / "again" / "edgert_deploy" / "devices" / "shipped" / "raspberry-pi-4.toml").is_file()
     assert (tmp_path / "again" / "bin" / "edgertd").is_file()
 
 
