@@ -27,7 +27,7 @@ from edgert_deploy.packager.builders import Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-CHILD = "from edgert_deploy import build_ahead; build_ahead.child()"
+CHILD = "from edgert_deploy.packager.parallel_builds import child; child()"
 # A process takes 1 to 2 s to import its tools: smaller models are built in that time.
 SOURCE_BYTES_MIN = 4 * 1024**2
 # What a process takes: its tools, some copies of the model, the samples and what they become on the way.

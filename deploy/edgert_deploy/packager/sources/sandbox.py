@@ -48,8 +48,8 @@ def ask(function: str, request: dict[str, Any], payload: bytes, limits: Limits) 
     module, _, name = function.partition(":")
     # Isolated (-I), so that neither the working folder nor the environment chooses what the child imports.
     program = (
-        f"import sys; sys.path[:] = {sys.path!r}; from edgert_deploy import limited; "
-        f"limited.serve({module!r}, {name!r}, {limits.memory_bytes}, {limits.time_s})"
+        f"import sys; sys.path[:] = {sys.path!r}; from edgert_deploy.packager.sources import sandbox; "
+        f"sandbox.serve({module!r}, {name!r}, {limits.memory_bytes}, {limits.time_s})"
     )
     try:
         done = subprocess.run(
