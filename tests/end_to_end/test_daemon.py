@@ -8,14 +8,12 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from edgert.client.aio import AsyncClient
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
-    EdgeRTError,
     ModelNotFound,
     RequestError,
     ShuttingDown,
@@ -35,9 +32,8 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
+from tests.support.clients import HELLO, ITEM, load, raw, read_frame
 from tests.support.devices import Device, a_device, wait_until
-
-ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -127,26 +123,6 @@ def test_many_threads_share_one_client(serving: Device) -> None:
         assert all(pool.map(ask, range(600)))
 
 
-def raw(device: Device) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(20)
-    sock.connect(os.fspath(device.socket))
-    return sock
-
-
-def read_frame(sock: socket.socket) -> wire.Frame:
-    frames = wire.FrameBuffer()
-    frame = None
-    while frame is None:
-        count = sock.recv_into(frames.room[: frames.missing() or 64])
-        assert count, "the daemon closed without a word"
-        frame = frames.feed(count)
-    return frame
-
-
-HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -190,35 +166,6 @@ def test_a_hello_in_single_bytes_with_requests_right_behind_is_served(serving: D
 def test_a_client_that_says_nothing_keeps_nobody_waiting(serving: Device) -> None:
     with raw(serving), serving.client() as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
-
-
-@contextmanager
-def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tuple[list[int], list[EdgeRTError]]]:
-    """Clients that ask without pause while the block runs: answers counted by release, errors collected."""
-    stop = threading.Event()
-    releases: list[int] = []
-    errors: list[EdgeRTError] = []
-
-    def ask(number: int) -> None:
-        with device.client() as client:
-            while not stop.is_set():
-                try:
-                    response = client.request(model, ITEM * number, cache=False)
-                    assert response.outputs["y"].tolist() == (ITEM * number).tolist()
-                    releases.append(response.release)
-                except EdgeRTError as error:
-                    errors.append(error)
-
-    pool = [threading.Thread(target=ask, args=(i,)) for i in range(threads)]
-    for thread in pool:
-        thread.start()
-    try:
-        wait_until(lambda: len(releases) > 50, "the load has begun")
-        yield releases, errors
-    finally:
-        stop.set()
-        for thread in pool:
-            thread.join(30)
 
 
 def test_hot_swaps_under_load_lose_no_request() -> None:

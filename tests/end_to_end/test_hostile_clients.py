@@ -18,13 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
 from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Acceptor, is_allowed
 from edgert.daemon.memory import process_mb
 from edgert.protocol import wire
-from tests.end_to_end.test_daemon import HELLO, ITEM, raw, read_frame
+from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
 CROWD = 2000
@@ -62,18 +61,6 @@ def _descriptors(device: Device) -> int:
 
 def _held(device: Device) -> tuple[int, float]:
     return _descriptors(device), sum(process_mb(pid) or 0 for pid in _pids(device))
-
-
-def greeted(device: Device) -> socket.socket:
-    sock = raw(device)
-    sock.sendall(HELLO)
-    assert read_frame(sock).kind == wire.WELCOME
-    return sock
-
-
-def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
-    tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
-    return b"".join(wire.frame(wire.INFER, request_id=request_id, tensors=[tensor]))
 
 
 def ends(sock: socket.socket) -> bool:

@@ -29,7 +29,7 @@ from edgert.versions.install import install
 from edgert.versions.slots import SlotStore
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
-from tests.end_to_end.test_daemon import ITEM, load
+from tests.support.clients import ITEM, load
 from tests.support.devices import Device, a_device, wait_until
 
 SWAPS = int(os.environ.get("EDGERT_TEST_SWAPS", "200"))

@@ -28,8 +28,8 @@ from edgert.errors import (
     WorkerLost,
 )
 from edgert.protocol import wire
-from tests.device.client.test_c_client import RESULT, WELCOME_FRAME, a_liar, changed
 from tests.support.devices import WAIT_S_MAX, Device, a_device
+from tests.support.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 ONES = [1.0] * 4
@@ -373,7 +373,7 @@ def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scrip
         async with AsyncClient(path, timeout_s=10) as asking:
             await test(asking)
 
-    with a_liar(folder, *scripts) as path:
+    with false_daemon(folder, *scripts) as path:
         run(connected(path))
 
 
@@ -388,7 +388,7 @@ def test_it_asks_again_after_moved_and_never_after_a_lost_worker(tmp_path: Path)
 
     good: list[bytes | None] = [WELCOME_FRAME, RESULT]
     against(tmp_path, moved, [WELCOME_FRAME, MOVED], good)
-    (tmp_path / "liar.sock").unlink()
+    (tmp_path / "false.sock").unlink()
     against(tmp_path, lost, [WELCOME_FRAME, None], good)
 
 
@@ -486,7 +486,7 @@ def test_it_waits_for_a_model_as_long_as_it_may(tmp_path: Path) -> None:
             await asking.infer("echo", ITEM, timeout_s=0.1)
 
     against(tmp_path, patient, loading, loading, [WELCOME_FRAME, RESULT])
-    (tmp_path / "liar.sock").unlink()
+    (tmp_path / "false.sock").unlink()
     against(tmp_path, hasty, *[loading] * 20)
-    (tmp_path / "liar.sock").unlink()
+    (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ import pytest
 import edgert
 from edgert.errors import ProtocolError, Unavailable
 from edgert.protocol import wire
-from edgert.protocol.sharing import SharedArea, send_with_descriptor
+from edgert.protocol.sharing import SharedArea
 from edgert.tensors import NUMPY_NAMES
-from tests.device.protocol.test_protocol_vectors import KINDS, VECTORS
 from tests.support.devices import Device, a_device, wait_until
+from tests.support.false_daemon import RESULT, WELCOME, WELCOME_FRAME, changed, false_daemon
 from tests.support.paths import ROOT
+from tests.support.protocol_vectors import KINDS, VECTORS
 
-SOURCES = ROOT / "tests" / "c"
+SOURCES = Path(__file__).parent / "c"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 ANSWER_S_MAX = 30.0
@@ -276,9 +277,6 @@ def test_c_understands_a_welcome(codec: Lines, vector: dict[str, Any], spaces: b
     assert [text(label) for label in read["labels"]] == meta.get("labels", [])
 
 
-WELCOME = json.dumps({"model": "echo", "release": 1, "engine": "null", "frame_bytes_max": 65536,
-                      "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-                      "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}]})  # fmt: skip
 HOSTILE_WELCOMES = {
     "nothing": "",
     "a NUL": "\0",
@@ -545,59 +543,6 @@ def test_the_example_prints_the_outputs(serving: Device, built: Callable[[Path],
 
 # --- against daemons that lie ---------------------------------------------------------------
 
-RESULT = b"".join(
-    wire.frame(
-        wire.RESULT,
-        request_id=1,
-        arg=1,
-        tensors=[wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), np.ones(4, np.float32).tobytes())],
-    )
-)
-WELCOME_FRAME = wire.json_frame(wire.WELCOME, json.loads(WELCOME))
-
-
-@contextlib.contextmanager
-def a_liar(folder: Path, *scripts: Sequence[bytes | None], memory: int | None = None) -> Iterator[Path]:
-    """A daemon that sends each connection its script's next bytes after each frame; None ends the connection.
-
-    With `memory`, the first bytes to each connection carry its descriptor.
-    """
-    path = folder / "liar.sock"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.fspath(path))
-    listener.listen()
-
-    def serve() -> None:
-        for script in scripts:
-            with contextlib.suppress(OSError):
-                sock, _ = listener.accept()
-                for i, said in enumerate(script):
-                    sock.recv(65536)
-                    if said is None:
-                        break
-                    if memory is not None and i == 0:
-                        send_with_descriptor(sock, said, memory)
-                    else:
-                        sock.sendall(said)
-                else:
-                    sock.recv(65536)
-                sock.close()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield path
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)  # wakes who still waits for a connection
-        listener.close()
-        thread.join(10)
-
-
-def changed(frame: bytes, at: int, *values: int) -> bytes:
-    data = bytearray(frame)
-    data[at : at + len(values)] = bytes(values)
-    return bytes(data)
-
 
 @pytest.mark.parametrize(
     "said",
@@ -610,7 +555,7 @@ def changed(frame: bytes, at: int, *values: int) -> bytes:
     ids=["http", "pong", "other-welcome", "length"],
 )
 def test_c_takes_no_other_protocol_for_a_welcome(driver: Path, tmp_path: Path, said: bytes) -> None:
-    with a_liar(tmp_path, [said]) as path:
+    with false_daemon(tmp_path, [said]) as path:
         assert refusal(driver, path)["code"] == "request.protocol"
 
 
@@ -629,17 +574,17 @@ def test_c_takes_no_other_protocol_for_a_welcome(driver: Path, tmp_path: Path, s
 )
 def test_c_refuses_a_false_answer_and_connects_anew(driver: Path, tmp_path: Path, said: bytes) -> None:
     good = [WELCOME_FRAME, changed(RESULT, 8, 2)]
-    with a_liar(tmp_path, [WELCOME_FRAME, said], good) as path, client(driver, path) as echo:
+    with false_daemon(tmp_path, [WELCOME_FRAME, said], good) as path, client(driver, path) as echo:
         assert echo.ask("infer 0 0 2 1 4 1")["code"] == "request.protocol"
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
 
 
 def test_c_asks_again_after_moved_and_never_after_a_lost_worker(driver: Path, tmp_path: Path) -> None:
     moved, good = [WELCOME_FRAME, wire.json_frame(wire.MOVED, {})], [WELCOME_FRAME, changed(RESULT, 8, 2)]
-    with a_liar(tmp_path, moved, good) as path, client(driver, path) as echo:
+    with false_daemon(tmp_path, moved, good) as path, client(driver, path) as echo:
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
     path.unlink()
-    with a_liar(tmp_path, [WELCOME_FRAME, None], good) as path, client(driver, path) as echo:
+    with false_daemon(tmp_path, [WELCOME_FRAME, None], good) as path, client(driver, path) as echo:
         assert echo.ask("infer 0 0 2 1 4 1")["code"] == "unavailable.worker_lost"
         assert echo.ask("infer 0 0 2 1 4 1")["outputs"]["y"]["values"] == [1.0] * 4
 
@@ -656,14 +601,14 @@ def test_c_waits_for_a_daemon_whose_queue_is_full_as_long_as_it_may(driver: Path
 
 def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> None:
     loading = wire.error_frame(Unavailable("the model is being loaded", retry_after_s=0.05))
-    with a_liar(tmp_path, [loading], [loading], [WELCOME_FRAME]) as path, client(driver, path):
+    with false_daemon(tmp_path, [loading], [loading], [WELCOME_FRAME]) as path, client(driver, path):
         pass
     path.unlink()
-    with a_liar(tmp_path, *[[loading]] * 20) as path:
+    with false_daemon(tmp_path, *[[loading]] * 20) as path:
         late = refusal(driver, path, timeout_ms=200)
         assert (late["code"], late["retry_after_ms"]) == ("unavailable", 50)
     path.unlink()
-    with a_liar(tmp_path, [b""]) as path:
+    with false_daemon(tmp_path, [b""]) as path:
         assert refusal(driver, path, timeout_ms=200)["code"] == "request.deadline_exceeded"
 
 
@@ -680,7 +625,7 @@ def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sea
     area.response[64 : len(RESULT)] = RESULT[64:]
     said = changed(RESULT[:64], 6, wire.FLAG_SHARED) + wire.json_frame(wire.MOVED, {})
     good = [WELCOME_FRAME, changed(RESULT, 8, 3 if sealed else 2)]  # the MOVED costs a number
-    with a_liar(tmp_path, [WELCOME_FRAME, said], good, memory=descriptor) as path, client(driver, path) as echo:
+    with false_daemon(tmp_path, [WELCOME_FRAME, said], good, memory=descriptor) as path, client(driver, path) as echo:
         first = echo.ask("infer 0 0 2 1 4 1")
         if sealed:
             assert first["outputs"]["y"]["values"] == [1.0] * 4

@@ -24,7 +24,7 @@ from edgert.daemon.memory import (
 )
 from edgert.errors import ConfigInvalid, EdgeRTError, Unavailable
 from edgert.protocol.control import ask
-from tests.end_to_end.test_daemon import ITEM, load
+from tests.support.clients import ITEM, load
 from tests.support.devices import Device, a_device, wait_until
 
 NOW = 1000.0

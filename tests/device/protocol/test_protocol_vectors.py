@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,7 @@ import pytest
 from edgert.errors import ProtocolError
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
-from tests.support.paths import ROOT
-
-DOCS = ROOT / "docs"
-VECTORS = json.loads((DOCS / "protocol-vectors.json").read_text())
-KINDS = {
-    "HELLO": wire.HELLO,
-    "WELCOME": wire.WELCOME,
-    "INFER": wire.INFER,
-    "RESULT": wire.RESULT,
-    "ERROR": wire.ERROR,
-    "PING": wire.PING,
-    "PONG": wire.PONG,
-    "MOVED": wire.MOVED,
-}
+from tests.support.protocol_vectors import DOCS, KINDS, VECTORS
 
 
 def named(vectors: list[dict[str, Any]]) -> Any:

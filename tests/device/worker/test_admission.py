@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgert.worker.admission import LEAVING_MAX, Admission, Peer
-from tests.end_to_end.test_daemon import ITEM
+from tests.support.clients import ITEM
 from tests.support.devices import a_device
 from tests.support.paths import ROOT
 

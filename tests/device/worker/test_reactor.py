@@ -19,8 +19,7 @@ from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
 from edgert.worker.reactor import ALONE_MAX
 from edgert.worker.worker import CROWD_MIN
-from tests.end_to_end.test_daemon import HELLO, ITEM, raw, read_frame
-from tests.end_to_end.test_hostile_clients import greeted, request
+from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
 LARGE = (60_000,)

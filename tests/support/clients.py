@@ -1,0 +1,81 @@
+"""What tests send to a daemon: load from many clients, and single frames over a socket of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import EdgeRTError
+from edgert.protocol import wire
+from tests.support.devices import Device, wait_until
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+HELLO = wire.json_frame(wire.HELLO, {"model": "echo"})
+
+
+@contextmanager
+def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tuple[list[int], list[EdgeRTError]]]:
+    """Run clients that send requests without pause; yield the releases that answered, and the errors."""
+    stop = threading.Event()
+    releases: list[int] = []
+    errors: list[EdgeRTError] = []
+
+    def ask(number: int) -> None:
+        with device.client() as client:
+            while not stop.is_set():
+                try:
+                    response = client.request(model, ITEM * number, cache=False)
+                    assert response.outputs["y"].tolist() == (ITEM * number).tolist()
+                    releases.append(response.release)
+                except EdgeRTError as error:
+                    errors.append(error)
+
+    pool = [threading.Thread(target=ask, args=(i,)) for i in range(threads)]
+    for thread in pool:
+        thread.start()
+    try:
+        wait_until(lambda: len(releases) > 50, "the load has begun")
+        yield releases, errors
+    finally:
+        stop.set()
+        for thread in pool:
+            thread.join(30)
+
+
+def raw(device: Device) -> socket.socket:
+    """Connect to the daemon and send nothing."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(20)
+    sock.connect(os.fspath(device.socket))
+    return sock
+
+
+def greeted(device: Device) -> socket.socket:
+    """Connect to the model `echo`."""
+    sock = raw(device)
+    sock.sendall(HELLO)
+    assert read_frame(sock).kind == wire.WELCOME
+    return sock
+
+
+def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
+    """Return an INFER frame."""
+    tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
+    return b"".join(wire.frame(wire.INFER, request_id=request_id, tensors=[tensor]))
+
+
+def read_frame(sock: socket.socket) -> wire.Frame:
+    """Return the next frame that the daemon sends, and nothing of the one after it."""
+    frames = wire.FrameBuffer()
+    frame = None
+    while frame is None:
+        count = sock.recv_into(frames.room[: frames.missing() or 64])
+        assert count, "the daemon closed without an answer"
+        frame = frames.feed(count)
+    return frame
