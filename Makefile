@@ -1,6 +1,7 @@
 # make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
 # make test    all tests; installs what they need (mosquitto, sshd, Chromium) where it may
 # make check   what CI runs: format, lint, types, import layers, tests
+# make docs    the documentation site, in build/site; without network
 # make hil     the path on a device of yours, or on a virtual one
 # make hil-brokers  telemetry through three RabbitMQ nodes that are killed in turn
 # make setup   .venv with all that development, tests and benchmarks need; the others call it
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
-.PHONY: setup demo test hil hil-arm64 hil-power hil-brokers check format servers emulators clean
+.PHONY: setup demo test docs hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 
 setup: $(VENV)/installed
 
@@ -36,6 +37,10 @@ demo: setup
 test: setup servers
 	@$(TESTS) $(if $(ROOM),tests/$(ROOM))
 
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 # DUT=hil/duts/my-board.toml: a device of yours; without, a container on this machine.
 hil: setup servers
 	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil/test_device.py -s
@@ -45,6 +50,7 @@ check: setup servers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(TESTS)
 
 format: setup

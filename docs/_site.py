@@ -1,0 +1,77 @@
+"""Hooks of the documentation site: pages from outside docs/, and tables of fields from the JSON Schemas.
+
+A link to another file of the repository becomes a link to its page, or plain code where it has none.
+A paragraph that is only a link to a JSON Schema becomes the table of its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+# page: the file of the repository that it is made from
+PAGES_OUTSIDE = {
+    "index.md": "README.md",
+    **{
+        path: path
+        for path in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md", "hil/README.md", "examples/telemetry/README.md")
+    },
+}
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+SCHEMA = re.compile(r"^\[[^\]]*\]\((?P<target>\S+/schemas/\w+\.json)\)$", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are kept outside docs/."""
+    from mkdocs.structure.files import File
+
+    for page, source in PAGES_OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Include the schemas, and make links fit the site's tree."""
+    folder = _source(page.file.src_uri).parent
+    markdown = SCHEMA.sub(lambda found: fields_table(folder / found["target"]), markdown)
+    return LINK.sub(lambda found: _link(found, folder, page, files), markdown)
+
+
+def fields_table(schema_file: Path) -> str:
+    """Return the fields of a schema as a Markdown table: name, unit, meaning."""
+    schema = json.loads(schema_file.read_text())
+    named = [(name, field) for name, field in schema["properties"].items()]
+    patterns = [(pattern.strip("^$").replace("_", "{model}_", 1), field) for pattern, field in schema.get("patternProperties", {}).items()]  # fmt: skip
+    rows = [f"| `{name}` | {field.get('x-unit', '')} | {_meaning(field)} |" for name, field in named + patterns]
+    return "\n".join(["| field | unit | meaning |", "|---|---|---|", *rows])
+
+
+def _meaning(field: dict[str, Any]) -> str:
+    constant = f" Always `{field['const']}`." if "const" in field else ""
+    return str(field["description"]).replace("|", "\\|") + constant
+
+
+def _source(page: str) -> Path:
+    return ROOT / PAGES_OUTSIDE.get(page, f"docs/{page}")
+
+
+def _link(found: re.Match[str], folder: Path, page: Page, files: Files) -> str:
+    path, _, anchor = found["target"].partition("#")
+    if "://" in path or path.startswith("mailto:") or not path:
+        return found[0]
+    file = (folder / path).resolve()
+    for target in (str(file.relative_to(ROOT)), os.path.relpath(file, ROOT / "docs")):
+        target = next((page for page, source in PAGES_OUTSIDE.items() if source == target), target)
+        if files.get_file_from_path(target) is not None:
+            there = os.path.relpath(target, os.path.dirname(page.file.src_uri) or ".")
+            return f"{found['image']}[{found['text']}]({there}{'#' if anchor else ''}{anchor})"
+    return found["text"] if file.exists() else found[0]  # mkdocs warns of what does not exist
