@@ -23,7 +23,13 @@ PAGES_OUTSIDE = {
     "index.md": "README.md",
     **{
         path: path
-        for path in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md", "hil/README.md", "examples/telemetry/README.md")
+        for path in (
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "bench/README.md",
+            "hil/README.md",
+            "examples/telemetry/README.md",
+        )
     },
 }
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
