@@ -13,9 +13,8 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
 from tests.support.browser import Browser, chromium_path
 from tests.support.databases import new_database, postgres, postgres_folder
-from tests.support.paths import ROOT
-
-DIGITS = ROOT / "examples" / "digits"
+from tests.support.paths import DIGITS
+from tests.support.shell import Shell
 
 stop_reporting()  # before a test imports a vendor's SDK by itself
 
@@ -48,6 +47,21 @@ def digits_holdout(digits_source: Any) -> Any:
     from edgert_deploy.packager.samples.samples import load_samples
 
     return load_samples(DIGITS / "holdout.npz", digits_source, at_least=10)
+
+
+@pytest.fixture(scope="session")
+def shell_with_key(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    shell = Shell(tmp_path_factory.mktemp("cli"))
+    assert shell("keys", "new").returncode == 0
+    return shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
+    """A fresh folder, with the key that is made once."""
+    fresh = Shell(tmp_path)
+    fresh.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
+    return fresh
 
 
 @pytest.fixture(scope="session")

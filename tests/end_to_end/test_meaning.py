@@ -28,11 +28,11 @@ from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.builders.folded_preprocessing import folded, without_head
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.host.cli.test_build import Shell
 from tests.host.packager.builders.test_builders import ENGINE_NAMES, build
 from tests.support import models
 from tests.support.devices import a_device
 from tests.support.images import encoded, photo
+from tests.support.shell import Shell
 
 LABELS = ("red", "green", "blue")
 MEAN, STD = (0.4, 0.45, 0.5), (0.2, 0.25, 0.3)  # one a channel of the model: blue, green, red

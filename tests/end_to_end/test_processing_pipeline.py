@@ -18,10 +18,10 @@ pytest.importorskip("onnxruntime")
 from edgert import Client
 from edgert.errors import RequestError
 from edgert.processing.image import ImageReader
-from tests.host.cli.test_build import Shell
 from tests.support import models
 from tests.support.devices import Device, a_device
 from tests.support.images import encoded, photo, png_header
+from tests.support.shell import Shell
 
 COLOURS = {"blue": 2, "green": 1, "red": 0}  # folders, and the channel that they have most of
 LABELS = ("red", "green", "blue")
@@ -230,11 +230,11 @@ def test_who_sends_the_models_tensor_gets_the_models_answer_too(client: Client) 
 
 
 def test_inspect_says_what_the_device_does(shell: Shell) -> None:
-    said = shell("inspect", "bright.edgert").stdout
+    said = shell("bundle", "inspect", "bright.edgert").stdout
     assert "JPEG and PNG files" in said
     assert f"letterbox to {SIDE} x {SIDE}, bilinear, pad 114" in said
     assert "boxes and scores in output0: channels_first, cxcywh" in said
-    assert "crop to 32 x 32, bilinear, shorter side 37" in shell("inspect", "colour.edgert").stdout
+    assert "crop to 32 x 32, bilinear, shorter side 37" in shell("bundle", "inspect", "colour.edgert").stdout
 
 
 def test_calibration_sees_what_the_device_sees(shell: Shell) -> None:

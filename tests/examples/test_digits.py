@@ -14,7 +14,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.samples.processing import read_classify, read_preprocess
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
-from tests.conftest import DIGITS
+from tests.support.paths import DIGITS
 
 
 def test_fp32_is_right_on_98_percent_of_the_holdout(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:

@@ -5,3 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "examples" / "digits"

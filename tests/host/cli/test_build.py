@@ -9,83 +9,17 @@ import pty
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-
-from tests.support.paths import ROOT
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.cli.build import _compared
-from tests.conftest import DIGITS
 from tests.support import models
-
-MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-
-
-class Shell:
-    """Runs `edgert` in a folder of its own, with a home and configuration of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")]),
-            "HOME": str(folder / "home"),
-            "EDGERT_CONFIG_DIR": str(folder / "config"),
-        }
-
-    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, *words],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=self.env,
-            check=False,
-        )
-
-    def build(self, *words: str, **replaced: str | None) -> subprocess.CompletedProcess[str]:
-        """`edgert build` on digits, with options added, replaced, or (None) left out."""
-        options: dict[str, str | None] = {
-            "calibration": str(DIGITS / "calibration.npz"),
-            "holdout": str(DIGITS / "holdout.npz"),
-            "target": "this-machine",
-            "out": "digits.edgert",
-            **replaced,
-        }
-        model = options.pop("model", None) or str(DIGITS / "digits.onnx")
-        given = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
-        return self("build", model, *given, *words)
-
-    def files(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir()} - {"config", "home"}
-
-
-@pytest.fixture(scope="module")
-def shell_with_key(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("cli"))
-    assert shell("keys", "new").returncode == 0
-    return shell
-
-
-@pytest.fixture
-def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
-    """A fresh folder, with the key that is made once."""
-    fresh = Shell(tmp_path)
-    fresh.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
-    return fresh
-
-
-def code_of(done: subprocess.CompletedProcess[str]) -> str:
-    assert "Traceback" not in done.stderr
-    error: dict[str, Any] = json.loads(done.stdout)["error"]
-    assert error["message"]
-    return str(error["code"])
+from tests.support.paths import DIGITS, ROOT
+from tests.support.shell import MAIN, Shell, code_of
 
 
 def test_build_inspect_and_verify(shell: Shell) -> None:
@@ -107,8 +41,8 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
     assert "building" in done.stderr
     assert shell.files() == {"digits.edgert"}
 
-    assert "every byte as signed" in shell("verify", "digits.edgert").stdout
-    shown = shell("inspect", "digits.edgert").stdout
+    assert "every byte as signed" in shell("bundle", "verify", "digits.edgert").stdout
+    shown = shell("bundle", "inspect", "digits.edgert").stdout
     for words in (
         "digits, release 1",
         "this-machine",
@@ -118,7 +52,7 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
         "Conv 2 int8",
     ):
         assert words in shown
-    manifest = json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]
+    manifest = json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
     assert manifest["preprocess"]["scale"] == 0.0625
 
 
@@ -127,7 +61,7 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     value = json.loads(done.stdout)
     assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
     assert value["targets"][0]["precision"] == "fp32"
-    verified = json.loads(shell("verify", "digits.edgert", "--json").stdout)
+    verified = json.loads(shell("bundle", "verify", "digits.edgert", "--json").stdout)
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
 
@@ -267,8 +201,8 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> N
 
 def test_a_downgrade_is_signed_as_one(shell: Shell) -> None:
     assert json.loads(shell.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
-    assert json.loads(shell("inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
-    assert "release 1, a downgrade" in shell("inspect", "digits.edgert").stdout
+    assert json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    assert "release 1, a downgrade" in shell("bundle", "inspect", "digits.edgert").stdout
 
 
 def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
@@ -302,7 +236,15 @@ def test_targets_are_listed(shell: Shell) -> None:
 
 
 def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
-    for words in (["build"], ["inspect"], ["verify"], ["keys"], ["keys", "new"], ["keys", "list"], ["targets"]):
+    for words in (
+        ["build"],
+        ["bundle", "inspect"],
+        ["bundle", "verify"],
+        ["keys"],
+        ["keys", "new"],
+        ["keys", "list"],
+        ["targets"],
+    ):
         shown = shell(*words, "--help").stdout
         assert f"edgert {' '.join(words)}" in shown.partition("Example")[2], words
 
@@ -317,12 +259,12 @@ def test_errors_are_one_line_on_stderr(shell: Shell) -> None:
 def test_verify_refuses_damage_and_other_keys(shell: Shell) -> None:
     assert shell.build("--precision", "fp32").returncode == 0
     assert shell("keys", "new", "--name", "other", "--dir", "keys").returncode == 0
-    done = shell("verify", "digits.edgert", "--key", "keys/other.pem", "--json")
+    done = shell("bundle", "verify", "digits.edgert", "--key", "keys/other.pem", "--json")
     assert (code_of(done), done.returncode) == ("bundle.signature_invalid", 5)
     data = bytearray((shell.folder / "digits.edgert").read_bytes())
     data[-2000] ^= 1
     (shell.folder / "digits.edgert").write_bytes(data)
-    done = shell("verify", "digits.edgert", "--json")
+    done = shell("bundle", "verify", "digits.edgert", "--json")
     assert (code_of(done), done.returncode) == ("bundle.corrupt", 5)
 
 
@@ -342,7 +284,7 @@ def test_help_and_version_import_no_engine_and_name_every_command(shell: Shell) 
         "assert not heavy, heavy\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=shell.env, check=True)
-    for command in ("keys", "build", "inspect", "verify", "infer", "watch", "device", "deploy", "rollback"):
+    for command in ("keys", "build", "bundle", "infer", "watch", "device", "deploy", "rollback"):
         assert f"  {command} " in done.stdout
     assert shell("--version").stdout.startswith("edgert, version ")
     assert shell("build", "--help").returncode == 0

@@ -30,7 +30,7 @@ from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 from hil.sshd import SshDevice, running_sshd
-from tests.host.packager.test_pack import profile
+from tests.support.profiles import profile
 
 
 class Named:

@@ -25,8 +25,8 @@ from edgert_deploy.packager.pack import BuildRequest, build_bundle, make_brief
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.host.packager.test_pack import profile
 from tests.support import models
+from tests.support.profiles import profile
 
 MODULES = {"openvino": "nncf", "tflite": "ai_edge_litert", "tensorrt": "onnxruntime"}
 OTHERS = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))

@@ -25,7 +25,7 @@ from edgert.errors import (
     OperatorUnsupported,
     SourceInvalid,
 )
-from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
@@ -35,10 +35,7 @@ from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
-
-
-def profile(name: str, engine: str = "onnxruntime", *machines: str, then: tuple[str, ...] = ()) -> DeviceProfile:
-    return DeviceProfile(name, "", machines, (engine, *then), "int8", "3.10", "2.31", 1, "/s")
+from tests.support.profiles import profile
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.build_cache import BuildCache, cache_key
 from edgert_deploy.packager.parallel_builds import Job, build_ahead, free_memory_bytes
-from tests.host.cli.test_build import MAIN, Shell, shell, shell_with_key  # noqa: F401 - the latter are fixtures
 from tests.support.brokers import until
+from tests.support.paths import DIGITS
+from tests.support.shell import MAIN, Shell
 
 JOBS = [
     Job("raspberry-pi-4", "tflite", load_profile("raspberry-pi-4"), "int8"),
@@ -52,9 +53,9 @@ def test_a_process_that_dies_fails_the_build(
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_an_interrupted_build(shell: Shell, signal_number: int) -> None:  # noqa: F811
-    words = ["build", str(_digits("digits.onnx")), "--calibration", str(_digits("calibration.npz")), "--holdout"]
-    words += [str(_digits("holdout.npz")), "--jobs", "2", "--no-cache", "--out", "d.edgert"]
+def test_no_process_outlives_an_interrupted_build(shell: Shell, signal_number: int) -> None:
+    words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
+    words += [str(DIGITS / "holdout.npz"), "--jobs", "2", "--no-cache", "--out", "d.edgert"]
     words += ["--target", "intel-nuc", "--target", "jetson-orin-nano", "--target", "raspberry-pi-4"]
     build = subprocess.Popen(
         [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=shell.env, stderr=subprocess.PIPE, text=True
@@ -73,12 +74,6 @@ def test_no_process_outlives_an_interrupted_build(shell: Shell, signal_number: i
 def test_free_memory_is_some_of_the_machine() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < free_memory_bytes() <= total
-
-
-def _digits(name: str) -> Path:
-    from tests.conftest import DIGITS
-
-    return DIGITS / name
 
 
 def _children(pid: int) -> list[int]:

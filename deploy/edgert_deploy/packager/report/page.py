@@ -37,7 +37,7 @@ def page(report: Report) -> str:
 <title>{escape(title)}</title><style>{STYLE.read_text()}</style></head>
 <body><a class="skip" href="#main">To the content</a>
 <header><h1>{escape(title)}</h1><p class="soft">Content <code>{report.digest[:16]}</code>, signed by
-<code>{escape(", ".join(report.key_ids))}</code> (this page does not check signatures; <code>edgert verify</code> does).</p>
+<code>{escape(", ".join(report.key_ids))}</code> (this page does not check signatures; <code>edgert bundle verify</code> does).</p>
 {_tiles(report)}<nav aria-label="Sections"><ul>{links}</ul></nav></header>
 <main id="main">{bodies}</main><footer><p>Written by edgert {escape(__version__)} from the bundle alone.</p></footer></body></html>
 """

@@ -29,8 +29,8 @@ from edgert_deploy.packager.builders.qdq import is_transformer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.conftest import DIGITS
 from tests.support import models
+from tests.support.paths import DIGITS
 
 ENGINE_NAMES = [name for name, where in BUILDERS.items() if importlib.util.find_spec(where.partition(":")[0])]
 PROFILES = {

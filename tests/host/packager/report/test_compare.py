@@ -53,16 +53,16 @@ def test_a_target_that_was_not_there_fetches_everything(signing_key: SigningKey,
 
 
 def test_the_command_says_it(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", *map(str, pair)]) == 0
+    assert main(["bundle", "diff", *map(str, pair)]) == 0
     said = capsys.readouterr().out
     assert "release   1 -> 2" in said
     assert "fetch     this-machine: 50." in said
-    assert main(["diff", str(pair[0]), str(pair[0])]) == 0
+    assert main(["bundle", "diff", str(pair[0]), str(pair[0])]) == 0
     assert capsys.readouterr().out == "the same content\n"
-    assert main(["diff", *map(str, pair), "--json"]) == 0
+    assert main(["bundle", "diff", *map(str, pair), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert (value["same"], value["fetches"][0]["files"]) == (False, 2)
-    assert main(["diff", str(pair[0]), str(flip_bit(pair[1], -2000)), "--json"]) == 5
+    assert main(["bundle", "diff", str(pair[0]), str(flip_bit(pair[1], -2000)), "--json"]) == 5
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "bundle.corrupt"
 
 
@@ -86,7 +86,7 @@ def test_receipts_are_compared_by_what_people_ask_and_the_rest_is_counted(
     after = a_receipt(0.91, float_layers=["conv1"], tools={"a": "2"}) | {"gate": {"max_drop": 0.02}}
     one = make_null_bundle(tmp_path, signing_key, release=1, receipt=a_receipt(0.96))
     other = make_null_bundle(tmp_path, signing_key, release=2, receipt=after)
-    assert main(["diff", str(one), str(other)]) == 0
+    assert main(["bundle", "diff", str(one), str(other)]) == 0
     said = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("receipt")]
     assert said == [
         "gate.max_drop: 0.01 -> 0.02",
@@ -94,5 +94,5 @@ def test_receipts_are_compared_by_what_people_ask_and_the_rest_is_counted(
         "candidates.null.classes.7: 0.9600 -> 0.9100 (-0.0500)",
         "1 other fields changed: --json names them",
     ]
-    assert main(["diff", str(one), str(other), "--json"]) == 0
+    assert main(["bundle", "diff", str(one), str(other), "--json"]) == 0
     assert "candidates.null.tools.a" in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_a_bundle_without_a_receipt_says_what_its_manifest_knows(
     browser: Browser, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     path = make_null_bundle(tmp_path, signing_key)
-    assert main(["report", str(path), "--html", str(tmp_path / "report.html")]) == 0
+    assert main(["bundle", "report", str(path), "--html", str(tmp_path / "report.html")]) == 0
     seen = browser.open(tmp_path / "report.html", width=390)
     assert seen.overflow_px() == 0
     assert seen.violations() == []
@@ -150,14 +150,14 @@ def test_a_bundle_without_a_receipt_says_what_its_manifest_knows(
 
 
 def test_without_a_page_it_is_a_few_lines(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["report", str(bundle)]) == 0
+    assert main(["bundle", "report", str(bundle)]) == 0
     said = capsys.readouterr().out
     # How large and how exact depends on ONNX Runtime's release; that both are told, with the verdict, does not.
     assert re.search(r"candidate  onnxruntime-int8: [\d.]+ kB, top1 0\.9\d+ -> 0\.9\d+ \(pass\)", said)
     assert "8 bits     lose most at: conv" in said
-    assert main(["report", str(bundle), "--json"]) == 0
+    assert main(["bundle", "report", str(bundle), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["golden_samples"] == 8
     assert value["goldens"][0]["same_class"] == 1.0
-    assert main(["report", str(bundle), "--json", "--html", str(tmp_path / "no" / "x.html")]) == 4
+    assert main(["bundle", "report", str(bundle), "--json", "--html", str(tmp_path / "no" / "x.html")]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["message"].count("--html")

@@ -1,4 +1,4 @@
-"""`edgert report`: what a bundle is worth, for people: a page with plots, or a few lines."""
+"""`edgert bundle report`: what a bundle is worth, for people: a page with plots, or a few lines."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
 
     \b
     Examples:
-      edgert report digits.edgert
-      edgert report digits.edgert --html report.html     # needs no network to be read, prints well
-      edgert report digits.edgert --json | jq '.receipt.candidates[].classes'
+      edgert bundle report digits.edgert
+      edgert bundle report digits.edgert --html report.html     # needs no network to be read, prints well
+      edgert bundle report digits.edgert --json | jq '.receipt.candidates[].classes'
     """
     with open_bundle(bundle, trusted=None) as opened:
         found = gather(opened, bundle.stat().st_size)

@@ -1,4 +1,4 @@
-"""`edgert verify`: a bundle's signature and every byte behind it."""
+"""`edgert bundle verify`: a bundle's signature and every byte behind it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
 
     \b
     Examples:
-      edgert verify digits.edgert
-      edgert verify digits.edgert --key keys/factory.pem --json
+      edgert bundle verify digits.edgert
+      edgert bundle verify digits.edgert --key keys/factory.pem --json
     """
     trusted = tuple(read_public_key(path) for path in key_files or (key_paths(keys_dir(), "default")[1],))
     with open_bundle(bundle, trusted) as opened:

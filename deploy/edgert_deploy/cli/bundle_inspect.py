@@ -1,4 +1,4 @@
-"""`edgert inspect`: what a bundle says about itself. The signature is not checked here; `verify` does that."""
+"""`edgert bundle inspect`: what a bundle says about itself. The signature is not checked here; `verify` does that."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LABELS_SHOWN_MAX = 12
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds: model, meaning of inputs and outputs, targets, artifacts, accuracy, layers, tools.
 
-    edgert report draws the same and more; edgert diff compares two bundles; edgert verify checks the signature.
+    edgert bundle report draws the same and more; edgert bundle diff compares two bundles; edgert bundle verify checks the signature.
 
     \b
     Examples:
-      edgert inspect digits.edgert
-      edgert inspect digits.edgert --json | python3 -m json.tool
+      edgert bundle inspect digits.edgert
+      edgert bundle inspect digits.edgert --json | python3 -m json.tool
     """
     with open_bundle(bundle, trusted=None) as opened:
         found = gather(opened, bundle.stat().st_size)
@@ -48,7 +48,7 @@ def _lines(found: Report) -> list[str]:
     lines = [
         f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
         f"digest    {found.digest}",
-        f"signed    by key {', '.join(found.key_ids)} (not checked; edgert verify does)",
+        f"signed    by key {', '.join(found.key_ids)} (not checked; edgert bundle verify does)",
         *([f"expires   {manifest.expires}: devices install it until then"] if manifest.expires else []),
         f"size      {size_text(found.size_bytes)}, {len(manifest.files)} files",
         f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}",

@@ -1,4 +1,4 @@
-"""`edgert diff`: what changed between two bundles, and how much a device would fetch."""
+"""`edgert bundle diff`: what changed between two bundles, and how much a device would fetch."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 
     Where both hold a receipt, what their builds found out is compared, too: the gate, what was packed or left out,
     layers in float, the classes that lost most. The bytes are what `edgert deploy` sends: patches where they are
-    smaller. Signatures are not checked (edgert verify does); the contents are. Exits with 0 whether they differ or not.
+    smaller. Signatures are not checked (edgert bundle verify does); the contents are. Exits with 0 whether they differ or not.
 
     \b
     Examples:
-      edgert diff digits-1.edgert digits-2.edgert
-      edgert diff digits-1.edgert digits-2.edgert --json | jq '.fetches'
+      edgert bundle diff digits-1.edgert digits-2.edgert
+      edgert bundle diff digits-1.edgert digits-2.edgert --json | jq '.fetches'
     """
     with open_bundle(before, trusted=None) as one, open_bundle(after, trusted=None) as other:
         found = compare(one, other)

@@ -1,0 +1,24 @@
+"""`edgert bundle`: the commands that read a bundle."""
+
+from __future__ import annotations
+
+import click
+
+from edgert.cli.command import LazyGroup
+
+COMMANDS = {
+    "inspect": ("edgert_deploy.cli.bundle_inspect:inspect", "Show what a bundle contains."),
+    "diff": ("edgert_deploy.cli.bundle_diff:diff", "Show what changed between two bundles."),
+    "verify": ("edgert_deploy.cli.bundle_verify:verify", "Check a bundle's signature and every byte."),
+    "report": ("edgert_deploy.cli.bundle_report:report", "Report on a bundle: a page with plots, or a few lines."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=COMMANDS,
+    help="Inspect, compare, verify and report on bundles.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def bundle() -> None:
+    return None

@@ -1,0 +1,60 @@
+"""The real `edgert` command, each time in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.paths import DIGITS, ROOT
+
+MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+class Shell:
+    """Runs `edgert` in a folder of its own, with a home and configuration of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")]),
+            "HOME": str(folder / "home"),
+            "EDGERT_CONFIG_DIR": str(folder / "config"),
+        }
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.env,
+            check=False,
+        )
+
+    def build(self, *words: str, **replaced: str | None) -> subprocess.CompletedProcess[str]:
+        """`edgert build` on digits, with options added, replaced, or (None) left out."""
+        options: dict[str, str | None] = {
+            "calibration": str(DIGITS / "calibration.npz"),
+            "holdout": str(DIGITS / "holdout.npz"),
+            "target": "this-machine",
+            "out": "digits.edgert",
+            **replaced,
+        }
+        model = options.pop("model", None) or str(DIGITS / "digits.onnx")
+        given = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
+        return self("build", model, *given, *words)
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()} - {"config", "home"}
+
+
+def code_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert error["message"]
+    return str(error["code"])
