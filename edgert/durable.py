@@ -1,53 +1,67 @@
-"""What makes a change on disk survive a power cut: write beside, fsync, rename, fsync the folder."""
+"""Files that processes share: replaced whole or not at all, and locked against each other.
+
+A durable change survives a power cut: write beside, fsync, rename, fsync the folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+LOCK_RETRY_S = 0.02
 
-def replace_file(path: Path, data: bytes, *, mode: int | None = None, shared: bool = False) -> None:
-    """Let `path` hold `data`, at once or not at all, and for good. See `replacing`."""
-    with replacing(path, mode=mode, shared=shared) as file:
+
+def replace_file(
+    path: Path, data: bytes, *, durable: bool = True, mode: int | None = None, shared: bool = False
+) -> None:
+    """Replace the content of `path` by `data`, whole or not at all. See `replacing`."""
+    with replacing(path, durable=durable, mode=mode, shared=shared) as file:
         file.write(data)
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int | None = None, shared: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, and goes where it ends in an error.
+def replacing(path: Path, *, durable: bool = True, mode: int | None = None, shared: bool = False) -> Iterator[BinaryIO]:
+    """Give a file to write; it takes the place of `path` when the block ends, and is removed after an error.
 
-    It lies beside `path` under one name, so that what a power cut leaves of it is taken by the next; with `shared`, where
-    no lock keeps several processes from writing at once, under a name of this process's own. Raises OSError.
+    The file is in the folder of `path` under a fixed name, so that the next writer reuses what a power cut left. With
+    `shared`, where several processes may write at once without a lock, its name holds the process id. Without
+    `durable`, a power cut may lose the change or damage the file. Raises OSError.
     """
     own = f".{os.getpid()}" if shared else ""
     beside = path.with_name(f".{path.name}{own}.new")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # no link that another put there
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # never through another's link
         with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             yield file
-            sync_file(file)
+            if durable:
+                sync_file(file)
         beside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_file(file: BinaryIO) -> None:
-    """Make what was written to it last."""
+    """Write `file` through to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames and creations in `path` last."""
+    """Write the names in the folder `path` (renames, creations) through to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -56,6 +70,46 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(path: Path) -> None:
-    """The same for `path` and every folder below it."""
+    """Write the names in `path` and in every folder below it through to the disk."""
     for parent, _, _ in os.walk(path):
         sync_folder(Path(parent))
+
+
+def locked(path: Path, wait_s: float = math.inf) -> FileIO:
+    """Lock the file `path` against every other process and return it open; closing it unlocks it.
+
+    The file is made where it is missing. The kernel unlocks it when the process dies. Raises
+    BlockingIOError where another holder keeps it for `wait_s`, and OSError.
+    """
+    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+    gives_up_at = time.monotonic() + wait_s
+    try:
+        if wait_s == math.inf:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            while not _try_lock(file, fcntl.LOCK_EX):
+                if time.monotonic() >= gives_up_at:
+                    raise BlockingIOError(f"{path} is locked by another process")
+                time.sleep(LOCK_RETRY_S)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether somebody holds the lock file `path`, without creating it. Raises OSError."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        return not _try_lock(file, fcntl.LOCK_SH)
+
+
+def _try_lock(file: FileIO | BinaryIO, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -9,16 +9,17 @@ changes over it, an emulated machine gets a copy. The cache, $EDGERT_HIL_CACHE, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
+from edgert.durable import locked
 from edgert.errors import ConfigInvalid
 
 SUITE = "bookworm"
@@ -131,16 +132,10 @@ def personalise(root: Path, name: str, keys: Path) -> None:
             os.chown(path, owner, owner)
 
 
-@contextlib.contextmanager
-def only_one(made: Path) -> Iterator[None]:
-    """Hold what lies at `made` in the cache against every other process that would build it."""
+def only_one(made: Path) -> FileIO:
+    """Lock the folder `made` in the cache against every other process that would build it."""
     made.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(made.with_name(made.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return locked(made.with_name(made.name + ".lock"))
 
 
 def _folder(what: str, arch: str, packages: tuple[str, ...]) -> Path:

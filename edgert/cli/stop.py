@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import time
-
 import click
 
 from edgert.cli.output import emit
 from edgert.config import StateDir
+from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
 from edgert.protocol.control import ask
 
@@ -30,19 +28,8 @@ def stop(state: StateDir, as_json: bool) -> None:
     except DaemonUnreachable:
         emit({"stopped": False}, "no daemon runs here", as_json)
         return
-    until = time.monotonic() + STOP_S_MAX
-    while not _lock_is_free(state):
-        if time.monotonic() > until:
-            raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s; look at {state.log}")
-        time.sleep(0.02)
+    try:
+        locked(state.pid, STOP_S_MAX).close()
+    except BlockingIOError as error:
+        raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s; look at {state.log}") from error
     emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
-
-
-def _lock_is_free(state: StateDir) -> bool:
-    """Whether no daemon holds the pid file any more."""
-    with state.pid.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgert.durable import replace_file
+
 WORKER_BASE_MB = 40.0  # interpreter, NumPy and the daemon's own code, before any engine
 LEARNED_SHARE = 0.05  # smaller changes than this are not written again
 IDLE_S_MIN = 1.0  # a model asked within that time is not unloaded for another's sake
@@ -56,9 +58,7 @@ class LearnedSizes:
         path = self._path(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(f".{os.getpid()}.new")
-            beside.write_text(json.dumps({"worker_mb": round(mb, 1)}))
-            beside.replace(path)
+            replace_file(path, json.dumps({"worker_mb": round(mb, 1)}).encode(), durable=False)
         except OSError:
             pass  # a full disk costs the memory of it, not the serving
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import grp
 import os
 import resource
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgert.config import StateDir
+from edgert.durable import locked
 from edgert.errors import ConfigInvalid, DeviceError, StorageFailed
 
 BACKLOG = 4096  # a connect beyond it fails at once for a client that does not block; the kernel may hold less
@@ -71,17 +71,14 @@ def sole_daemon(state: StateDir) -> Iterator[int]:
     """Hold the state folder's pid file, whose inode is given, for as long as the daemon runs."""
     try:
         state.make()
-        file = state.pid.open("a+")
+        file = locked(state.pid, wait_s=0)
+    except BlockingIOError as error:
+        raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
     except OSError as error:
         raise StorageFailed(f"cannot write {state.pid}: {error.strerror}") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        file.write(f"{os.getpid()}\n".encode())
         yield os.fstat(file.fileno()).st_ino
 
 

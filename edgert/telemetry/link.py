@@ -8,16 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edgert.durable import replace_file
+
 CONNECTED = "connected"
 _NAME = "link.json"
 
 
 def write_link(folder: Path, state: str, said: str) -> None:
     """`state` is CONNECTED, "stopped" or an error's code. A disk that is full costs the note, never the forwarder."""
-    beside = folder / f".{_NAME}.new"
+    value = {"state": state, "said": said, "at": int(time.time())}
     with contextlib.suppress(OSError):
-        beside.write_text(json.dumps({"state": state, "said": said, "at": int(time.time())}))
-        beside.replace(folder / _NAME)
+        replace_file(folder / _NAME, json.dumps(value).encode(), durable=False)
 
 
 def read_link(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ An object is shared by the threads of one process, but is not to be carried acro
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import sqlite3
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from edgert.durable import locked
 from edgert.errors import StorageFailed
 from edgert.telemetry import messages
 
@@ -226,7 +226,7 @@ class Spool:
         """Open the file, or a fresh one where it is corrupt; other processes wait meanwhile."""
         mine = self._inode
         self._disconnect()
-        with _exclusively(self.path.with_name(self.path.name + ".lock")):
+        with locked(self.path.with_name(self.path.name + ".lock")):
             # Of several processes that meet the same corrupt file, the first replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
             # 1 where there was no file to begin with; a file that vanished had counted already.
@@ -364,14 +364,3 @@ def _set_aside(path: Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(stale)
     return aside
-
-
-@contextlib.contextmanager
-def _exclusively(lock_path: Path) -> Iterator[None]:
-    """Hold a lock between processes; the kernel lets go of it should this one die."""
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -11,9 +11,7 @@ up: claims keep deployments apart, they are not a permission.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgert.durable import locked, replace_file
 from edgert.errors import DeployUnderWay, StorageFailed
 from edgert.versions.slots import BootClock, seconds_left
 
@@ -108,10 +107,9 @@ class Claims:
         lasting = Claim(
             **{**asdict(claim), "boot_id": self.clock.boot_id, "ends_at_s": self.clock.now_s() + claim.lasts_s}
         )
-        path, beside = self.folder / f"{claim.model}.json", self.folder / f".{claim.model}.json.new"
+        path = self.folder / f"{claim.model}.json"
         try:
-            beside.write_text(json.dumps(asdict(lasting)))
-            beside.replace(path)
+            replace_file(path, json.dumps(asdict(lasting)).encode(), durable=False)  # no claim outlives a reboot
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
         return lasting
@@ -121,11 +119,8 @@ class Claims:
         """Held for the time of a small read and write, never longer."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = locked(self.folder / "lock")
         except OSError as error:
             raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with lock:
             yield
-        finally:
-            os.close(descriptor)

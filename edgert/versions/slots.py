@@ -11,7 +11,6 @@ limits, and `mark_good` is refused until they held for as long as was asked for.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgert.durable import replace_file, sync_folder
+from edgert.durable import locked, replace_file, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.trial_limits import TrialLimits
 
@@ -269,18 +268,13 @@ class SlotStore:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(self.folder.parent)
-            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = locked(self.folder / name, wait_s)
+        except BlockingIOError as error:
+            raise SlotsBusy(f"another command works on {self.folder.name} at this moment; try again") from error
         except OSError as error:
             raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
-        try:
-            until = time.monotonic() + wait_s
-            while not _try_lock(descriptor):
-                if time.monotonic() >= until:
-                    raise SlotsBusy(f"another command works on {self.folder.name} at this moment; try again")
-                time.sleep(0.02)
+        with lock:
             yield
-        finally:
-            os.close(descriptor)
 
     def slot_folder(self, slot: str) -> Path:
         return self.folder / slot
@@ -422,14 +416,6 @@ def why_expired(slots: SlotState, clock: BootClock) -> str:
     if slots.gate is not None:
         return "its limits could not be judged before the trial was over"
     return "the trial was not confirmed in time"
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _from_json(value: dict[str, Any]) -> SlotState:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.config import ServingConfig
+from edgert.durable import replace_file
 from edgert.engines import UNTHREADED, Session
 from edgert.worker.batcher import can_batch
 
@@ -129,9 +130,7 @@ class LearnedFile:
         value = {"circumstances": asdict(circumstances), "learned": asdict(learned)}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self._path.with_suffix(f".{os.getpid()}.new")
-            beside.write_text(json.dumps(value))
-            beside.replace(self._path)
+            replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
         except OSError:
             pass  # a full disk costs the next start some seconds, not the serving
 

@@ -1,13 +1,14 @@
-"""A file is replaced at once or not at all."""
+"""A file is replaced whole or not at all; a lock has one holder."""
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from edgert.durable import replace_file, replacing
+from edgert.durable import is_locked, locked, replace_file, replacing
 
 
 def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -42,3 +43,33 @@ def test_no_link_beside_it_is_followed(tmp_path: Path, shared: bool) -> None:
     with pytest.raises(OSError):
         replace_file(tmp_path / "it", b"new", shared=shared)
     assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_change_is_written_through_where_it_is_to_be_durable(
+    tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    replace_file(tmp_path / "it", b"new", durable=durable)
+    assert (tmp_path / "it").read_bytes() == b"new"
+    assert len(synced) == (2 if durable else 0)  # the file, and its folder
+
+
+def test_a_lock_has_one_holder_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    assert not path.exists()  # a look leaves no trace
+    with locked(path):
+        assert is_locked(path)
+        with pytest.raises(BlockingIOError):
+            locked(path, wait_s=0)
+    assert not is_locked(path)
+    locked(path, wait_s=0).close()
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = locked(path)
+    threading.Timer(0.05, held.close).start()
+    locked(path, wait_s=10).close()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from edgert.bundle.bundle_file import open_bundle
+from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_options import BundlePath
 from edgert_deploy.common.sizes import size_text
@@ -47,13 +46,9 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Beside it, then renamed: a reader never sees half a page."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        replace_file(path, text.encode(), durable=False, shared=True)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a read-only disk refuses that, too
-            beside.unlink(missing_ok=True)
         raise ConfigInvalid(
             f"cannot write {path}: {error.strerror}; give --html a file in a folder that exists and has room"
         ) from error

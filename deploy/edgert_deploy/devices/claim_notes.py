@@ -6,7 +6,6 @@ link was cut before it could release its claim, does not stand in the way of the
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import hashlib
 import os
@@ -14,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from edgert.durable import locked
 from edgert.errors import ConfigInvalid, DeployUnderWay
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
@@ -29,19 +29,15 @@ def noted(device: Device, what: str, other: str) -> Iterator[int]:
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        note = locked(folder / name, wait_s=0)
+    except BlockingIOError as error:
+        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
         ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with note:
+        yield note.fileno()
 
 
 def read_note(descriptor: int) -> str:

@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +34,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Table
 
-from edgert.durable import replace_file
+from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
@@ -189,16 +187,13 @@ class Inventory:
         try:
             target = self.path.resolve()  # who comes by a link waits for the same lock
             target.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = locked(target.with_name(f".{target.name}.lock"))
         except OSError as error:
             raise ConfigInvalid(f"cannot write inventory {self.path}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             document = self._read()
             yield document
             _replace_file(self.path, tomlkit.dumps(document).encode())
-        finally:
-            os.close(lock)
 
 
 def find_inventory(given: Path | None = None) -> Inventory:

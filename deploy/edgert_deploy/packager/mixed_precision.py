@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, USERS_OWN
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, recipe_like, worst_first
@@ -194,8 +194,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.write_text(json.dumps(value))
-        partial.replace(path)
+        replace_file(path, json.dumps(value).encode(), durable=False, shared=True)

@@ -9,9 +9,7 @@ tells a rollout that is at work from one that was cut off.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.durable import replace_file
+from edgert.durable import is_locked, locked, replace_file
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.inventory import Device
@@ -31,7 +29,6 @@ from edgert_deploy.rollout.waves import Strategy
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
 KEPT_MAX = 50  # rollouts that are over
 LOOK_S = 0.2
-LOCK_RETRY_S = 0.005
 
 Say = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
 
@@ -132,59 +129,40 @@ class RolloutStore:
         over = [rollout for rollout in self.all() if rollout.state in (DONE, ABORTED)]
         for rollout in over[KEPT_MAX:]:
             self._path(rollout.id).unlink(missing_ok=True)
-            self._path(rollout.id).with_suffix(".lock").unlink(missing_ok=True)
+            self._lock_path(rollout.id).unlink(missing_ok=True)
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
         """Hold the rollout. Raises ConfigInvalid where another process does."""
-        descriptor = self._lock_file(id, os.O_RDWR | os.O_CREAT)
-        assert descriptor is not None
         try:
-            # Whoever only looks (`is_at_work`) holds it for an instant, too.
-            gives_up_at = time.monotonic() + LOOK_S
-            while not _locked(descriptor, fcntl.LOCK_EX):
-                if time.monotonic() > gives_up_at:
-                    raise ConfigInvalid(
-                        f"rollout {id} is at work in another process; look with: edgert rollout status {id}"
-                    )
-                time.sleep(LOCK_RETRY_S)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = locked(self._lock_path(id), LOOK_S)  # `is_at_work` holds the lock for an instant, too
+        except BlockingIOError as error:
+            raise ConfigInvalid(
+                f"rollout {id} is at work in another process; look with: edgert rollout status {id}"
+            ) from error
+        except OSError as error:
+            raise self._cannot_lock(error) from error
+        with lock:
             yield
-        finally:
-            os.close(descriptor)
 
     def is_at_work(self, id: str) -> bool:
         """Whether some process holds the rollout; leaves no trace. Raises ConfigInvalid where that cannot be told."""
-        descriptor = self._lock_file(id, os.O_RDONLY)
-        if descriptor is None:
-            return False
         try:
-            return not _locked(descriptor, fcntl.LOCK_SH)
-        finally:
-            os.close(descriptor)
-
-    def _lock_file(self, id: str, flags: int) -> int | None:
-        """The lock's file, open; None where there is none and `flags` ask for none to be made."""
-        try:
-            if flags & os.O_CREAT:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            return os.open(self._path(id).with_suffix(".lock"), flags | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return None
+            return is_locked(self._lock_path(id))
         except OSError as error:
-            raise ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}") from error
+            raise self._cannot_lock(error) from error
+
+    def _lock_path(self, id: str) -> Path:
+        return self._path(id).with_suffix(".lock")
+
+    def _cannot_lock(self, error: OSError) -> ConfigInvalid:
+        return ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}")
 
     def _path(self, id: str) -> Path:
         if not id or Path(id).name != id or id.startswith("."):
             raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}.json"
-
-
-def _locked(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def go_on(
