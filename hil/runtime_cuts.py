@@ -25,7 +25,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.runtime import FINISH, script_text
 from hil.disk import ForgetfulDisk
 from hil.mounted import MountedDisk, ext4, why_not
-from tests.host.bootstrap.test_runtime import NEW, OLD, STAND_IN
+from tests.support.runtimes import NEW, OLD, STAND_IN
 
 DISK_BYTES = 48 * 1024**2
 FILES = 60

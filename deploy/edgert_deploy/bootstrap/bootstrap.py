@@ -157,7 +157,7 @@ def plan_bootstrap(
     if unit is None and wishes.service == "systemd":
         raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service monitor")
     there, house, plan = RuntimeThere(), None, None
-    if device.transport != "local":
+    if device.kind.needs_runtime:
         _check_machine(device, profile, facts, transport)
         there = runtime.look(transport, device)
         if there.trial:
@@ -184,11 +184,11 @@ def plan_bootstrap(
         unit = service.unit_for(device, facts, (*profile.engines, *wishes.engines_of(profile)), config)
         assert unit is not None
         files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
-    if device.transport != "local":
+    if device.kind.needs_runtime:
         files.insert(0, DeviceFile(script_path(device), runtime.script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
     due = there.restart_due
-    if device.transport == "local":
+    if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "monitor"
     return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
@@ -221,7 +221,7 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
         done.changed.append("daemon started")
     done.status = RemoteDaemon(transport, device).status()
     _check_engines(plan, done)
-    if device.transport != "local":
+    if device.kind.needs_runtime:
         runtime.collect(device, transport)
     return done
 
@@ -234,7 +234,7 @@ def go_back(device: Device, wishes: Wishes, transport: Transport, say: Say = lam
 
 def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> Bootstrapped:
     facts = probe(transport, device.name)
-    there = runtime.look(transport, device) if device.transport != "local" else RuntimeThere()
+    there = runtime.look(transport, device) if device.kind.needs_runtime else RuntimeThere()
     if there.trial:
         raise DeployUnderWay(f"{device.name} is trying a new runtime at this moment: it decides within minutes")
     if not there.previous or there.previous == there.current:

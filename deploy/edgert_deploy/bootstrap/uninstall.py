@@ -87,7 +87,7 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
 
 def _stop_daemon(device: Device, transport: Transport) -> None:
     """The monitor's, which no service manager knows; by the script that needs no runtime, or this machine's own."""
-    if device.transport == "local":
+    if not device.kind.needs_runtime:
         try:
             RemoteDaemon(transport, device).call("stop")
         except EdgeRTError:  # nothing was ever set up there

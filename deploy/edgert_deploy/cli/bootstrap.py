@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -146,7 +145,7 @@ def bootstrap(
     if errors and len(devices) == 1:
         raise errors[0]
     rows = [_row(device, answer) for device, answer in zip(devices, answers, strict=True)]
-    homes = {device.name: _python_of(device) for device in devices}
+    homes = {device.name: device.python for device in devices}
     emit({"ok": not errors, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
     if errors:
         click.get_current_context().exit(errors[0].exit_code)
@@ -227,11 +226,6 @@ def _key_path(name: str) -> Path:
     if not path.exists():
         raise ConfigInvalid(f"there is no key {name!r} in {keys_dir()}: make one with: edgert keys new --name {name}")
     return path
-
-
-def _python_of(device: Device) -> str:
-    """The interpreter whose environment has `edgert` there."""
-    return sys.executable if device.transport == "local" else f"{device.home}/venv/bin/python"
 
 
 def _line(row: dict[str, Any], python: str) -> str:

@@ -32,7 +32,7 @@ from edgert_deploy.common.trial_limits import gate_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.rollout.deployment import Deployment, Outcome, Say, exit_code, read_offer
+from edgert_deploy.rollout.deployment import DeployRequest, Outcome, Say, exit_code, read_offer
 from edgert_deploy.rollout.deployment import deploy as roll_out
 from edgert_deploy.rollout.rollout import Rollout, RolloutStore, go_on
 from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
@@ -169,7 +169,7 @@ def deploy(
     devices = inventory.select(selector)
     offer = read_offer(bundle)
     gate = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
-    deployment = Deployment(
+    deployment = DeployRequest(
         bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate
     )
     for path in delta_from:
@@ -199,7 +199,7 @@ def deploy(
 
 def resume(rollout: Rollout, as_json: bool) -> None:
     """Do what is left of a rollout, with its bundle and inventory as they are now."""
-    deployment = Deployment(
+    deployment = DeployRequest(
         Path(rollout.bundle),
         read_offer(Path(rollout.bundle)),
         rollout.trial_s,
@@ -223,7 +223,7 @@ def resume(rollout: Rollout, as_json: bool) -> None:
 
 
 def run_rollout(
-    store: RolloutStore, rollout: Rollout, deployment: Deployment, devices: list[Device], as_json: bool
+    store: RolloutStore, rollout: Rollout, deployment: DeployRequest, devices: list[Device], as_json: bool
 ) -> None:
     """Run it to its end or stop, print what became of it, and exit with the code that says so."""
     with store.at_work(rollout.id), deployment.stop.on_interrupt(FIRST, SECOND):
@@ -270,7 +270,9 @@ def rollout_table(rollout: Rollout) -> str:
     return lines
 
 
-def _say_what_would_be_done(deployment: Deployment, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
+def _say_what_would_be_done(
+    deployment: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool
+) -> None:
     with deployment.stop.on_interrupt(FIRST, SECOND):
         outcomes = roll_out(deployment, devices, say, at_once=strategy.parallel)
     code = exit_code([outcome.error for outcome in outcomes])
@@ -304,7 +306,7 @@ def _gate_table() -> dict[str, Any]:
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:
     """A folder on this machine needs no decision of the user's: it gets the default key. Others do."""
-    if device.transport != "local":
+    if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
     say_line("setting this machine up as a device, with the default key")
     set_up(device, load_profile(device.profile), Wishes(trusted_keys(("default",))), transport, say_line)

@@ -198,7 +198,7 @@ def _completed(
         facts = probe(transport, draft.name)
     finally:
         transport.close()
-    local = draft.transport == "local"
+    local = not draft.kind.needs_runtime
     if profile_name is None:
         profile = pick_profile(list_profiles(devices_dir), facts, local=local)
     else:

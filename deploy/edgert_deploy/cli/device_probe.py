@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -102,10 +101,10 @@ def _unnamed(address: str, wanted: str | None, identity: Path | None, jump: str,
 
 
 def _ask(device: Device, profiles: list[DeviceProfile]) -> Probed | EdgeRTError:
-    local = device.transport == "local"
+    local = not device.kind.needs_runtime
     transport = open_transport(device)
     try:
-        facts = probe(transport, device.name, sys.executable if local else f"{device.home}/venv/bin/python")
+        facts = probe(transport, device.name, device.python)
     except EdgeRTError as error:
         return error
     finally:

@@ -122,6 +122,6 @@ def _key(tag: str) -> str:
 
 
 def _host_key_now(device: Device, wanted: str | None) -> str:
-    if device.transport != "ssh":
+    if not device.kind.uses_ssh:
         raise click.UsageError(f"{device.name} is this machine: it has no host key")
     return agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device)

@@ -38,7 +38,7 @@ def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, .
 
     device = find_inventory(inventory_file).device(name)
     command = command[1:] if command[:1] == ("--",) else command
-    if device.transport == "ssh":
+    if device.kind.uses_ssh:
         with ssh_command(device, tty=tty) as words:
             code = attended([*words, *command])
     else:

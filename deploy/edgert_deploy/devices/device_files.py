@@ -189,10 +189,10 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
 
 def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
     """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
-    if device.transport == "local":
+    if not device.kind.needs_runtime:
         return
     program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
-    words = [f"{device.home}/venv/bin/python", "-c", program, file.path]
+    words = [device.python, "-c", program, file.path]
     result = transport.run(words, QUICK_S_MAX, input=file.data)
     if not result.ok:
         said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]

@@ -24,6 +24,7 @@ import base64
 import binascii
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -38,6 +39,7 @@ from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
+from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
 
 # Names become MQTT topic segments and file names.
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -75,8 +77,21 @@ class Device:
     jump_host_key: str = ""
     become: str = ""
 
+    @property
+    def kind(self) -> TransportKind:
+        """What its transport can do. Raises ConfigInvalid for a transport that is not known."""
+        if self.transport not in TRANSPORTS:
+            known = ", ".join(TRANSPORTS)
+            raise ConfigInvalid(f"device {self.name} has transport {self.transport!r} in the inventory; known: {known}")
+        return TRANSPORTS[self.transport]
+
+    @property
+    def python(self) -> str:
+        """The interpreter there that imports edgert."""
+        return f"{self.home}/venv/bin/python" if self.kind.needs_runtime else sys.executable
+
     def as_json(self) -> dict[str, Any]:
-        """The fields, and the host key's fingerprint (None where there is no key)."""
+        """Return the fields, and the host key's fingerprint (None where there is no key)."""
         lists = {key: list(getattr(self, key)) for key in LISTS}
         return {**asdict(self), **lists, "fingerprint": fingerprint(self.host_key) if self.host_key else None}
 
@@ -353,21 +368,20 @@ def _check_value(where: str, key: str, given: Any) -> None:
 
 
 def _checked(device: Device, where: str) -> Device:
+    uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
     checks: dict[str, Callable[[], bool]] = {
         'become must be "sudo", or not be there': lambda: device.become in ("", "sudo"),
         "state must be an absolute path": lambda: device.state.startswith("/"),
-        "home must be an absolute path": lambda: device.home.startswith("/") or device.transport != "ssh",
-        "host_key must be there: remove the device and add it again": lambda: (
-            bool(device.host_key) or device.transport != "ssh"
-        ),
+        "home must be an absolute path": lambda: device.home.startswith("/") or not uses_ssh,
+        "host_key must be there: remove the device and add it again": lambda: bool(device.host_key) or not uses_ssh,
         "jump and jump_host_key go together, and with ssh only: edgert device set --jump": lambda: (
-            bool(device.jump) == bool(device.jump_host_key) and not (device.jump and device.transport != "ssh")
+            bool(device.jump) == bool(device.jump_host_key) and not (device.jump and not uses_ssh)
         ),
     }
     for message, holds in checks.items():
         if not holds():
             raise ConfigInvalid(f"{where}: {message}")
-    if device.transport == "ssh":
+    if uses_ssh:
         SshAddress.parse(device.address)
         fingerprint(device.host_key)
     if device.jump:

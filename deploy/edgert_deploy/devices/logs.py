@@ -107,7 +107,7 @@ def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
     from edgert_deploy.devices.transports.system_ssh import ssh_command
 
     words = request.words(device, follow=True)
-    if device.transport != "ssh":
+    if not device.kind.uses_ssh:
         with _lines(device, request, words) as lines:
             yield lines
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped
@@ -56,9 +55,7 @@ class RemoteDaemon:
 
 def edgertd(device: Device) -> list[str]:
     """The words that start `edgertd` there: the venv that bootstrap made, or, on this machine, this interpreter."""
-    program = (
-        [sys.executable, "-m", "edgert.cli"] if device.transport == "local" else [f"{device.home}/venv/bin/edgertd"]
-    )
+    program = [f"{device.home}/venv/bin/edgertd"] if device.kind.needs_runtime else [device.python, "-m", "edgert.cli"]
     return [*program, "--state", device.state]
 
 

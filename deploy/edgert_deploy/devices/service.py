@@ -49,7 +49,7 @@ def unit_for(
 
     `engines` are those that may serve there, `config` the device's own where it is known already.
     """
-    if not facts.systemd or device.transport == "local":
+    if not facts.systemd or not device.kind.needs_runtime:
         return None
     user = facts.uid != 0
     template = (files("edgert_deploy") / "devices" / "systemd" / ("edgertd-user.service" if user else UNIT)).read_text()
@@ -100,7 +100,7 @@ def give_to_user(transport: Transport, device: Device) -> bool:
 
 def start(transport: Transport, device: Device) -> None:
     """Start what bootstrap set up, where it does not run already. Raises DeviceError with what it said."""
-    if device.transport != "local" and _systemd_has_unit(transport, device):
+    if device.kind.needs_runtime and _systemd_has_unit(transport, device):
         _systemctl(transport, device, "start")
     else:
         RemoteDaemon(transport, device).call("start")

@@ -42,7 +42,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
     one sets it up, and DeviceError where its folders hold what is not EdgeRT's.
     """
     with noted(device, _NOTE, "another bootstrap or unbootstrap") as note:
-        if device.transport == "local":
+        if not device.kind.needs_runtime:
             yield transport
             return
         old = read_note(note)
@@ -65,7 +65,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
 
 def check_not_set_up(device: Device, transport: Transport) -> None:
     """Raises DeployUnderWay where somebody sets `device` up at this moment, or where it tries a new runtime."""
-    if device.transport == "local":
+    if not device.kind.needs_runtime:
         return
     with noted(device, _NOTE, "a bootstrap or unbootstrap") as note:
         over = read_note(note)

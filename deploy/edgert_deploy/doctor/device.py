@@ -65,7 +65,7 @@ class _Visit:
 
     def there(self, command: str) -> str:
         """A step to be taken on the device itself, as root."""
-        if self.device.transport == "local":
+        if not self.device.kind.uses_ssh:
             return f"sudo {command}"
         as_root = "" if self.device.address.startswith("root@") else "sudo "
         return f"edgert ssh {'-t ' if as_root else ''}{self.device.name} -- {as_root}{command}"
@@ -106,9 +106,8 @@ def check_device(
 def _way(visit: _Visit) -> MachineFacts | None:
     device, name = visit.device, visit.device.name
     begun = time.monotonic()
-    own_python = sys.executable if device.transport == "local" else f"{device.home}/venv/bin/python"
     try:
-        facts = probe(visit.transport, name, own_python)
+        facts = probe(visit.transport, name, device.python)
     except HostKeyMismatch as error:
         jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
         visit.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)
@@ -123,7 +122,7 @@ def _way(visit: _Visit) -> MachineFacts | None:
     except DeviceError as error:
         visit.fail("system", error.message, "EdgeRT runs on Linux with a shell and glibc", error.exit_code)
     else:
-        took = "" if device.transport == "local" else f", host key as pinned, login in {time.monotonic() - begun:.1f} s"
+        took = "" if not device.kind.uses_ssh else f", host key as pinned, login in {time.monotonic() - begun:.1f} s"
         visit.ok("reachable", f"{device.address}{took}")
         return facts
     return None
@@ -173,7 +172,7 @@ def _state(visit: _Visit, facts: MachineFacts, clock: Callable[[], float]) -> No
         visit.warn("room", room, f"make room there; {device.state}/cache may be removed at any time")
     else:
         visit.ok("room", room)
-    if device.transport == "local":
+    if not device.kind.needs_runtime:
         return
     user, root = said.get("user", "?"), said.get("root", "")
     rights = {"yes": "root", "sudo": f"{user}, and root by sudo"}.get(root, f"{user}, without root")
@@ -300,7 +299,7 @@ def _http(visit: _Visit, status: Mapping[str, Any]) -> None:
     name, said = visit.device.name, status.get("http") or {}
     if said.get("fault"):
         bring = f"{sys.executable} -m pip install 'edgert[http]'"
-        if visit.device.transport != "local":
+        if visit.device.kind.needs_runtime:
             bring = f"edgert bootstrap {name} --upgrade"
         mend = bring if "httptools" in said["fault"] else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
         visit.fail("http", str(said["fault"]), mend)

@@ -84,7 +84,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class DeployRequest:
     """One bundle on its way to devices."""
 
     bundle: Path
@@ -113,7 +113,7 @@ def read_offer(path: Path) -> Offer:
 
 
 def deploy(
-    deployment: Deployment,
+    deployment: DeployRequest,
     devices: Sequence[Device],
     say: Callable[[str, str], None],
     *,
@@ -144,7 +144,7 @@ def deploy(
     return outcomes
 
 
-def deploy_one(deployment: Deployment, device: Device, say: Say) -> Outcome:
+def deploy_one(deployment: DeployRequest, device: Device, say: Say) -> Outcome:
     """Deploy to one device. Never raises EdgeRTError: it is part of the outcome."""
     begun = time.monotonic()
     try:
@@ -168,7 +168,7 @@ def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
     return next((error.exit_code for error in errors if error is not None), 0)
 
 
-def _deploy(deployment: Deployment, device: Device, transport: Transport, say: Say) -> Outcome:
+def _deploy(deployment: DeployRequest, device: Device, transport: Transport, say: Say) -> Outcome:
     daemon = RemoteDaemon(transport, device, say)
     _go_on(deployment.stop, None)
     facts = _facts(deployment, device, transport, daemon, say)
@@ -215,7 +215,9 @@ def _to_send(plan: Plan, delivery: Delivery, facts: DeviceFacts) -> int:
     return delivery.chosen(facts).stat().st_size if Step.SEND in plan.steps else 0
 
 
-def _facts(deployment: Deployment, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say) -> DeviceFacts:
+def _facts(
+    deployment: DeployRequest, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say
+) -> DeviceFacts:
     try:
         return daemon.facts()
     except NotBootstrapped:
@@ -226,7 +228,7 @@ def _facts(deployment: Deployment, device: Device, transport: Transport, daemon:
 
 
 def _apply(
-    deployment: Deployment, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
+    deployment: DeployRequest, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
 ) -> dict[str, Any] | None:
     """Do the steps, or undo them; what the device measured where it watched limits."""
     daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
@@ -279,7 +281,7 @@ def _apply(
     return watched
 
 
-def _alone(deployment: Deployment) -> str:
+def _alone(deployment: DeployRequest) -> str:
     """What a device does that the host has lost in the middle of a trial."""
     if deployment.gate is not None and deployment.gate.unattended:
         return "the device keeps it if all limits hold, else what was live before returns"
@@ -295,7 +297,7 @@ def _go_on(stop: Stop, step: Step | None) -> None:
         )
 
 
-def _abandoned(deployment: Deployment, device: Device) -> Outcome:
+def _abandoned(deployment: DeployRequest, device: Device) -> Outcome:
     manifest = deployment.offer.manifest
     return Outcome(
         device.name,

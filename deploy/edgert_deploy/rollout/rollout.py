@@ -23,7 +23,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import error_class
-from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy
+from edgert_deploy.rollout.deployment import DeployRequest, Outcome, deploy
 from edgert_deploy.rollout.waves import Strategy
 
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
@@ -168,7 +168,7 @@ class RolloutStore:
 def go_on(
     store: RolloutStore,
     rollout: Rollout,
-    deployment: Deployment,
+    deployment: DeployRequest,
     devices: Sequence[Device],
     say: Say,
     sleep: Callable[[float], None] = time.sleep,

@@ -81,7 +81,7 @@ class Delivery:
 
     def _delta(self, facts: DeviceFacts) -> Path | None:
         """None where the whole bundle is to be sent."""
-        if self.device.transport == "local" or facts.deltas not in DELTA_FORMATS:
+        if not self.device.kind.sends_deltas or facts.deltas not in DELTA_FORMATS:
             return None
         manifest = self.offer.manifest
         has = Has.from_answer(self.daemon.call("have", manifest.model))

@@ -38,7 +38,7 @@ from edgert_deploy.common.trial_limits import gate_for
 from edgert_deploy.devices.inventory import Device as Listed
 from edgert_deploy.devices.transports import LineSink, Result, open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
-from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy_one, read_offer
+from edgert_deploy.rollout.deployment import DeployRequest, Outcome, deploy_one, read_offer
 from tests.end_to_end.test_isolation import events
 from tests.support.devices import Device, a_device, wait_until
 
@@ -391,7 +391,7 @@ def deployed(
     """What becomes of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
-    rollout = Deployment(path, read_offer(path), gate.confirm_s, transport, gate=gate, stop=stop or Stop())
+    rollout = DeployRequest(path, read_offer(path), gate.confirm_s, transport, gate=gate, stop=stop or Stop())
     return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
 
 

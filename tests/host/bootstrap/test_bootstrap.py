@@ -20,7 +20,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
-from tests.host.devices.test_facts import PI_4
+from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 
 PROFILE = load_profile("this-machine", ROOT / "devices")

@@ -22,23 +22,12 @@ from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports.local import LocalTransport
-from tests.host.devices.test_facts import PI_4
 from tests.support.devices import wait_until
+from tests.support.machines import PI_4
+from tests.support.runtimes import NEW, OLD, STAND_IN
 
 STEPS = ("mv", "rm", "ln", "sync")  # what changes the disk, or says that a change must have reached it
 SCRIPT_S_MAX = 60
-OLD, NEW = "1" * 16, "2" * 16
-# What of edgertd the script asks. As a daemon it only lives.
-STAND_IN = """\
-#!/bin/sh
-state=$2 verb=$3 self=$(readlink -f "$0")
-case $verb in
-  start) nohup "$self" --state "$state" daemon >/dev/null 2>&1 & echo $! >"$state/edgertd.pid" ;;
-  daemon) while :; do sleep 0.2; done ;;
-  status) echo '{"daemon": {"running": true}}' ;;
-  check) case $self in */FAILING/*) echo 'error: it computes something else' >&2; exit 9 ;; esac ;;
-esac
-"""
 # Ends the script and all that it started right before the step STEP_CUT; behind a step is before the next.
 SHIM = """\
 #!/bin/sh

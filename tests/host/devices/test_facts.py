@@ -15,20 +15,10 @@ from edgert_deploy.devices.facts import MachineFacts, misfits, pick_profile, pro
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 from edgert_deploy.devices.transports import open_transport
+from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 
 PROFILES = list_profiles(ROOT / "devices")
-PI_4 = MachineFacts(
-    machine="aarch64",
-    python="3.11",
-    python_path="/usr/bin/python3",
-    glibc="2.36",
-    memory_mb=3794,
-    uid=1000,
-    home="/home/pi",
-    model="Raspberry Pi 4 Model B Rev 1.5",
-    systemd=True,
-)
 NUC = replace(PI_4, machine="x86_64", memory_mb=15000, model="NUC11PAHi5", cpu="11th Gen Intel(R) Core(TM) i5-1135G7")
 ORIN = replace(PI_4, model="NVIDIA Jetson Orin Nano Developer Kit", memory_mb=7600, python="3.10", glibc="2.35")
 ORIN_7 = replace(ORIN, python="3.12", glibc="2.39")

@@ -19,8 +19,8 @@ from edgert.daemon import service_manager
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, unit_for
-from tests.host.devices.test_facts import PI_4
 from tests.support.devices import a_device
+from tests.support.machines import PI_4
 
 EXPOSURE_MAX = 1.6
 BOARD = Device("board", "ssh", "root@board", "raspberry-pi-4", "/var/lib/edgert", home="/opt/edgert")

@@ -5,10 +5,9 @@ The device is simulated at the transport seam: real slots' transition table, com
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import (
     DaemonBusy,
-    DeployUnderWay,
     DeviceError,
     DeviceUnreachable,
     EdgeRTError,
@@ -25,124 +23,17 @@ from edgert.errors import (
     ReleaseTooOld,
     StorageFailed,
 )
-from edgert.versions.slots import Event, SlotState, State, Version, step
+from edgert.versions.slots import State
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.transports import ByteProgress, LineSink, Result, Transport
-from edgert_deploy.rollout.deployment import Deployment, Outcome, deploy, deploy_one, exit_code, read_offer
+from edgert_deploy.devices.transports import Transport
+from edgert_deploy.rollout.deployment import DeployRequest, Outcome, deploy, deploy_one, exit_code, read_offer
 from edgert_deploy.rollout.plan import Plan, Step
 from edgert_deploy.rollout.trial import wait_for_verdict
 from tests.support.bundles import make_null_bundle
-
-BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
-_EVENTS = {
-    "install": Event.INSTALL,
-    "activate": Event.ACTIVATE,
-    "mark-good": Event.MARK_GOOD,
-    "rollback": Event.ROLLBACK,
-}
-
-
-class SimulatedDevice:
-    """Answers `edgertd` as a device does. `faults[verb]` is raised over there, or on the link where unreachable."""
-
-    def __init__(self, key: SigningKey, slots: SlotState | None = None, **faults: EdgeRTError) -> None:
-        self.key, self.slots = key, slots or SlotState()
-        self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
-        self.done: list[str] = []
-        self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
-        self.claims: dict[str, str] = {}
-        self.hidden: set[str] = set()  # models that were removed there
-        self.damaged = ""  # why the model's slots cannot be read
-        self.files: set[str] = set()
-        self.digest = ""
-        self.closed = 0
-
-    def run(
-        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
-    ) -> Result:
-        if argv[0] == "rm":
-            self.files.discard(argv[-1])
-            return Result(tuple(argv), 0, "", "")
-        if argv[0] == "sh" and argv[4] == "look":  # nobody sets it up
-            return Result(tuple(argv), 0, "", "")
-        if argv[0] != "/home/venv/bin/edgertd":
-            return Result(tuple(argv), 1, "", "no systemd here")
-        verb = argv[3]
-        self.before(verb)
-        if verb in ("claim", "release"):
-            return self._claim(verb, list(argv))
-        assert verb == "status" or self.claims["echo"] in argv, "each step shows the claim"
-        if verb != "status":
-            self.done.append(verb)
-        error = self.faults.get(verb)
-        if isinstance(error, DeviceUnreachable):
-            raise error
-        if error is not None:
-            told = json.dumps({"error": {"code": error.code, "message": error.message}})
-            return Result(tuple(argv), error.exit_code, told + "\n", "")
-        return Result(tuple(argv), 0, json.dumps(self._answer(verb)) + "\n", "")
-
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644, **_: Any) -> None:
-        if "put" in self.faults:
-            raise self.faults["put"]
-        self.files.add(remote)
-        self.digest = read_offer(local).digest
-
-    def get(self, remote: str, local: Path) -> None:
-        raise AssertionError("a rollout reads no files back")
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def _claim(self, verb: str, argv: list[str]) -> Result:
-        if verb == "release":
-            assert argv[4] == self.claims.pop("echo")
-            return Result(tuple(argv), 0, "{}", "")
-        if "echo" in self.claims and self.claims["echo"] not in argv:
-            told = json.dumps(
-                {"error": {"code": DeployUnderWay.code, "message": "another deploy of echo is under way"}}
-            )
-            return Result(tuple(argv), 7, told, "")
-        self.claims["echo"] = f"echo.{len(self.done)}"
-        return Result(tuple(argv), 0, json.dumps({"token": self.claims["echo"], "status": self._status()}), "")
-
-    def _answer(self, verb: str) -> dict[str, Any]:
-        if verb in _EVENTS:
-            version = Version(2, self.digest, good=False) if verb == "install" else None
-            self.slots = step(self.slots, _EVENTS[verb], version=version)
-        return self._status() if verb == "status" else {}
-
-    def _status(self) -> dict[str, Any]:
-        def described(version: Version | None) -> dict[str, Any] | None:
-            return None if version is None else dict(vars(version))
-
-        slots = self.slots
-        model = {
-            "model": "echo",
-            "state": slots.state.value,
-            "ratchet": slots.ratchet,
-            "active": described(slots.version(slots.active)),
-            "spare": described(slots.version(slots.spare)),
-            "serving": None,
-            "damaged": self.damaged,
-        }
-        return {
-            "edgert": "0.1.0",
-            "machine": "aarch64",
-            "device": "board",
-            "profile": "this-machine",
-            "daemon": {"running": True, "pid": 1},
-            "disk_free_bytes": 10**10,
-            "engines": {"null": "1"},
-            "keys": [self.key.public.key_id],
-            "models": [] if (slots.state is State.EMPTY and not self.done) or self.hidden else [model],
-        }
-
-
-RELEASE_1 = SlotState(State.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
+from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +53,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
 
 
 def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
-    deployment = Deployment(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
+    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
     outcome = deploy_one(deployment, BOARD, lambda _: None)
     assert device.closed == 1
     assert device.files == set(), "what was sent must not stay"
@@ -289,7 +180,7 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
         "d": SimulatedDevice(key),
     }
     opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
-    deployment = Deployment(bundle, read_offer(bundle), 60.0, opener)
+    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, opener)
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in simulated]
     outcomes = deploy(deployment, devices, lambda name, line: None)
     codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
@@ -390,7 +281,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     hanging.before = hang
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in ("hanging", "quick")]
     opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
-    deployment = Deployment(bundle, read_offer(bundle), 60.0, opener, stop=stop)
+    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, opener, stop=stop)
 
     def press_twice() -> None:
         hangs.wait(60)

@@ -15,11 +15,11 @@ import pytest
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HealthCheckFailed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.rollout.deployment import Deployment, exit_code, read_offer
+from edgert_deploy.rollout.deployment import DeployRequest, exit_code, read_offer
 from edgert_deploy.rollout.rollout import ABORTED, DONE, KEPT_MAX, RUNNING, STOPPED, Rollout, RolloutStore, go_on
 from edgert_deploy.rollout.waves import Strategy
-from tests.host.rollout.test_deployment import BOARD, RELEASE_1, SimulatedDevice
 from tests.support.bundles import make_null_bundle
+from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ class Fleet:
             trial_s=60.0,
         )
 
-    def a_deployment(self) -> Deployment:
-        return Deployment(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
+    def a_deployment(self) -> DeployRequest:
+        return DeployRequest(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
 
     def go_on(self) -> Rollout:
         """As `edgert deploy` begins it, or `edgert rollout resume` goes on: from the file, if there is one."""

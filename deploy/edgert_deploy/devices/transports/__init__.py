@@ -13,17 +13,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from edgert.errors import ConfigInvalid
-
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device
 
-# name -> "module:Class"; the class is called with the device as the inventory has it, and connects when first used.
-TRANSPORTS = {
-    "ssh": "edgert_deploy.devices.transports.ssh:SshTransport",
-    "local": "edgert_deploy.devices.transports.local:LocalTransport",
-}
 
+@dataclass(frozen=True)
+class TransportKind:
+    """What the devices of one transport have in common. It is known before the transport's module is imported.
+
+    `implementation` is "module:Class"; the class takes the device of the inventory and connects when it is first used.
+    """
+
+    implementation: str
+    needs_runtime: bool  # bootstrap installs a Python environment and a service there; else this host's Python serves
+    sends_deltas: bool  # bytes cost time: files that the device has are not sent
+    uses_ssh: bool  # the address is [USER@]HOST[:PORT], the host key is pinned, `ssh` opens a shell there
+
+
+TRANSPORTS = {
+    "ssh": TransportKind(
+        "edgert_deploy.devices.transports.ssh:SshTransport", needs_runtime=True, sends_deltas=True, uses_ssh=True
+    ),
+    "local": TransportKind(
+        "edgert_deploy.devices.transports.local:LocalTransport", needs_runtime=False, sends_deltas=False, uses_ssh=False
+    ),
+}
 OUTPUT_BYTES_MAX = 16 * 1024**2  # what one command may print before it is given up
 INPUT_BYTES_MAX = 1024**2
 EOF_GRACE_S = 2.0  # a command that left a child behind keeps its pipes open: its answer is complete without it
@@ -114,12 +128,8 @@ class Transport(Protocol):
 
 
 def open_transport(device: Device) -> Transport:
-    """The transport of `device`, not connected yet. Raises ConfigInvalid for a name not known."""
-    if device.transport not in TRANSPORTS:
-        raise ConfigInvalid(
-            f"device {device.name} has transport {device.transport!r} in the inventory; known: {', '.join(TRANSPORTS)}"
-        )
-    module, _, cls = TRANSPORTS[device.transport].partition(":")
+    """Return the transport of `device`, not connected yet. Raises ConfigInvalid for an unknown one."""
+    module, _, cls = device.kind.implementation.partition(":")
     return cast(Transport, getattr(importlib.import_module(module), cls)(device))
 
 
