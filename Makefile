@@ -4,7 +4,7 @@
 # make docs    the documentation site, in build/site; without network
 # make hil     the path on a device of yours, or on a virtual one
 # make hil-brokers  telemetry through three RabbitMQ nodes that are killed in turn
-# make setup   .venv with all that development, tests and benchmarks need; the others call it
+# make setup   .venv with everything for development, tests and benchmarks (1.6 GB); the others call it
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -18,19 +18,22 @@ TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 .PHONY: setup demo test docs hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 
+# One environment: `make demo` installs 0.9 GB of it, the first other target the rest (1.6 GB in all).
 setup: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: EXTRAS := dev
+$(VENV)/installed-for-demo: EXTRAS := host,demo
+$(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 to 3.13 found; install one: sudo apt-get install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
-	@echo "installing into $(VENV) (about 1 GB, a minute or two)" >&2
+	@echo "installing edgert[$(EXTRAS)] into $(VENV) (a minute or two)" >&2
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=23.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@ $(VENV)/installed-for-demo
 
 # DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed.
-demo: setup
+demo: $(VENV)/installed-for-demo
 	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
 
 # ROOM=host/packager: the tests of one room of the tree, tests/host/packager.
