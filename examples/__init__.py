@@ -1,1 +1,1 @@
-"""Models and programs to start from."""
+"""Example models and programs."""

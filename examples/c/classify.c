@@ -1,8 +1,8 @@
-/* Asks the daemon on this machine for one answer, from C.
+/* Send one request to the daemon on this machine, from C.
  *
  *   cc -std=c99 -O2 -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" classify.c -o classify
  *   ./classify digits                  an input of zeros
- *   ./classify digits image.f32        the input's values as they lie in memory, one item
+ *   ./classify digits image.f32        one item, as raw values in native byte order
  *   ./classify digits image.f32 /run/edgert.sock
  */
 #define EDGERT_IMPLEMENTATION
@@ -12,7 +12,7 @@
 
 enum { VALUES_SHOWN_MAX = 10 };
 
-/* One item of the model's first input; an axis that requests choose gets the length 1. */
+/* One item of the model's first input; an axis of variable length gets the length 1. */
 static int one_item(const edgert_spec *spec, edgert_tensor *input) {
     uint32_t shape[EDGERT_RANK_MAX];
     int i;
@@ -20,7 +20,7 @@ static int one_item(const edgert_spec *spec, edgert_tensor *input) {
     return edgert_tensor_set(input, spec->datatype, shape, spec->rank, NULL);
 }
 
-/* The bytes of `path`, or zeros where it is NULL; the caller frees them. */
+/* Return the bytes of `path`, or zeros if it is NULL; the caller frees them. */
 static void *read_input(const char *path, size_t bytes) {
     void *data = calloc(1, bytes + 1); /* one more, to see a file that is too long */
     FILE *file = path && data ? fopen(path, "rb") : NULL;
@@ -41,7 +41,7 @@ static double value_of(const edgert_tensor *tensor, size_t i) {
     case EDGERT_INT8: return ((const int8_t *)tensor->data)[i];
     case EDGERT_BOOL:
     case EDGERT_UINT8: return ((const uint8_t *)tensor->data)[i];
-    default: return 0.0; /* the others are left to the reader */
+    default: return 0.0; /* other types print as 0 */
     }
 }
 

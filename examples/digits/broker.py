@@ -1,4 +1,4 @@
-"""A small MQTT broker in Python, for the demo on a machine that has none. Use a real one for a fleet."""
+"""A small MQTT broker in Python for the demo. Use a real broker for a fleet."""
 
 from __future__ import annotations
 

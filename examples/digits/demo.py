@@ -1,6 +1,7 @@
-"""The main job, end to end, by the commands a user would type: `make demo` (or `make demo DEVICE=ssh`).
+"""The demo: build, deploy, serve and watch, with the commands that a user would type.
 
-Everything lives in one temporary folder and is gone at the end; nothing is left running.
+`make demo` runs it on a folder of this machine, `make demo DEVICE=ssh` over a real sshd on loopback.
+Everything is in one temporary folder, which is removed at the end; nothing is left running.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ssh", action="store_true", help="over a real sshd on loopback and a real mosquitto")
+    parser.add_argument("--ssh", action="store_true", help="deploy over a real sshd on loopback, with a real mosquitto")
     over_ssh = parser.parse_args().ssh
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
@@ -65,15 +66,15 @@ NEXT = """Try it by hand:
   edgert deploy your.edgert --to here
   edgert infer your --input sample.npy --on here
   edgertd --state ./device stop
-The README's five-minute tour explains each."""
+The tour in README.md explains each command."""
 
 
 class DemoFailed(Exception):
-    """A step did not work; the message says which and why."""
+    """A step of the demo failed; the message names the step and the cause."""
 
 
 class Demo:
-    """The steps, in order. `folder` holds keys, inventory, bundle and device."""
+    """The steps of the demo, in order. `folder` holds keys, inventory, bundle and device."""
 
     def __init__(self, folder: Path, over_ssh: bool) -> None:
         self._folder, self._over_ssh = folder, over_ssh
@@ -104,11 +105,11 @@ class Demo:
                 f"serving.window_s={WINDOW_S}.0",
             )
             self._edgert("deploy", self._bundle, "--to", "here")
-            self._title(f"4. {CONNECTIONS} apps ask at once, every image twice")
+            self._title(f"4. {CONNECTIONS} apps send requests at once, every image twice")
             client = stack.enter_context(Client(self._state / "edgert.sock"))
-            self._ask_and_print(client)
-            self._title("5. The fleet as a subscriber sees it, while the apps go on asking")
-            with self._asking_on(client):
+            self._send_holdout(client)
+            self._title("5. The fleet as a subscriber sees it, while the apps keep sending")
+            with self._sending(client):
                 self._edgert("watch", "--broker", broker, "--once", "--for", 4 * WINDOW_S)
             self._edgert("status", "here")
 
@@ -135,8 +136,8 @@ class Demo:
             "--home", self._folder / "home", "--state", self._state, "--profile", "this-machine",
         )  # fmt: skip
 
-    def _ask_and_print(self, client: Client) -> None:
-        """Send the hold-out twice from several connections, and print what came of it."""
+    def _send_holdout(self, client: Client) -> None:
+        """Send the hold-out twice from several connections, and print the results."""
         holdout = np.load(HERE / "holdout.npz")
         images = holdout["image"]
         times_ms: list[float] = []
@@ -155,8 +156,8 @@ class Demo:
         self._print_results(responses, np.tile(holdout["labels"], 2), times_ms)
 
     @contextlib.contextmanager
-    def _asking_on(self, client: Client) -> Iterator[None]:
-        """Apps that ask now and then, one time in two for an image that was never seen, until the block ends."""
+    def _sending(self, client: Client) -> Iterator[None]:
+        """Send requests until the block ends; half of the images were never sent before."""
         images = np.load(HERE / "holdout.npz")["image"]
         done = threading.Event()
 
@@ -165,7 +166,7 @@ class Demo:
             while not done.wait(0.002):
                 seen = images[random.integers(len(images))]
                 noise = random.normal(0, 0.02, seen.shape).astype(np.float32) if random.random() < 0.5 else 0
-                with contextlib.suppress(EdgeRTError):  # the demo has shown what answers look like
+                with contextlib.suppress(EdgeRTError):
                     client.infer("digits", seen + noise)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(CONNECTIONS)]
@@ -187,7 +188,7 @@ class Demo:
             f"  latency      p50 {np.percentile(times_ms, 50):.3f} ms, p99 {np.percentile(times_ms, 99):.3f} ms, as the apps saw it"
         )
         print("  batch sizes  " + ", ".join(f"{size}: {count} answers" for size, count in sorted(batches.items())))
-        print(f"  cache        {sum(r.cache_hit for r in responses)} of {len(responses)} answered from it")
+        print(f"  cache        {sum(r.cache_hit for r in responses)} of {len(responses)} answered from the cache")
         stages = {name: np.median([getattr(r.stages, name) for r in computed]) for name in vars(computed[0].stages)}
         print(
             "  stages       " + ", ".join(f"{name[:-3]} {value:.0f}" for name, value in stages.items()) + " us (median)"
@@ -195,7 +196,7 @@ class Demo:
 
     @contextlib.contextmanager
     def _broker(self) -> Iterator[str]:
-        """A broker on a free loopback port: mosquitto over SSH's path, else one in Python that pip brought along."""
+        """Run a broker on a free loopback port: mosquitto with `--ssh`, else amqtt."""
         port = free_port()
         if self._over_ssh:
             path = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -218,16 +219,16 @@ class Demo:
             subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
 
     def _edgert(self, *words: object) -> None:
-        """Print a command, then run it."""
+        """Print an `edgert` command, then run it."""
         texts = [os.fspath(word) if isinstance(word, Path) else str(word) for word in words]
         print(f"\n{BOLD}$ edgert {shlex.join(self._short(text) for text in texts)}{END}", flush=True)
         code = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
         done = subprocess.run([sys.executable, "-c", code, *texts], env=self._environment, cwd=self._folder)
         if done.returncode:
-            raise DemoFailed(f"edgert {texts[0]} ended with exit code {done.returncode}; what it said stands above")
+            raise DemoFailed(f"edgert {texts[0]} ended with exit code {done.returncode}; its message is above")
 
     def _short(self, text: str) -> str:
-        """A path as one would type it from the project's folder."""
+        """Return a path as a user would type it from the top folder."""
         return text.replace(f"{HERE}/", "examples/digits/").replace(f"{self._folder}/", "")
 
     def _title(self, text: str) -> None:

@@ -1,9 +1,9 @@
-"""Trains the example model: a small convolutional network on scikit-learn's handwritten digits.
+"""Train the example model: a small convolutional network on scikit-learn's handwritten digits.
 
-Writes, beside itself: `digits.onnx` (FP32, open batch axis), `calibration.npz` (a part of what was
-trained on), `holdout.npz` (never trained on), `labels.txt` and `preprocess.toml`. NumPy is all it
-trains with, so that no training framework is ever needed; a run takes about half a minute and the
-same seed gives the same model on the same machine.
+The script writes into its own folder: `digits.onnx` (FP32, open batch axis), `calibration.npz` (a part of
+the training images), `holdout.npz` (never trained on), `seven.npy` (one image of the hold-out as UINT8),
+`labels.txt` and `preprocess.toml`. It trains with NumPy alone and takes about half a minute. The same seed
+gives the same model on the same machine.
 
     python examples/digits/train.py
 """
@@ -30,7 +30,7 @@ HOLDOUT = 400
 CALIBRATION = 300
 ACCURACY_MIN = 0.98
 PREPROCESS = """\
-# How an 8-bit image becomes what the model takes: its pixels count from 0 to 16.
+# Pixels of the images range from 0 to 16; the model takes 0 to 1.
 input = "image"
 scale = 0.0625
 mean = [0.0]
@@ -47,12 +47,14 @@ def main() -> int:
     accuracy = float((network.scores(images[held]).argmax(axis=1) == labels[held]).mean())
     print(f"hold-out accuracy {accuracy:.4f} on {HOLDOUT} digits")
     if accuracy < ACCURACY_MIN:
-        print(f"below {ACCURACY_MIN}: nothing was written", file=sys.stderr)
+        print(f"below {ACCURACY_MIN}: no file was written", file=sys.stderr)
         return 1
     write_onnx(network, HERE / "digits.onnx")
     calibrating = trained[:CALIBRATION]
     np.savez_compressed(HERE / "calibration.npz", image=images[calibrating], labels=labels[calibrating])
     np.savez_compressed(HERE / "holdout.npz", image=images[held], labels=labels[held])
+    seven = images[held][labels[held] == 7][0]
+    np.save(HERE / "seven.npy", (seven * 16).astype(np.uint8))
     (HERE / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
     (HERE / "preprocess.toml").write_text(PREPROCESS)
     return 0
@@ -71,7 +73,7 @@ class Network:
     """conv 3x3 (1 -> 16) relu, conv 3x3 (16 -> 32) relu, max-pool 2x2, fully connected (512 -> 10)."""
 
     weights: dict[str, Array]
-    kept: dict[str, Array] = field(default_factory=dict)  # what the backward pass needs of the forward pass
+    kept: dict[str, Array] = field(default_factory=dict)  # values of the forward pass that the backward pass needs
 
     @classmethod
     def random(cls, random: np.random.Generator) -> Network:
@@ -96,7 +98,7 @@ class Network:
         return scores
 
     def gradients(self, slope: Array) -> dict[str, Array]:
-        """Of the loss by every weight, from `slope`, that of the loss by the scores of the last call."""
+        """Return the gradient of the loss for every weight; `slope` is its gradient for the last scores."""
         w, k = self.weights, self.kept
         grads = {"w3": slope.T @ k["features"], "b3": slope.sum(axis=0)}
         pooled = (slope @ w["w3"]).reshape(k["winner"].shape)
@@ -109,7 +111,7 @@ class Network:
 
 
 def columns(images: Array) -> Array:
-    """[N, C, H, W] -> [N, H, W, C * 9]: the zero-padded 3x3 surroundings of every pixel."""
+    """Return the zero-padded 3x3 neighbourhood of every pixel: [N, C, H, W] -> [N, H, W, C * 9]."""
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     patches: Array = sliding_window_view(padded, window_shape=(3, 3), axis=(2, 3))  # type: ignore[call-overload,unused-ignore]  # NumPy 2.2
     windows = patches.transpose(0, 2, 3, 1, 4, 5)
@@ -129,7 +131,7 @@ def by_kernel(back: Array, surroundings: Array, shape: tuple[int, ...]) -> Array
 
 
 def pool_windows(x: Array) -> Array:
-    """[N, C, H, W] -> [N, C, H/2, W/2, 4]: the pixels that each maximum is taken over."""
+    """Return the pixels of each pooling window: [N, C, H, W] -> [N, C, H/2, W/2, 4]."""
     n, c, h, w = x.shape
     tiles = x.reshape(n, c, h // 2, 2, w // 2, 2).transpose(0, 1, 2, 4, 3, 5)
     windows: Array = tiles.reshape(n, c, h // 2, w // 2, 4)
@@ -144,7 +146,7 @@ def unpool(back: Array, winner: Array) -> Array:
 
 
 def train(images: Array, labels: Array) -> Network:
-    """Adam (Kingma and Ba 2015) on the cross-entropy, each image shifted by up to one pixel."""
+    """Minimise the cross-entropy by Adam (Kingma and Ba 2015), each image shifted by up to one pixel."""
     random = np.random.default_rng(SEED)
     network = Network.random(random)
     first = {name: np.zeros_like(w) for name, w in network.weights.items()}
