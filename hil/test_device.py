@@ -166,7 +166,7 @@ def test_a_release_that_breaks_a_limit_is_taken_back_by_the_device_itself(device
     told = device.deploy(3, "--limit", "p99_ms=0.0001", "--watch", "3s", code=9)
     assert "the limit is at most 0.0001 ms" in told["devices"][0]["error"]["message"]
     assert device.live()["active"]["release"] == 2
-    assert "p99_ms is" in device.live()["returned"]["reason"]
+    assert "p99_ms is" in device.live()["rolled_back"]["reason"]
 
 
 def test_a_bad_release_returns_to_the_one_before(device: UnderTest) -> None:

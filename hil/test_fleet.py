@@ -76,8 +76,8 @@ class Fleet:
     def _state(self, name: str) -> tuple[str, int]:
         transport = open_transport(self.host.device(name))
         try:
-            (echo,) = RemoteDaemon(transport, self.host.device(name)).status()["models"]
-            return echo["state"], echo["active"]["release"]
+            (echo,) = RemoteDaemon(transport, self.host.device(name)).status().models
+            return echo.state, echo.release or 0
         finally:
             transport.close()
 

@@ -17,16 +17,15 @@ import numpy as np
 from edgert import machine as host
 from edgert.checks import golden_samples as golden
 from edgert.checks.bench import machine
+from edgert.checks.status import ServingStatus, ask_daemon
 from edgert.client.blocking import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError, ModelNotFound
-from edgert.protocol.control import ask
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.slots import SlotStore
 
 WARM_ASKS = 5
 ASK_S_MAX = 60.0
-STATUS_S_MAX = 5.0
 
 
 def live_version(model: str, store: SlotStore, config: DeviceConfig) -> InstalledVersion:
@@ -38,9 +37,9 @@ def live_version(model: str, store: SlotStore, config: DeviceConfig) -> Installe
     return load_version(store.slot_folder(slots.active), active.digest, config)
 
 
-def serving_of(model: str, state: StateDir) -> dict[str, Any]:
-    """What the daemon says of `model`. Raises DaemonUnreachable."""
-    return dict(ask(state.control_socket, {"op": "status"}, STATUS_S_MAX)["models"].get(model) or {})
+def serving_of(model: str, state: StateDir) -> ServingStatus:
+    """Return how the daemon serves `model`. Raises DaemonUnreachable."""
+    return ask_daemon(state.control_socket).models.get(model) or ServingStatus("not served")
 
 
 def bench_live(
@@ -60,13 +59,14 @@ def bench_live(
     progress(f"{model}: {clients} clients for {seconds / 2:g} s")
     together_s, took_s = _asked(version, state, config, clients, seconds / 2)
     serving = serving_of(model, state)
+    loaded = serving.loaded
     result = {
-        "id": f"live: {serving.get('artifact')} of release {version.manifest.release}",
-        "engine": serving.get("engine"),
-        "engine_version": serving.get("engine_version"),
-        "degraded": serving.get("degraded"),
-        "threads": serving.get("threads"),
-        "memory_mb": serving.get("memory_mb"),
+        "id": f"live: {loaded and loaded.artifact} of release {version.manifest.release}",
+        "engine": loaded and loaded.engine,
+        "engine_version": loaded and loaded.engine_version,
+        "degraded": loaded and loaded.degraded,
+        "threads": loaded and loaded.threads,
+        "memory_mb": serving.memory_mb,
         **{f"p{share}_ms": round(1e3 * float(np.percentile(alone_s, share)), 4) for share in (50, 90, 95, 99)},
         "runs": len(alone_s),
         "clients": clients,

@@ -58,8 +58,8 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
         work = read_work(folder)
         if model is not None:
             version = live_version(model, store_of(state, model), read_config(state))
-            artifact = serving_of(model, state).get("artifact") or version.artifacts[0].id
-            work.append(live_piece(version, artifact))
+            loaded = serving_of(model, state).loaded
+            work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
         measured = measure(work, seconds, state.cache, progress)
     emit(measured, "\n".join(_line(one) for one in measured["results"]), as_json)
 

@@ -51,7 +51,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
     config = read_config(state)
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
     # The status as it is under the claim: what was asked before may be out of date.
-    emit({"token": taken.token, "status": device_status(state, config)}, taken.token, as_json)
+    emit({"token": taken.token, "status": device_status(state, config).as_json()}, taken.token, as_json)
 
 
 @click.command()

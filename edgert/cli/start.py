@@ -7,15 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
+from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, progress
 from edgert.config import StateDir, read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
-from edgert.protocol.control import ask
 
 START_S_MAX = 30.0
 
@@ -37,17 +36,17 @@ def start(state: StateDir, as_json: bool) -> None:
     running = _status(state)
     if running is None:
         running = _start(state)
-    kept = not has_lost_its_monitor(running["pid"])
+    kept = not has_lost_its_monitor(running.pid)
     if not kept:
         progress("what would start it again when it ends was killed: edgertd stop && edgertd start brings that back")
     emit(
-        {"pid": running["pid"], "socket": os.fspath(state.socket(config)), "kept": kept},
-        f"edgertd runs (pid {running['pid']}) and listens on {state.socket(config)}",
+        {"pid": running.pid, "socket": os.fspath(state.socket(config)), "kept": kept},
+        f"edgertd runs (pid {running.pid}) and listens on {state.socket(config)}",
         as_json,
     )
 
 
-def _start(state: StateDir) -> dict[str, Any]:
+def _start(state: StateDir) -> DaemonStatus:
     _rotate(state.log)
     try:
         log = state.log.open("ab")
@@ -74,9 +73,9 @@ def _start(state: StateDir) -> dict[str, Any]:
     raise DeviceError(f"the daemon did not start; the end of {state.log} says:\n  " + "\n  ".join(lines))
 
 
-def _status(state: StateDir) -> dict[str, Any] | None:
+def _status(state: StateDir) -> DaemonStatus | None:
     try:
-        return ask(state.control_socket, {"op": "status"}, 5.0)
+        return ask_daemon(state.control_socket)
     except DaemonUnreachable:
         return None
 

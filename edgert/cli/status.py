@@ -6,88 +6,91 @@ import contextlib
 import os
 import platform
 import shutil
-from dataclasses import asdict
-from typing import Any
 
 import click
 
 from edgert import __version__
 from edgert.bundle.signing import read_keyring
+from edgert.checks.status import (
+    DAMAGED,
+    DELTA_FORMAT,
+    LIMITS_FORMAT,
+    ClaimStatus,
+    DaemonState,
+    DeviceStatus,
+    HttpStatus,
+    ModelStatus,
+    ServingStatus,
+    TelemetryStatus,
+    ask_daemon,
+)
 from edgert.cli.output import emit
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.machine import temp_c
-from edgert.protocol.control import ask
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
 from edgert.versions.claims import Claims
-from edgert.versions.slots import BootClock, SlotState, SlotStore, Version
-
-GATES = 1  # the format of limits that `activate` takes; a host sends none to devices that do not say it
-DAMAGED = "damaged"  # the state of a model whose state.json cannot be read; nothing else is known of it
-DELTAS = 1  # the format of deltas that `install` takes; a host sends whole bundles to devices that do not say it
+from edgert.versions.slots import BootClock, SlotStore
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
 def status(state: StateDir, as_json: bool) -> None:
-    """Show the device, its engines, its models' slots, and what the daemon does with them.
+    """Show the device, its engines, its models' slots, and how the daemon serves them.
 
     \b
     Example:
       edgertd status --json | python3 -m json.tool
     """
     value = device_status(state, read_config(state))
-    emit(value, _text(value), as_json)
+    emit(value.as_json(), _text(value), as_json)
 
 
-def device_status(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """All that a host needs to plan a deployment to this device, as JSON values."""
+def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
+    """Return all that a host needs to plan a deployment to this device."""
     try:
-        daemon = ask(state.control_socket, {"op": "status"}, 5.0)
+        daemon = ask_daemon(state.control_socket)
     except DaemonUnreachable:
-        daemon = {}
+        daemon = None
+    serving = {} if daemon is None else daemon.models
     ring = read_keyring(state.keys)
-    return {
-        "edgert": __version__,
-        "deltas": DELTAS,
-        "gates": GATES,
-        "python": platform.python_version(),
-        "machine": config.machine,
-        "device": config.device,
-        "site": config.site,
-        "profile": config.profile,
-        "socket": os.fspath(state.socket(config)),
-        "boot_id": BootClock().boot_id,
-        "daemon": {"running": bool(daemon), "pid": daemon.get("pid"), "memory": daemon.get("memory")},
-        "temp_c": temp_c(),
-        "disk_free_bytes": shutil.disk_usage(state.root).free,
-        "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "engines": engine_versions(state.learned / "engines.json"),
-        "keys": list(dict.fromkeys(key.key_id for key in ring.trusted)),
-        "damaged_keys": ring.complaints,
-        "http": _http(config),
-        "telemetry": _telemetry(state, config),
-        "claims": _claims(state, config),
-        "models": [_model(state, name, daemon.get("models", {}).get(name)) for name in state.model_names()],
-    }
+    return DeviceStatus(
+        edgert=__version__,
+        delta_format=DELTA_FORMAT,
+        limits_format=LIMITS_FORMAT,
+        python=platform.python_version(),
+        machine=config.machine,
+        device=config.device,
+        site=config.site,
+        profile=config.profile,
+        socket=os.fspath(state.socket(config)),
+        boot_id=BootClock().boot_id,
+        daemon=DaemonState(False) if daemon is None else DaemonState(True, daemon.pid, daemon.memory),
+        temp_c=temp_c(),
+        disk_free_bytes=shutil.disk_usage(state.root).free,
+        memory_total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        engines={name: found for name, found in engine_versions(state.learned / "engines.json").items() if found},
+        keys=tuple(dict.fromkeys(key.key_id for key in ring.trusted)),
+        damaged_keys=tuple(ring.complaints),
+        http=_http(config),
+        telemetry=_telemetry(state, config),
+        claims=_claims(state, config),
+        models=tuple(_model(state, name, serving.get(name)) for name in state.model_names()),
+    )
 
 
-def _claims(state: StateDir, config: DeviceConfig) -> list[dict[str, Any]]:
-    """The deployments under way: of which model, by whom, since when, and for how long they last where nothing comes."""
+def _claims(state: StateDir, config: DeviceConfig) -> tuple[ClaimStatus, ...]:
     claims = Claims(state.root, config.device)
-    return [
-        {"model": one.model, "by": one.by, "since": one.since, "left_s": round(claims.left_s(one), 1)}
-        for one in claims.under_way()
-    ]
+    return tuple(ClaimStatus(one.model, one.by, one.since, round(claims.left_s(one), 1)) for one in claims.under_way())
 
 
-def _http(config: DeviceConfig) -> dict[str, Any]:
-    """Where `[http]` is to listen ("" for nowhere), and what keeps it from doing so as far as can be told without it."""
+def _http(config: DeviceConfig) -> HttpStatus:
+    """Return what can be known of the HTTP server without asking it."""
     if not config.http.listen:
-        return {"listen": "", "fault": ""}
+        return HttpStatus()
     from edgert.http.address import parse_address
     from edgert.http.connection import check_installed
 
@@ -95,89 +98,82 @@ def _http(config: DeviceConfig) -> dict[str, Any]:
         check_installed()
         parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     except ConfigInvalid as error:
-        return {"listen": config.http.listen, "fault": error.message.replace("DEVICE", config.device)}
-    return {"listen": config.http.listen, "fault": ""}
+        return HttpStatus(config.http.listen, error.message.replace("DEVICE", config.device))
+    return HttpStatus(config.http.listen)
 
 
-def _telemetry(state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """Where reports go ("" for nowhere), how the connection stands, and what waits on disk or was lost there."""
+def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
     waiting = SpoolStats(0, 0, {})
     if state.spool.exists():
-        # Reports that cannot be counted hold up no deployment.
+        # A spool that cannot be read must not prevent a deployment.
         with contextlib.suppress(EdgeRTError), contextlib.closing(Spool(state.spool)) as spool:
             waiting = spool.stats()
     broker = f"{config.mqtt.host}:{config.mqtt.port}" if config.mqtt.host else ""
-    link = read_link(state.spool.parent)
-    return {"broker": broker, "link": link, "waiting": waiting.rows, "lost": waiting.lost_total}
+    return TelemetryStatus(broker, read_link(state.spool.parent), waiting.rows, waiting.lost_total)
 
 
-def _model(state: StateDir, name: str, serving: dict[str, Any] | None) -> dict[str, Any]:
-    damaged = ""
+def _model(state: StateDir, name: str, serving: ServingStatus | None) -> ModelStatus:
     try:
         slots = SlotStore(state.models / name).read()
-    except StorageFailed as error:  # that model alone; the others are as they are
-        slots, damaged = SlotState(), error.message
-
-    def described(version: Version | None) -> dict[str, Any] | None:
-        return None if version is None else asdict(version)
-
-    return {
-        "model": name,
-        "state": DAMAGED if damaged else slots.state.value,
-        "damaged": damaged,
-        "ratchet": slots.ratchet,
-        "gate": None if slots.gate is None else asdict(slots.gate),
-        "returned": None if slots.returned is None else asdict(slots.returned),
-        "active": described(slots.version(slots.active)),
-        "spare": described(slots.version(slots.spare)),
-        "serving": serving,
-    }
+    except StorageFailed as error:  # the other models are not affected
+        return ModelStatus(name, DAMAGED, None, None, damaged=error.message, serving=serving)
+    return ModelStatus(
+        model=name,
+        state=slots.state.value,
+        active=slots.version(slots.active),
+        spare=slots.version(slots.spare),
+        ratchet=slots.ratchet,
+        trial_limits=slots.gate,
+        rolled_back=slots.returned,
+        serving=serving,
+    )
 
 
-def _text(value: dict[str, Any]) -> str:
-    daemon = f"runs (pid {value['daemon']['pid']})" if value["daemon"]["running"] else "does not run"
-    engines = ", ".join(f"{name} {version}" for name, version in value["engines"].items() if version)
+def _text(status: DeviceStatus) -> str:
+    daemon = f"runs (pid {status.daemon.pid})" if status.daemon.running else "does not run"
+    engines = ", ".join(f"{name} {version}" for name, version in status.engines.items())
     lines = [
-        f"device   {value['device']} at site {value['site']}, profile {value['profile']}, {value['machine']}",
-        f"daemon   {daemon}, socket {value['socket']}",
+        f"device   {status.device} at site {status.site}, profile {status.profile}, {status.machine}",
+        f"daemon   {daemon}, socket {status.socket}",
         f"engines  {engines}",
-        f"space    {value['disk_free_bytes'] // 1024**2} MB free",
+        f"space    {status.disk_free_bytes // 1024**2} MB free",
     ]
-    if memory := value["daemon"]["memory"]:
-        limit = f" of {memory['limit_mb']:g} MB" if memory["limit_mb"] else ""
-        lines.append(f"memory   models take {memory['used_mb']:.0f} MB{limit}")
-    if value["http"]["listen"]:
-        lines.append(f"http     {value['http']['fault'] or value['http']['listen']}")
-    lines += [f"warning  {complaint}" for complaint in value["damaged_keys"]]
-    return "\n".join([*lines, *(_model_line(model) for model in value["models"])])
+    if memory := status.daemon.memory:
+        limit = f" of {memory.limit_mb:g} MB" if memory.limit_mb else ""
+        lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}")
+    if status.http.listen:
+        lines.append(f"http     {status.http.fault or status.http.listen}")
+    lines += [f"warning  {complaint}" for complaint in status.damaged_keys]
+    return "\n".join([*lines, *(_model_line(model) for model in status.models)])
 
 
-def _model_line(model: dict[str, Any]) -> str:
-    active, serving = model["active"], model["serving"] or {}
-    if model["damaged"]:
-        return f"model    {model['model']}: damaged, {serving.get('state', 'not served')}; {model['damaged']}"
-    release = f"release {active['release']}" if active else "no release"
-    line = f"model    {model['model']}: {release}, {model['state']}, {serving.get('state', 'not served')}"
-    if serving.get("engine"):
-        line += f" on {serving['engine']} {serving['engine_version']}, batches up to {serving['batch_cap']}"
-    if "requests" in serving:
-        requests, latency = serving["requests"], serving["requests"]["latency_ms"]
-        line += f"; {requests['requests']} requests, p50 {latency['p50']} ms, p99 {latency['p99']} ms"
-    watch = serving.get("watch")
-    if watch and watch["phase"] in ("watching", "filling"):
-        line += f"; its limits are watched for {watch['left_s']:.0f} s more: {watch['text']}"
-    elif (model["gate"] or {}).get("passed"):
-        line += "; it kept its limits and waits for mark-good"
-    if returned := model["returned"]:
-        line += f"; release {returned['release']} went back: {returned['reason']}"
-    if serving.get("memory_mb"):
-        line += f"; {serving['memory_mb']:.0f} MB" + (", pinned" if serving.get("pinned") else "")
-    if serving.get("tried"):
-        line += f"; not on: {'; '.join(serving['tried'])}"
-    if serving.get("doing"):
-        line += f"; loading: {serving['doing']}"
-    if serving.get("crashes"):
-        line += f"; {serving['crashes']} crashes in a row"
-    if serving.get("retry_s") is not None:
-        line += f"; tried again in {serving['retry_s']:.0f} s"
-    return f"{line}; fault: {serving['fault']}" if serving.get("fault") else line
+def _model_line(model: ModelStatus) -> str:
+    serving = model.serving or ServingStatus("not served")
+    if model.damaged:
+        return f"model    {model.model}: damaged, {serving.state}; {model.damaged}"
+    release = f"release {model.release}" if model.active else "no release"
+    parts = [f"model    {model.model}: {release}, {model.state}, {serving.state}"]
+    if loaded := serving.loaded:
+        parts[0] += f" on {loaded.engine} {loaded.engine_version}, batches up to {loaded.batch_cap}"
+    if serving.figures:
+        requests, latency = serving.figures.requests.requests, serving.figures.requests.latency_ms
+        parts.append(f"{requests} requests, p50 {latency.p50} ms, p99 {latency.p99} ms")
+    if (trial := serving.trial) and trial.phase in ("watching", "filling"):
+        parts.append(f"its limits are watched for {trial.left_s:.0f} s more: {trial.text}")
+    elif model.trial_limits and model.trial_limits.passed:
+        parts.append("all trial limits held; the trial waits for mark-good")
+    if failed := model.rolled_back:
+        parts.append(f"release {failed.release} was rolled back: {failed.reason}")
+    if serving.memory_mb:
+        parts.append(f"{serving.memory_mb:.0f} MB" + (", pinned" if serving.pinned else ""))
+    if loaded and loaded.tried:
+        parts.append(f"not on: {'; '.join(loaded.tried)}")
+    if serving.loading:
+        parts.append(f"loading: {serving.loading}")
+    if serving.crashes:
+        parts.append(f"{serving.crashes} crashes in a row")
+    if serving.retry_s is not None:
+        parts.append(f"next try in {serving.retry_s:.0f} s")
+    if serving.fault:
+        parts.append(f"fault: {serving.fault}")
+    return "; ".join(parts)

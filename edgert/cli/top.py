@@ -7,18 +7,18 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import click
 
+from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
 from edgert.config import StateDir
-from edgert.protocol.control import ask
+from edgert.typed_json import FLAT, to_json
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-ASK_S_MAX = 5.0
-LEFT = ("MODEL", "STATE", "ENGINE")  # columns of words
+LEFT = ("MODEL", "STATE", "ENGINE")  # aligned left
 COLUMNS = (
     ("MODEL", 14),
     ("STATE", 11),
@@ -33,82 +33,131 @@ COLUMNS = (
     ("SHED", 6),
     ("MB", 7),
 )
-DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS")  # first where lines are short
+DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS")  # first in a narrow terminal
 
 
 @click.command()
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between refreshes."
 )
-@click.option("--once", is_flag=True, help="Look for one interval, print, and end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
+@click.option("--once", is_flag=True, help="Print one interval and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh.")
 @click.pass_obj
 def top(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
-    """Show live what the models do: rates, percentiles, batches and what closed them, stages, caches, shadow.
+    """Show the models live: rates, percentiles, batches and why they were closed, stages, caches, shadow.
 
-    Rates are of the last interval. Percentiles and stages are of the window under way, and of the last whole one
-    where that has just begun. Ends with Ctrl-C.
+    Rates are those of the last interval. Percentiles and stages are those of the window in progress, or of the last
+    complete one if that has no answers yet. Ctrl-C ends it.
 
     \b
     Examples:
       edgertd top
       edgertd top --once --json | python3 -m json.tool
     """
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end it is no error
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
         _watch(state, interval, once, as_json)
 
 
 def _watch(state: StateDir, interval: float, once: bool, as_json: bool) -> None:
-    before, before_s = ask(state.control_socket, {"op": "status"}, ASK_S_MAX), time.monotonic()
+    before, before_s = ask_daemon(state.control_socket), time.monotonic()
     screen = sys.stdout.isatty() and not (once or as_json)
     while True:
         time.sleep(interval)
-        now, now_s = ask(state.control_socket, {"op": "status"}, ASK_S_MAX), time.monotonic()
+        now, now_s = ask_daemon(state.control_socket), time.monotonic()
         view = view_of(before, now, now_s - before_s)
-        text = json.dumps(view) if as_json else "\n".join(lines_of(view, shutil.get_terminal_size().columns, screen))
+        width = shutil.get_terminal_size().columns
+        text = json.dumps(to_json(view)) if as_json else "\n".join(lines_of(view, width, screen))
         click.echo((CLEAR if screen else "") + text)
         if once:
             return
         before, before_s = now, now_s
 
 
-def view_of(before: dict[str, Any], now: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
-    """What is shown: one entry a model, made of two answers of the daemon's `status`."""
-    models = [
-        _model(name, before["models"].get(name, {}), after, elapsed_s) for name, after in sorted(now["models"].items())
-    ]
-    return {"pid": now["pid"], "interval_s": round(elapsed_s, 3), "models": models}
+@dataclass(frozen=True)
+class ModelView:
+    """One model, and its rates in the last interval. In JSON the fields of `serving` are beside the rates."""
+
+    model: str
+    serving: ServingStatus = field(metadata={FLAT: True})
+    requests_per_s: float
+    cache_hits_per_s: float
+    batches_per_s: float
+    closed_per_s: Mapping[str, float]
 
 
-def lines_of(view: dict[str, Any], width: int, bold: bool = False) -> list[str]:
-    """The view as lines of at most `width` characters."""
+@dataclass(frozen=True)
+class View:
+    """What one refresh shows."""
+
+    pid: int
+    interval_s: float
+    models: tuple[ModelView, ...]
+
+
+def view_of(before: DaemonStatus, now: DaemonStatus, elapsed_s: float) -> View:
+    """Return the view made of two answers of the daemon."""
+    models = (_model(name, before.models.get(name), after, elapsed_s) for name, after in sorted(now.models.items()))
+    return View(now.pid, round(elapsed_s, 3), tuple(models))
+
+
+def _model(name: str, before: ServingStatus | None, after: ServingStatus, elapsed_s: float) -> ModelView:
+    """Return the rates of a model; the counters of a new worker start at 0."""
+    old = before.figures if before is not None and before.pid == after.pid else None
+    new = after.figures
+    if new is None:
+        return ModelView(name, after, 0.0, 0.0, 0.0, {})
+
+    def rate(now: int, then: int) -> float:
+        return round(max(0, now - then) / elapsed_s, 1)
+
+    closed = {
+        reason: rate(count, old.batches_closed.get(reason, 0) if old else 0)
+        for reason, count in new.batches_closed.items()
+    }
+    return ModelView(
+        name,
+        after,
+        requests_per_s=rate(new.requests.requests, old.requests.requests if old else 0),
+        cache_hits_per_s=rate(new.requests.cache_hits, old.requests.cache_hits if old else 0),
+        batches_per_s=round(sum(closed.values()), 1),
+        closed_per_s={reason: per_s for reason, per_s in closed.items() if per_s},
+    )
+
+
+def lines_of(view: View, width: int, bold: bool = False) -> list[str]:
+    """Return the view as lines of at most `width` characters."""
     columns = columns_within(width)
     heading = _row({name: name for name, _ in columns}, columns)[:width]
-    count = len(view["models"])
-    lines = [f"edgertd {view['pid']}, {count} model{'' if count == 1 else 's'}, {time.strftime('%H:%M:%S')}"[:width]]
+    count = len(view.models)
+    lines = [f"edgertd {view.pid}, {count} model{'' if count == 1 else 's'}, {time.strftime('%H:%M:%S')}"[:width]]
     lines.append(f"{BOLD}{heading}{PLAIN}" if bold else heading)
-    for model in view["models"]:
-        latency = model["latency_ms"]
-        cells = (
-            model["model"],
-            model["state"],
-            f"{model['engine'] or ''} {(model['release'] and 'r' + str(model['release'])) or ''}",
-            f"{model['requests_per_s']:.1f}",
-            *(f"{latency[p]:.3g}" if latency else "" for p in ("p50", "p95", "p99")),
-            model["connections"],
-            model["waiting"],
-            model["errors"],
-            model["shed"],
-            "" if model["memory_mb"] is None else f"{model['memory_mb']:.0f}",
-        )
-        named = {name: str(cell) for (name, _), cell in zip(COLUMNS, cells, strict=True)}
+    for model in view.models:
+        named = {name: cell for (name, _), cell in zip(COLUMNS, _cells(model), strict=True)}
         lines.append(_row(named, columns)[:width])
         lines += [f"  {line}"[:width] for line in _details(model)]
     return lines
 
 
+def _cells(model: ModelView) -> tuple[str, ...]:
+    """Return the text of each of COLUMNS."""
+    serving, loaded, figures = model.serving, model.serving.loaded, model.serving.figures
+    latency = figures.requests.recent.latency_ms if figures else None
+    return (
+        model.model,
+        serving.state,
+        f"{loaded.engine} r{loaded.release}" if loaded else "",
+        f"{model.requests_per_s:.1f}",
+        *((f"{latency.p50:.3g}", f"{latency.p95:.3g}", f"{latency.p99:.3g}") if latency else ("", "", "")),
+        str(figures.connections if figures else 0),
+        str(figures.waiting if figures else 0),
+        str(figures.requests.errors if figures else 0),
+        str(figures.requests.shed if figures else 0),
+        "" if serving.memory_mb is None else f"{serving.memory_mb:.0f}",
+    )
+
+
 def columns_within(width: int) -> list[tuple[str, int]]:
-    """The columns that fit into lines of `width` characters, whole: the least needed are left out first."""
+    """Return the columns that fit into `width` characters; the least important are left out first."""
     columns = list(COLUMNS)
     for name in DROPPED:
         if sum(size + 1 for _, size in columns) - 1 <= width:
@@ -121,94 +170,43 @@ def _row(cells: dict[str, str], columns: Sequence[tuple[str, int]]) -> str:
     return " ".join(_cell(cells[name], size, name in LEFT) for name, size in columns).rstrip()
 
 
-def _model(name: str, before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
-    requests, batcher = after.get("requests") or {}, after.get("batcher") or {}
-    window = _window(requests)
-
-    def gained(*path: str) -> float:
-        """How much a counter grew; a worker that is new counts from 0."""
-        old, new = _at(before, path), _at(after, path)
-        return new if before.get("pid") != after.get("pid") else max(0, new - old)
-
-    closed = {reason: gained("batches_closed", reason) for reason in after.get("batches_closed") or {}}
-    return {
-        "model": name,
-        "state": after.get("state"),
-        "fault": after.get("fault"),
-        "engine": after.get("engine"),
-        "release": after.get("release"),
-        "memory_mb": after.get("memory_mb"),
-        "requests_per_s": round(gained("requests", "requests") / elapsed_s, 1),
-        "errors": requests.get("errors", 0),
-        "shed": requests.get("shed", 0),
-        "connections": after.get("connections", 0),
-        "waiting": after.get("waiting", 0),
-        "latency_ms": window.get("latency_ms"),
-        "stages_ms": window.get("stages_ms"),
-        "batch_mean": window.get("batch_mean", 0.0),
-        "batch_cap": after.get("batch_cap"),
-        "threads": after.get("threads"),
-        "instances": batcher.get("instances", 1),
-        "batches_per_s": round(sum(closed.values()) / elapsed_s, 1),
-        "closed_per_s": {reason: round(count / elapsed_s, 1) for reason, count in closed.items() if count},
-        "tuner": batcher.get("tuner"),
-        "cache": after.get("cache"),
-        "cache_hits_per_s": round(gained("requests", "cache_hits") / elapsed_s, 1),
-        "near": after.get("near"),
-        "shadow": after.get("shadow"),
-    }
-
-
-def _window(requests: dict[str, Any]) -> dict[str, Any]:
-    """The window under way, or the last whole one where that holds nothing yet."""
-    current, last = requests.get("window") or {}, requests.get("last_window") or {}
-    return current if current.get("answered") or not last else last
-
-
-def _at(value: dict[str, Any], path: Sequence[str]) -> float:
-    found: Any = value
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, (int, float)) else 0
-
-
-def _details(model: dict[str, Any]) -> list[str]:
-    """What stands under a model's row."""
-    lines = []
-    if model["fault"]:
-        lines.append(f"fault    {model['fault']}")
-    if not model["engine"]:
+def _details(model: ModelView) -> list[str]:
+    """Return the lines below a model's row."""
+    serving = model.serving
+    lines = [f"fault    {serving.fault}"] if serving.fault else []
+    loaded, figures = serving.loaded, serving.figures
+    if loaded is None or figures is None:
         return lines
-    reasons = ", ".join(f"{reason} {rate:g}/s" for reason, rate in sorted(model["closed_per_s"].items())) or "none"
+    window = figures.requests.recent
+    reasons = ", ".join(f"{reason} {rate:g}/s" for reason, rate in sorted(model.closed_per_s.items())) or "none"
     lines.append(
-        f"batches  mean {model['batch_mean']:g} of {model['batch_cap']}, closed by {reasons}; "
-        f"{model['instances']} x {model['threads']} threads"
+        f"batches  mean {window.batch_mean:g} of {loaded.batch_cap}, closed by {reasons}; "
+        f"{figures.batcher.instances} x {loaded.threads} threads"
     )
-    if tuner := model["tuner"]:
+    if tuner := figures.batcher.tuner:
         lines.append(
-            f"target   p95 {tuner['target_p95_ms']:g} ms: {tuner['state']}, measured {tuner['p95_ms']} ms, "
-            f"cap {tuner['cap']}, linger {tuner['linger_share']:g}"
+            f"target   p95 {tuner.target_p95_ms:g} ms: {tuner.state}, measured {tuner.p95_ms} ms, "
+            f"cap {tuner.cap}, linger {tuner.linger_share:g}"
         )
-    if model["stages_ms"]:
-        stages = (f"{name} {p['p50']:.3g}/{p['p99']:.3g}" for name, p in model["stages_ms"].items() if p["max"])
-        lines.append(f"stages   p50/p99 ms: {', '.join(stages) or 'nothing yet'}")
-    if cache := model["cache"]:
+    stages = (f"{name} {p.p50:.3g}/{p.p99:.3g}" for name, p in window.stages_ms.items() if p.max)
+    lines.append(f"stages   p50/p99 ms: {', '.join(stages) or 'nothing yet'}")
+    cache = figures.cache
+    lines.append(
+        f"cache    {cache.why}; {model.cache_hits_per_s:g} hits/s, {cache.entries} answers, "
+        f"{cache.bytes / 1e6:.1f} of {cache.max_bytes / 1e6:.0f} MB"
+    )
+    if near := figures.near:
         lines.append(
-            f"cache    {cache['why']}; {model['cache_hits_per_s']:g} hits/s, {cache['entries']} answers, "
-            f"{cache['bytes'] / 1e6:.1f} of {cache['max_bytes'] / 1e6:.0f} MB"
+            f"near     {'on' if near.on else 'off'}: {near.why}; hit rate {near.hit_rate:.1%}, distance "
+            f"mean {near.distance_mean:.4f} max {near.distance_max:.4f} of {near.distance:g}, "
+            f"agreement {_share(near.agreement)} of {near.sampled}"
         )
-    if near := model["near"]:
+    if shadow := figures.shadow:
+        state = "ALARM" if shadow.alarm else "on" if shadow.on else "off"
         lines.append(
-            f"near     {'on' if near['on'] else 'off'}: {near['why']}; hit rate {near['hit_rate']:.1%}, distance "
-            f"mean {near['distance_mean']:.4f} max {near['distance_max']:.4f} of {near['distance']:g}, "
-            f"agreement {_share(near['agreement'])} of {near['sampled']}"
-        )
-    if shadow := model["shadow"]:
-        said = "ALARM" if shadow["alarm"] else "on" if shadow["on"] else "off"
-        lines.append(
-            f"shadow   {said}: agreement {shadow['agreement']:.1%}, cosine {shadow['cosine_mean']:.4f}, "
-            f"drift {shadow['drift']:+.3f}, {shadow['total']} compared, {shadow['dropped_total']} dropped"
-            + (f"; {shadow['fault']}" if shadow["fault"] else "")
+            f"shadow   {state}: agreement {shadow.agreement:.1%}, cosine {shadow.cosine_mean:.4f}, "
+            f"drift {shadow.drift:+.3f}, {shadow.total} compared, {shadow.dropped_total} dropped"
+            + (f"; {shadow.fault}" if shadow.fault else "")
         )
     return lines
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from edgert.checks.status import ask_daemon
 from edgert.cli.claim import claim_option, under_claim
 from edgert.cli.output import emit
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
-from edgert.protocol.control import ask
+from edgert.typed_json import to_json
 from edgert.versions.slots import ON_TRIAL, SlotStore
 
 LOOK_S = 0.2
@@ -89,12 +90,12 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
 def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
     """What the daemon measures, or measured, of a trial of `model`: empty where it knows nothing, None without a daemon."""
     try:
-        serving = ask(state.control_socket, {"op": "status"}, 5.0)["models"].get(model) or {}
+        serving = ask_daemon(state.control_socket).models.get(model)
     except DaemonUnreachable:
         return None
-    except EdgeRTError:  # a busy one
+    except EdgeRTError:  # the daemon is busy
         return {}
-    return dict(serving.get("watch") or {})
+    return {} if serving is None or serving.trial is None else dict(to_json(serving.trial))
 
 
 def _text(model: str, found: dict[str, Any]) -> str:

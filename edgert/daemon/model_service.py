@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from edgert.checks.status import LoadedStatus, ServingStatus
 from edgert.config import DeviceConfig, StateDir
 from edgert.daemon.crashes import Crashes
 from edgert.daemon.model_state import LOADING_RETRY_S, ServingState, unavailable
@@ -40,6 +41,7 @@ from edgert.errors import (
     Unavailable,
 )
 from edgert.log import log
+from edgert.typed_json import from_json
 from edgert.versions.slots import ON_TRIAL, SlotState, SlotStore, Version
 from edgert.worker_link import channel
 
@@ -140,7 +142,7 @@ class ModelService:
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         """A worker said something."""
         if message["op"] == "ready":
-            worker.facts = {k: v for k, v in message.items() if k != "op"}
+            worker.loaded = from_json(LoadedStatus, message["loaded"])
             if worker is self.next:
                 self._switch_to(worker)
         elif message["op"] == "progress":
@@ -246,7 +248,7 @@ class ModelService:
     @property
     def state(self) -> ServingState:
         if self.current is not None:
-            return ServingState.DEGRADED if self.current.facts.get("degraded") else ServingState.READY
+            return ServingState.DEGRADED if self.current.loaded and self.current.loaded.degraded else ServingState.READY
         if self.next is not None:
             return ServingState.LOADING
         if self._room_at_s is not None:
@@ -257,22 +259,21 @@ class ModelService:
             return ServingState.FAILED
         return ServingState.STOPPED if self._demanded else ServingState.UNLOADED
 
-    def as_json(self) -> dict[str, Any]:
-        """What `edgertd status` shows of this model's serving."""
-        worker, state = self.current, self.state
-        retry_s = None if self._restart_at_s is None else round(max(0.0, self._restart_at_s - self._clock()), 1)
-        return {
-            "state": state.value,
-            "fault": None if self.fault is None else self.fault.message,
-            "doing": None if self.next is None else self.next.doing or None,
-            "crashes": self._crashes.in_a_row,
-            "retry_s": retry_s,
-            "pinned": self.pinned,
-            "watch": self.trial.as_json(),
-            "pid": None if worker is None else worker.process.pid,
-            "memory_mb": None if worker is None else round(worker.mb, 1),
-            **({} if worker is None else worker.facts),
-        }
+    def status(self) -> ServingStatus:
+        """Return what `edgertd status` shows of this model's serving."""
+        worker = self.current
+        return ServingStatus(
+            state=self.state.value,
+            fault=None if self.fault is None else self.fault.message,
+            loading=None if self.next is None else self.next.doing or None,
+            crashes=self._crashes.in_a_row,
+            retry_s=None if self._restart_at_s is None else round(max(0.0, self._restart_at_s - self._clock()), 1),
+            pinned=self.pinned,
+            trial=self.trial.status(),
+            pid=None if worker is None else worker.process.pid,
+            memory_mb=None if worker is None else round(worker.mb, 1),
+            loaded=None if worker is None else worker.loaded,
+        )
 
     # --- loading ------------------------------------------------------------------------------
 
@@ -352,8 +353,8 @@ class ModelService:
         self.fault = None
         self._retire(old)
         self._watchdog.plan(worker, self._clock())
-        facts = worker.facts
-        self._notify("serving", self.model, {"release": worker.version.release, "engine": facts.get("engine")})
+        engine = worker.loaded and worker.loaded.engine
+        self._notify("serving", self.model, {"release": worker.version.release, "engine": engine})
         self._settle(None)
         self.trial.begin(worker)
 

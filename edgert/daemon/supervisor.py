@@ -15,10 +15,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert import __version__
+from edgert.checks.status import DaemonStatus, LoadedStatus, MemoryStatus, WorkerFigures
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.daemon import service_manager
 from edgert.daemon.acceptor import Acceptor, reject
@@ -41,6 +42,7 @@ from edgert.errors import (
 from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
+from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import SlotState
 from edgert.worker_link import channel
 
@@ -56,7 +58,7 @@ class _StatsRound:
     client: ControlClient
     until_s: float
     expected: set[int]
-    stats: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, tuple[LoadedStatus, WorkerFigures]] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -209,10 +211,12 @@ class Supervisor:
         sock.close()  # the worker has its own descriptor by now
 
     def _model_list(self) -> list[dict[str, Any]]:
-        return [
-            {"name": name, **{k: v for k, v in service.as_json().items() if k in ("state", "release", "engine")}}
-            for name, service in sorted(self._services.items())
-        ]
+        models = []
+        for name, service in sorted(self._services.items()):
+            status = service.status()
+            served = {} if (on := status.loaded) is None else {"release": on.release, "engine": on.engine}
+            models.append({"name": name, "state": status.state, **served})
+        return models
 
     # --- workers ------------------------------------------------------------------------------
 
@@ -330,7 +334,7 @@ class Supervisor:
 
             def settled(error: EdgeRTError | None) -> None:
                 self._reporter.slots(s.store for s in self._services.values())
-                control.reply(answer_of(service.as_json()) if error is None else error_answer(error))
+                control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
             service.sync(settled)
         elif op == "checked":
@@ -360,18 +364,19 @@ class Supervisor:
         current = self._rounds.get(message["id"])
         if current is None:
             return
-        current.stats[model] = {k: v for k, v in message.items() if k not in ("op", "id")}
-        if len(current.stats) == len(current.expected):
+        loaded = from_json(LoadedStatus, message["loaded"])
+        current.answers[model] = loaded, from_json(WorkerFigures, message["figures"])
+        if len(current.answers) == len(current.expected):
             self._finish_round(message["id"])
 
     def _finish_round(self, number: int) -> None:
         finished = self._rounds.pop(number)
-        models = {
-            name: {**service.as_json(), **finished.stats.get(name, {})} for name, service in self._services.items()
-        }
+        models = {name: service.status() for name, service in self._services.items()}
+        for name, (loaded, figures) in finished.answers.items():
+            models[name] = replace(models[name], loaded=loaded, figures=figures)
         used_mb = sum(worker.mb for service in self._services.values() for worker in service.workers)
-        memory = {"used_mb": round(used_mb, 1), "limit_mb": self._config.serving.memory_mb}
-        finished.client.reply(answer_of({"pid": os.getpid(), "boot": self._boot, "memory": memory, "models": models}))
+        memory = MemoryStatus(round(used_mb, 1), self._config.serving.memory_mb)
+        finished.client.reply(answer_of(to_json(DaemonStatus(os.getpid(), self._boot, memory, models))))
 
     # --- processes beside the workers ---------------------------------------------------------
 

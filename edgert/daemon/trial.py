@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edgert.checks.status import TrialStatus
 from edgert.daemon.model_state import LOADING_RETRY_S
 from edgert.daemon.trial_watch import TrialWatch, flat
 from edgert.daemon.worker_process import WorkerProcess
@@ -34,7 +35,7 @@ class Trial:
         self.under_way = False
         self.until_s: float | None = None
         self._watch: TrialWatch | None = None
-        self._judged: dict[str, Any] | None = None  # what the last watch found
+        self._judged: TrialStatus | None = None  # what the last watch found
         self._to_watch: WorkerProcess | None = None  # once the slots can be changed
         self._begin_at_s = 0.0
 
@@ -117,16 +118,16 @@ class Trial:
         """The version went back."""
         self._watch = self._to_watch = None
 
-    def as_json(self) -> dict[str, Any] | None:
-        """How the watch stands, or what the last one found; None where there was none."""
-        return self._judged if self._watch is None else self._watch.as_json(self._clock())
+    def status(self) -> TrialStatus | None:
+        """Return how the limits are watched, or how the last watch ended; None where there was none."""
+        return self._judged if self._watch is None else self._watch.status(self._clock())
 
     def _heed(self) -> None:
         """Keep the version, wait for the host's word, or go back, once the limits have been judged."""
         watch = self._watch
         if watch is None or not watch.over:
             return
-        self._watch, self._judged = None, watch.as_json(self._clock())
+        self._watch, self._judged = None, watch.status(self._clock())
         release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
         told = {"release": release, "watched_s": round(watched_s, 1), **flat(watch.readings)}
         if watch.finding is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert import machine as host
+from edgert.checks.status import TrialStatus
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.versions.slots import SlotState, SlotStore
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
@@ -133,15 +134,10 @@ class TrialWatch:
     def watched_s(self, now_s: float) -> float:
         return max(0.0, now_s - self._begun_s)
 
-    def as_json(self, now_s: float) -> dict[str, Any]:
-        """What `edgertd status` shows of it."""
-        return {
-            "release": self.worker.version.release,
-            "phase": self.phase.value,
-            "left_s": round(max(0.0, self._over_s - now_s), 1),
-            "readings": vars(self.readings),
-            "text": self.readings.described(),
-        }
+    def status(self, now_s: float) -> TrialStatus:
+        left_s = round(max(0.0, self._over_s - now_s), 1)
+        release, readings = self.worker.version.release, self.readings
+        return TrialStatus(release, self.phase.value, left_s, readings, readings.described())
 
 
 def flat(readings: Readings) -> dict[str, Any]:

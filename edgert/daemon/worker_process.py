@@ -6,10 +6,11 @@ import contextlib
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from edgert.checks.status import LoadedStatus
 from edgert.daemon.memory import process_mb
 from edgert.errors import EdgeRTError
 from edgert.versions.slots import Version
@@ -41,7 +42,7 @@ class WorkerProcess:
     state: WorkerState = WorkerState.LOADING
     stop_by_s: float | None = None
     killed_at_s: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    loaded: LoadedStatus | None = None
     failure: EdgeRTError | None = None
     mb: float = 0.0
     connected_at_s: float = 0.0

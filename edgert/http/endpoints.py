@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from edgert import Client, __version__
+from edgert.checks.status import SERVES, ask_daemon
 from edgert.client.calls import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse, json_response
 from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.http.statistics import model_statistics
-from edgert.protocol.control import ask
 from edgert.tensors import TensorSpec, batchable
 
-STATUS_S_MAX = 5.0
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ITEMS_MAX = 1024  # docs/protocol.md, Limits
 HIGHEST_PRIORITY = 1  # Triton counts from the highest; the daemon has two classes
-SERVES = ("ready", "degraded")
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -210,25 +208,23 @@ class Endpoints:
 
     # --- figures ------------------------------------------------------------------------------
 
-    def _status(self) -> dict[str, Any]:
-        return ask(self._control_socket, {"op": "status"}, STATUS_S_MAX)
-
     def _statistics(self, model: str, version: str) -> HttpResponse:
-        status = self._status()["models"].get(model)
-        if status is None or (version and version != str(status.get("release"))):
+        status = ask_daemon(self._control_socket).models.get(model)
+        release = status.loaded.release if status is not None and status.loaded is not None else None
+        if status is None or (version and version != str(release)):
             raise ModelNotFound(
                 f"model {model[:80]!r} is not served" + (f" in version {version[:20]!r}" if version else "")
             )
         return json_response({"model_stats": [model_statistics(model, status)]})
 
     def _all_statistics(self) -> HttpResponse:
-        models = self._status()["models"]
+        models = ask_daemon(self._control_socket).models
         return json_response({"model_stats": [model_statistics(name, status) for name, status in models.items()]})
 
     def _metrics(self) -> HttpResponse:
         try:
-            status = self._status()
-        except EdgeRTError:  # that it does not answer is itself a figure
+            status = ask_daemon(self._control_socket)
+        except EdgeRTError:  # reported as edgert_up 0
             status = None
         return HttpResponse(
             HTTPStatus.OK, (metrics.exposition(status, self.responses.copy(), __version__),), metrics.CONTENT_TYPE

@@ -5,9 +5,9 @@ Counters count since the model's worker process began, and begin again with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
+from edgert.checks.status import DaemonStatus, ServingStatus, TotalsStatus, WorkerFigures
 from edgert.telemetry.spans import SLO_BOUNDS_MS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,90 +16,84 @@ STATES = ("ready", "degraded", "loading", "waiting", "unloaded", "restarting", "
 Sample = tuple[str, Mapping[str, str], float]
 
 
-def exposition(status: dict[str, Any] | None, responses: Mapping[int, int], version: str) -> bytes:
+def exposition(status: DaemonStatus | None, responses: Mapping[int, int], version: str) -> bytes:
     """All metrics. `status` is the daemon's (None: it does not answer); `responses` counts ours by HTTP status."""
-    models: dict[str, dict[str, Any]] = {} if status is None else status["models"]
+    models = {} if status is None else status.models
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])
     _family(lines, "edgert_build_info", "gauge", "The version that serves.", [("", {"version": version}, 1)])
     codes = [("_total", {"code": str(int(code))}, float(count)) for code, count in sorted(responses.items())]
     _family(lines, "edgert_http_responses", "counter", "HTTP responses by status code.", codes)
     _model_families(lines, models)
-    _request_families(lines, {name: model for name, model in models.items() if "requests" in model})
+    _request_families(lines, {name: model.figures for name, model in models.items() if model.figures})
     return ("\n".join(lines) + "\n").encode()
 
 
-def _model_families(lines: list[str], models: dict[str, dict[str, Any]]) -> None:
+def _model_families(lines: list[str], models: Mapping[str, ServingStatus]) -> None:
     states = [
-        ("", {"model": name, "state": state}, float(model["state"] == state))
+        ("", {"model": name, "state": state}, float(model.state == state))
         for name, model in models.items()
         for state in STATES
     ]
     _family(lines, "edgert_model_state", "gauge", "1 for the state that the model is in.", states)
     info = [
-        ("", {"model": name, **{key: str(model[key]) for key in ("release", "engine", "precision")}}, 1.0)
+        ("", {"model": name, "release": str(on.release), "engine": on.engine, "precision": on.precision}, 1.0)
         for name, model in models.items()
-        if "release" in model and "engine" in model and "precision" in model
+        if (on := model.loaded) is not None
     ]
     _family(lines, "edgert_model_info", "gauge", "What serves the model.", info)
-    crashes = [("", {"model": name}, float(model.get("crashes", 0))) for name, model in models.items()]
+    crashes = [("", {"model": name}, float(model.crashes)) for name, model in models.items()]
     _family(lines, "edgert_worker_crashes", "gauge", "Crashes of the model's worker in a row.", crashes)
-    memory = [
-        ("", {"model": name}, model["memory_mb"] * 1e6) for name, model in models.items() if model.get("memory_mb")
-    ]
+    memory = [("", {"model": name}, model.memory_mb * 1e6) for name, model in models.items() if model.memory_mb]
     _family(lines, "edgert_worker_memory_bytes", "gauge", "Memory that the model's worker takes.", memory)
 
 
-def _request_families(lines: list[str], models: dict[str, dict[str, Any]]) -> None:
-    totals = {name: model["requests"]["totals"] for name, model in models.items()}
+def _request_families(lines: list[str], models: Mapping[str, WorkerFigures]) -> None:
+    totals = {name: model.requests.totals for name, model in models.items()}
 
-    def each(suffix: str, get: Any) -> list[Sample]:
+    def each(suffix: str, get: Callable[[WorkerFigures], float]) -> list[Sample]:
         return [(suffix, {"model": name}, float(get(model))) for name, model in models.items()]
 
-    def by(label: str, counts: Any, scale: float = 1.0) -> list[Sample]:
+    def by(label: str, counts: Callable[[WorkerFigures], Mapping[str, int]], scale: float = 1.0) -> list[Sample]:
         return [
             ("_total", {"model": name, label: key}, count * scale)
             for name, model in models.items()
-            for key, count in counts(name, model).items()
+            for key, count in counts(model).items()
         ]
 
-    outcomes = by("outcome", lambda name, _: {k: totals[name][v] for k, v in _OUTCOMES.items()})
+    outcomes = by("outcome", lambda m: {k: getattr(m.requests.totals, v) for k, v in _OUTCOMES.items()})
     _family(lines, "edgert_requests", "counter", "Requests by how they ended.", outcomes)
     durations = [sample for name, total in totals.items() for sample in _histogram(name, total)]
     _family(
         lines, "edgert_request_duration_seconds", "histogram", "Answered requests, from arrival to answer.", durations
     )
-    stages = by("stage", lambda name, _: totals[name]["stage_sum_us"], 1e-6)
+    stages = by("stage", lambda m: m.requests.totals.stage_sum_us, 1e-6)
     _family(lines, "edgert_stage_seconds", "counter", "Time that answered requests spent in each stage.", stages)
-    items = each("_total", lambda m: sum(int(size) * count for size, (count, _) in m["runs"].items()))
+    items = each("_total", lambda m: sum(size * count for size, (count, _) in m.runs.items()))
     _family(lines, "edgert_inferences", "counter", "Items that the engine computed.", items)
-    runs = each("_total", lambda m: sum(count for count, _ in m["runs"].values()))
+    runs = each("_total", lambda m: sum(count for count, _ in m.runs.values()))
     _family(lines, "edgert_executions", "counter", "Runs of the engine.", runs)
-    reasons = by("reason", lambda _, model: model["batches_closed"])
+    reasons = by("reason", lambda m: m.batches_closed)
     _family(lines, "edgert_batches", "counter", "Batches by what closed them.", reasons)
-    looked_up = by("result", lambda _, model: {"hit": model["cache"]["hits"], "miss": model["cache"]["misses"]})
+    looked_up = by("result", lambda m: {"hit": m.cache.hits, "miss": m.cache.misses})
     _family(lines, "edgert_cache_lookups", "counter", "Look-ups in the prediction cache.", looked_up)
+    _family(lines, "edgert_cache_bytes", "gauge", "Bytes in the prediction cache.", each("", lambda m: m.cache.bytes))
+    _family(lines, "edgert_cache_on", "gauge", "Whether the cache pays, and is on.", each("", lambda m: m.cache.on))
     _family(
-        lines, "edgert_cache_bytes", "gauge", "Bytes in the prediction cache.", each("", lambda m: m["cache"]["bytes"])
+        lines, "edgert_queue_requests", "gauge", "Requests that wait for the engine.", each("", lambda m: m.waiting)
     )
-    _family(
-        lines, "edgert_cache_on", "gauge", "Whether the cache pays, and is on.", each("", lambda m: m["cache"]["on"])
-    )
-    _family(
-        lines, "edgert_queue_requests", "gauge", "Requests that wait for the engine.", each("", lambda m: m["waiting"])
-    )
-    _family(lines, "edgert_connections", "gauge", "Connections to the worker.", each("", lambda m: m["connections"]))
+    _family(lines, "edgert_connections", "gauge", "Connections to the worker.", each("", lambda m: m.connections))
 
 
 _OUTCOMES = {"ok": "answered", "error": "errors", "shed": "shed"}
 
 
-def _histogram(model: str, totals: dict[str, Any]) -> Iterable[Sample]:
-    for bound_ms, count in zip(SLO_BOUNDS_MS, totals["within_ms"], strict=True):
+def _histogram(model: str, totals: TotalsStatus) -> Iterable[Sample]:
+    for bound_ms, count in zip(SLO_BOUNDS_MS, totals.within_ms, strict=True):
         yield "_bucket", {"model": model, "le": repr(bound_ms / 1000)}, float(count)
-    yield "_bucket", {"model": model, "le": "+Inf"}, float(totals["answered"])
-    yield "_sum", {"model": model}, totals["latency_sum_us"] / 1e6
-    yield "_count", {"model": model}, float(totals["answered"])
+    yield "_bucket", {"model": model, "le": "+Inf"}, float(totals.answered)
+    yield "_sum", {"model": model}, totals.latency_sum_us / 1e6
+    yield "_count", {"model": model}, float(totals.answered)
 
 
 def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Iterable[Sample]) -> None:

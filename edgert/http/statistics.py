@@ -9,31 +9,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgert.checks.status import ServingStatus, TotalsStatus
 
-def model_statistics(model: str, status: dict[str, Any]) -> dict[str, Any]:
-    """`status` is what the daemon says of `model`; figures count since its worker process began."""
-    totals = status.get("requests", {}).get("totals", {})
-    stages_us: dict[str, int] = totals.get("stage_sum_us", {})
-    hits, executed = totals.get("cache_hits", 0), totals.get("executed", 0)
-    answered = totals.get("answered", 0)
-    failed = totals.get("errors", 0) + totals.get("shed", 0)
-    misses = status.get("cache", {}).get("misses", 0)
-    runs = [(int(size), count, ns) for size, (count, ns) in status.get("runs", {}).items()]
+NO_TOTALS = TotalsStatus(0, 0, 0, 0, 0, 0, (), 0, 0, 0, {})
+
+
+def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
+    """Return the statistics of `model`; figures count since its worker process began."""
+    loaded, figures = status.loaded, status.figures
+    totals = NO_TOTALS if figures is None else figures.requests.totals
+    stages_us = totals.stage_sum_us
+    hits, executed, answered = totals.cache_hits, totals.executed, totals.answered
+    failed = totals.errors + totals.shed
+    misses = 0 if figures is None else figures.cache.misses
+    runs = [] if figures is None else [(size, count, ns) for size, (count, ns) in figures.runs.items()]
     return {
         "name": model,
-        "version": str(status.get("release", "")),
+        "version": "" if loaded is None else str(loaded.release),
         "last_inference": 0,  # not kept
         "inference_count": sum(size * count for size, count, _ in runs),
         "execution_count": sum(count for _, count, _ in runs),
         "inference_stats": {
-            "success": _duration(answered, totals.get("latency_sum_us", 0)),
-            "fail": _duration(failed, totals.get("failed_sum_us", 0)),
+            "success": _duration(answered, totals.latency_sum_us),
+            "fail": _duration(failed, totals.failed_sum_us),
             "queue": _duration(executed, stages_us.get("queue", 0)),
             "compute_input": _duration(answered, stages_us.get("decode", 0) + stages_us.get("preprocess", 0)),
             "compute_infer": _duration(executed, stages_us.get("engine", 0)),
             "compute_output": _duration(answered, stages_us.get("postprocess", 0) + stages_us.get("encode", 0)),
-            "cache_hit": _duration(hits, totals.get("hit_cache_sum_us", 0)),
-            "cache_miss": _duration(misses, max(0, stages_us.get("cache", 0) - totals.get("hit_cache_sum_us", 0))),
+            "cache_hit": _duration(hits, totals.hit_cache_sum_us),
+            "cache_miss": _duration(misses, max(0, stages_us.get("cache", 0) - totals.hit_cache_sum_us)),
         },
         "batch_stats": [
             {"batch_size": size, "compute_infer": {"count": count, "ns": ns}} | _UNKNOWN

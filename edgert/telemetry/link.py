@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgert.durable import replace_file
 
@@ -21,10 +21,19 @@ def write_link(folder: Path, state: str, said: str) -> None:
         replace_file(folder / _NAME, json.dumps(value).encode(), durable=False)
 
 
-def read_link(folder: Path) -> dict[str, Any]:
-    """{"state", "said", "at"}; state "" where nothing was written yet."""
+@dataclass(frozen=True)
+class Link:
+    """The connection to the broker. `state` is "" before the first attempt; `at` is seconds since 1970."""
+
+    state: str = ""
+    said: str = ""
+    at: int = 0
+
+
+def read_link(folder: Path) -> Link:
+    """Return what the forwarder noted last."""
     try:
         value = json.loads((folder / _NAME).read_text())
-        return {"state": str(value["state"]), "said": str(value["said"]), "at": int(value["at"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"state": "", "said": "", "at": 0}
+        return Link(str(value["state"]), str(value["said"]), int(value["at"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Link()

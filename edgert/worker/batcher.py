@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.checks.status import BatcherStatus
 from edgert.engines import Session
 from edgert.errors import DeadlineExceeded, EdgeRTError, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec, batchable
@@ -165,13 +166,9 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._high) + len(self._low)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "waiting_high": len(self._high),
-            "waiting_low": len(self._low),
-            "instances": self.instances,
-            "tuner": None if self.tuner is None else self.tuner.as_json(),
-        }
+    def status(self) -> BatcherStatus:
+        tuner = None if self.tuner is None else self.tuner.status()
+        return BatcherStatus(len(self._high), len(self._low), self.instances, tuner)
 
     def _run_alone(self, slot: _Slot, inputs: Sequence[NDArray[Any]], rows: int, came_ns: int) -> Answer:
         """An engine was idle: nothing to gather, nobody to answer. The hot path."""

@@ -21,6 +21,8 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
+from edgert.checks.status import CacheStatus
+
 PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
 OFF_S = 30.0
 OFF_S_MAX = 1920.0
@@ -141,17 +143,17 @@ class PredictionCache:
             self._off_until_s, self._off_s, self._on_trial = 0.0, OFF_S, False
         self._probe_lookups = self._probe_hits = self._spent_ns = self._ran_ns = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "on": self.on,
-            "why": self._why(),
-            "worth": None if self._worth is None else round(self._worth, 2),
-            "entries": len(self._entries),
-            "bytes": self.size_bytes,
-            "max_bytes": self._max_bytes,
-            "hits": self.hits,
-            "misses": self.misses,
-        }
+    def status(self) -> CacheStatus:
+        return CacheStatus(
+            on=self.on,
+            why=self._why(),
+            worth=None if self._worth is None else round(self._worth, 2),
+            entries=len(self._entries),
+            bytes=self.size_bytes,
+            max_bytes=self._max_bytes,
+            hits=self.hits,
+            misses=self.misses,
+        )
 
     def _why(self) -> str:
         """Why it is on or off, in words."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.checks.status import NearCacheStatus
 from edgert.tensors import TensorSpec
 from edgert.worker.agreement import compare
 
@@ -155,22 +156,22 @@ class NearCache:
                 "near_distance_max": round(self._distance_max, 5),
             }
 
-    def as_json(self) -> dict[str, Any]:
+    def status(self) -> NearCacheStatus:
         with self._mutex:
             off_s = 0.0 if self.on else self._off_until_s - self._clock()
-            return {
-                "on": self.on,
-                "why": self._why(off_s),
-                "distance": self._distance,
-                "lookups": self.lookups,
-                "hits": self.hits,
-                "hit_rate": round(self.hits / self.lookups, 4) if self.lookups else 0.0,
-                "distance_mean": round(self._distance_sum / self.hits, 5) if self.hits else 0.0,
-                "distance_max": round(self._distance_max, 5),
-                "sampled": self.sampled,
-                "agreed": self.agreed,
-                "agreement": round(self.agreed / self.sampled, 4) if self.sampled else None,
-            }
+            return NearCacheStatus(
+                on=self.on,
+                why=self._why(off_s),
+                distance=self._distance,
+                lookups=self.lookups,
+                hits=self.hits,
+                hit_rate=round(self.hits / self.lookups, 4) if self.lookups else 0.0,
+                distance_mean=round(self._distance_sum / self.hits, 5) if self.hits else 0.0,
+                distance_max=round(self._distance_max, 5),
+                sampled=self.sampled,
+                agreed=self.agreed,
+                agreement=round(self.agreed / self.sampled, 4) if self.sampled else None,
+            )
 
     def _why(self, off_s: float) -> str:
         if off_s:

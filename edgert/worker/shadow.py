@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from edgert.checks.status import ShadowStatus
 from edgert.errors import EdgeRTError, Unavailable
 from edgert.protocol import wire
 from edgert.protocol.arrays import to_wire
@@ -135,14 +136,22 @@ class Shadow:
             "shadow_alarm": int(self.alarmed),
         }
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "on": self._clock() >= self._closed_until_s,
-            "fault": self.fault,
-            "share": self._share,
-            "failed": self.failed,
-            **{name.removeprefix("shadow_"): value for name, value in self.figures().items()},
-        }
+    def status(self) -> ShadowStatus:
+        figures = self.figures()
+        return ShadowStatus(
+            on=self._clock() >= self._closed_until_s,
+            fault=self.fault,
+            share=self._share,
+            failed=self.failed,
+            total=self.sampled,
+            agree_total=self.agreed,
+            dropped_total=self.dropped,
+            agreement=figures["shadow_agreement"],
+            cosine_mean=figures["shadow_cosine_mean"],
+            cosine_min=figures["shadow_cosine_min"],
+            drift=figures["shadow_drift"],
+            alarm=self.alarmed,
+        )
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+
+from edgert.checks.status import TunerStatus
 
 WINDOW = 100  # answers between two decisions
 SETTLE = 32  # answers ignored after a change: they were queued before it
@@ -51,14 +52,9 @@ class LatencyTuner:
                 self.p95_ms = window[(95 * len(window) + 99) // 100 - 1] / 1e6
                 self._decide(self.p95_ms)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "target_p95_ms": self.target_ms,
-            "p95_ms": None if self.p95_ms is None else round(self.p95_ms, 3),
-            "state": self.state,
-            "cap": self.cap,
-            "linger_share": round(self.linger_share, 3),
-        }
+    def status(self) -> TunerStatus:
+        p95_ms = None if self.p95_ms is None else round(self.p95_ms, 3)
+        return TunerStatus(self.target_ms, p95_ms, self.state, self.cap, round(self.linger_share, 3))
 
     def _decide(self, p95_ms: float) -> None:
         cut_from, self._cut_from = self._cut_from, None

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from edgert.checks import golden_samples as golden
+from edgert.checks.status import LoadedStatus, RequestStatus, WorkerFigures
 from edgert.checks.trial_preparation import GoldenAsker
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError, ShuttingDown
@@ -35,6 +36,7 @@ from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
+from edgert.typed_json import from_json, to_json
 from edgert.versions.installed import load_version
 from edgert.worker.admission import Admission, Peer
 from edgert.worker.agreement import scores_output
@@ -176,7 +178,7 @@ class Worker:
             self._reporter.start()
             if self._model.degraded:
                 self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
-        channel.send(end, {"op": "ready", **self._facts()})
+        channel.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
         """Take the supervisor's messages until it says stop or is gone."""
@@ -187,7 +189,8 @@ class Worker:
                     self._accept(_client(descriptor), bool(message.get("shared")))
             elif message["op"] == "stats":
                 with contextlib.suppress(OSError):  # a supervisor that is gone ends the loop
-                    channel.send(end, {"op": "stats", "id": message["id"], **self._facts(), **self._stats()})
+                    value = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
+                    channel.send(end, {"op": "stats", "id": message["id"], **value})
             elif message["op"] == "figures":
                 with contextlib.suppress(OSError):
                     channel.send(end, {"op": "figures", **self._trial_figures()})
@@ -324,22 +327,22 @@ class Worker:
         with contextlib.suppress(OSError):
             channel.send(end, {"op": "asked_golden", "count": asked})
 
-    def _facts(self) -> dict[str, Any]:
+    def _loaded(self) -> LoadedStatus:
         model = self._model
-        return {
-            "release": model.version.manifest.release,
-            "digest": model.version.digest,
-            "engine": model.artifact.engine,
-            "artifact": model.artifact.id,
-            "engine_version": model.engine_version,
-            "precision": model.artifact.precision,
-            "degraded": model.degraded,
-            "tried": list(model.tried),
-            "batch_cap": self._batcher.cap,
-            "threads": model.learned.threads,
-            "instances": self._batcher.instances,
-            "load_s": round(model.load_s, 3),
-        }
+        return LoadedStatus(
+            release=model.version.manifest.release,
+            digest=model.version.digest,
+            engine=model.artifact.engine,
+            artifact=model.artifact.id,
+            engine_version=model.engine_version,
+            precision=model.artifact.precision,
+            degraded=model.degraded,
+            tried=tuple(model.tried),
+            batch_cap=self._batcher.cap,
+            threads=model.learned.threads,
+            instances=self._batcher.instances,
+            load_s=round(model.load_s, 3),
+        )
 
     def _notify(self, event: str, fields: Mapping[str, float]) -> None:
         log(f"{self._model.version.manifest.model}: {event} {dict(fields)}")
@@ -351,20 +354,20 @@ class Worker:
         shadow = {} if self._shadow is None else self._shadow.figures()
         return shadow if self._near is None else {**shadow, **self._near.figures()}
 
-    def _stats(self) -> dict[str, Any]:
-        return {
-            "connections": len(self._admission),
-            "in_one_thread": 0 if self._reactor is None else len(self._reactor),
-            "waiting": self._batcher.waiting,
-            "batches_closed": dict(self._batcher.closed),
-            "runs": dict(self._batcher.runs),
-            "batcher": self._batcher.as_json(),
-            "cache": self._cache.as_json(),
-            "near": None if self._near is None else self._near.as_json(),
-            "shadow": None if self._shadow is None else self._shadow.as_json(),
-            "alarms": [] if self._reporter is None else self._reporter.alarms,
-            "requests": self._recorder.snapshot().as_json(),
-        }
+    def _figures_now(self) -> WorkerFigures:
+        return WorkerFigures(
+            connections=len(self._admission),
+            reactor_connections=0 if self._reactor is None else len(self._reactor),
+            waiting=self._batcher.waiting,
+            batches_closed=dict(self._batcher.closed),
+            runs=dict(self._batcher.runs),
+            batcher=self._batcher.status(),
+            cache=self._cache.status(),
+            near=None if self._near is None else self._near.status(),
+            shadow=None if self._shadow is None else self._shadow.status(),
+            alarms=() if self._reporter is None else tuple(self._reporter.alarms),
+            requests=from_json(RequestStatus, self._recorder.snapshot().as_json()),
+        )
 
 
 def _client(descriptor: int) -> socket.socket:

@@ -315,7 +315,7 @@ def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -
         assert started is not None
         if speaks:
             one.until(lambda: bool(started.doing), "it says what it does")
-            assert one.service.as_json()["doing"] == "loading takes 2 s"
+            assert one.service.status().loading == "loading takes 2 s"
         clock.added += service.LOAD_S_MAX
         one.turn()
         assert (started.killed_at_s is None) is speaks

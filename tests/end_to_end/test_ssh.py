@@ -21,6 +21,7 @@ import pytest
 
 from edgert import Client, EdgeRTError
 from edgert.bundle.signing import new_key, read_signing_key
+from edgert.typed_json import to_json
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
@@ -91,8 +92,9 @@ class World:
         """What the device says of the slots of `digits`."""
         daemon = self.daemon()
         try:
-            (digits,) = (model for model in daemon.status()["models"] if model["model"] == "digits")
-            return dict(digits)
+            digits = daemon.status().model("digits")
+            assert digits is not None
+            return dict(to_json(digits))
         finally:
             daemon.transport.close()
 
@@ -135,7 +137,7 @@ def accuracy(world: World) -> float:
 
 
 def test_bootstrap_again_changes_nothing(world: World) -> None:
-    pid = world.daemon().status()["daemon"]["pid"]
+    pid = world.daemon().status().daemon.pid
     code, again = world.edgert("bootstrap", "board", *KEEPER)
     assert (code, again["devices"][0]["changed"]) == (0, [])
     daemon = again["devices"][0]["status"]["daemon"]

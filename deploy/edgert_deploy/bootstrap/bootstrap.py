@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgert.bundle.signing import PublicKey
+from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert_deploy.bootstrap import runtime, wheelhouse
@@ -84,7 +85,7 @@ class Bootstrapped:
     lacking: dict[str, str] = field(default_factory=dict)
     runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
-    status: dict[str, Any] = field(default_factory=dict)
+    status: DeviceStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
         transport.run(["rm", "-f", _marker(device)], QUICK_S_MAX)
         if not done.changed:
             done.changed.append("daemon restarted")
-    elif not RemoteDaemon(transport, device).facts().daemon_running:
+    elif not RemoteDaemon(transport, device).status().daemon.running:
         say("the daemon did not run: starting it")
         service.start(transport, device)
         done.changed.append("daemon started")
@@ -245,7 +246,7 @@ def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> 
     _try_out(device, there.previous, facts, unit, wishes.trial_s, transport, say)
     done.changed.append("runtime")
     done.status = RemoteDaemon(transport, device).status()
-    done.engines = [name for name, version in done.status["engines"].items() if version]
+    done.engines = list(done.status.engines)
     return done
 
 
@@ -323,7 +324,7 @@ def _wait_for_an_answer(device: Device, transport: Transport) -> None:
     until = time.monotonic() + ANSWER_S_MAX
     while time.monotonic() < until:
         try:
-            if RemoteDaemon(transport, device).facts().daemon_running:
+            if RemoteDaemon(transport, device).status().daemon.running:
                 return
         except EdgeRTError:
             pass
@@ -333,7 +334,7 @@ def _wait_for_an_answer(device: Device, transport: Transport) -> None:
 def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
     """Note which of the wanted engines load, by the daemon's own word. Raises EngineMissing where too few do."""
     wanted = plan.wishes.engines_of(plan.profile)
-    done.engines = [engine for engine in wanted if done.status["engines"].get(engine) is not None]
+    done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}
     if plan.runtime is not None:
         known = {**plan.there.lacking, **plan.runtime.lacking}
@@ -349,7 +350,7 @@ def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
 
 def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
     try:
-        return tuple(RemoteDaemon(transport, device).facts().engines)
+        return tuple(RemoteDaemon(transport, device).status().engines)
     except EdgeRTError:
         return ()
 

@@ -270,19 +270,19 @@ def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
         status = RemoteDaemon(transport, device).status()
     except DeviceError:
         return ()
-    for claim in status.get("claims", ()):  # an edgertd of before says none
+    for claim in status.claims:
         raise DeployUnderWay(
-            f"a deploy of {claim['model']} is under way on {device.name} (since {claim['since']}, by {claim['by']}): change "
-            f"its runtime when that is over; if nothing more comes of it, its claim runs out in {claim['left_s']:.0f} s"
+            f"a deploy of {claim.model} is under way on {device.name} (since {claim.since}, by {claim.by}): change "
+            f"its runtime when that is over; if nothing more comes of it, its claim runs out in {claim.left_s:.0f} s"
         )
-    on_trial = [model["model"] for model in status["models"] if "trial" in str(model["state"])]
+    on_trial = [model.model for model in status.models if model.on_trial]
     if on_trial:
         raise DeployUnderWay(
             f"{device.name} has {', '.join(on_trial)} on trial: change its runtime when that is over, or end it with: "
             f"edgert rollback {on_trial[0]} --on {device.name}"
         )
     serving = ("ready", "degraded", "unloaded", "waiting", "loading")
-    return tuple(m["model"] for m in status["models"] if (m.get("serving") or {}).get("state") in serving)
+    return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in serving)
 
 
 def self_test(device: Device, plan: RuntimePlan, models: Sequence[str], transport: Transport) -> None:

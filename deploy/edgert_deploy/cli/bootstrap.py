@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.typed_json import to_json
 from edgert_deploy.bootstrap.bootstrap import (
     Bootstrapped,
     BootstrapPlan,
@@ -177,7 +177,7 @@ def _plan(wishes: Wishes, device: Device, transport: Transport, devices_dir: Pat
 def _row(device: Device, answer: Bootstrapped | EdgeRTError) -> dict[str, Any]:
     if isinstance(answer, EdgeRTError):
         return {"device": device.name, "error": {"code": answer.code, "message": answer.message}}
-    return asdict(answer)
+    return dict(to_json(answer))
 
 
 def _show_plans(devices: list[Device], wishes: Wishes, devices_dir: Path | None, as_json: bool) -> None:

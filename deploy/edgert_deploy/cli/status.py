@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from edgert.checks.status import DeviceStatus
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped
 from edgert_deploy.cli.deploy import rollouts_folder
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option
 from edgert_deploy.common.parallel import AT_ONCE_MAX
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
@@ -58,19 +58,17 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
     click.get_current_context().exit(errors[0].exit_code if errors else code)
 
 
-def _ask(device: Device) -> dict[str, Any] | EdgeRTError:
+def _ask(device: Device) -> DeviceStatus | EdgeRTError:
     transport = open_transport(device)
     try:
-        found = RemoteDaemon(transport, device).status()
-        DeviceFacts.from_status(found)  # an edgertd of another version may say what cannot be read here
-        return found
+        return RemoteDaemon(transport, device).status()
     except EdgeRTError as error:
         return error
     finally:
         transport.close()
 
 
-def _as_json(device: Device, answer: dict[str, Any] | EdgeRTError, wanted: Mapping[str, Wanted]) -> dict[str, Any]:
+def _as_json(device: Device, answer: DeviceStatus | EdgeRTError, wanted: Mapping[str, Wanted]) -> dict[str, Any]:
     """`drifts` says whether anything is not as wanted, `drift` and `models` say what; `status` is the device's own."""
     if isinstance(answer, EdgeRTError):
         return {"device": device.name, "drifts": True, "error": {"code": answer.code, "message": answer.message}}
@@ -80,7 +78,7 @@ def _as_json(device: Device, answer: dict[str, Any] | EdgeRTError, wanted: Mappi
         "drifts": bool(own) or any(model.drift for model in models),
         "drift": [vars(one) for one in own],
         "models": [model.as_json() for model in models],
-        "status": answer,
+        "status": answer.as_json(),
     }
 
 
@@ -139,7 +137,7 @@ def _cells(row: dict[str, Any]) -> list[tuple[str, ...]]:
             "not known" if found.get("damaged") else "nothing" if model["live"] is None else f"release {model['live']}"
         )
         wanted = "-" if model["wanted"] is None else str(model["wanted"]["release"])
-        engine = (found.get("serving") or {}).get("engine") or "-"
+        engine = (found.get("serving") or {}).get("engine", "-")
         drift = ", ".join([*own, *(one["kind"] for one in model["drift"])]) or "-"
         lines.append(
             (name, value["profile"], daemon, model["model"], live, wanted, found.get("state", "-"), engine, drift)

@@ -18,8 +18,8 @@ import numpy as np
 from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.manifest import TargetEntry
 from edgert.checks.bench import FORMAT, SPEC
+from edgert.checks.status import DeviceStatus
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
@@ -44,7 +44,7 @@ def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: f
     Raises NotCompatible, EngineMissing, BundleError, and what the link and the device answer.
     """
     daemon = RemoteDaemon(transport, device, say)
-    facts = daemon.facts()
+    facts = daemon.status()
     remote = f"{device.state}/incoming/bench-{uuid.uuid4().hex}"
     try:
         with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
@@ -54,7 +54,7 @@ def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: f
             for name in write_work(bundle, target, facts, work):
                 say(f"sending {name}")
                 transport.put(work / name, str(PurePosixPath(remote) / name))
-            model = facts.models.get(bundle.manifest.model)
+            model = facts.model(bundle.manifest.model)
         beside = ("--model", bundle.manifest.model) if model is not None and model.active is not None else ()
         return daemon.call("bench", remote, *beside, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
     finally:
@@ -62,7 +62,7 @@ def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: f
             transport.run(["rm", "-rf", remote], QUICK_S_MAX)
 
 
-def write_work(bundle: Bundle, target: TargetEntry, facts: DeviceFacts, folder: Path) -> list[str]:
+def write_work(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, folder: Path) -> list[str]:
     """The folder that `edgertd bench` reads, of the artifacts whose engine the device has; the names of its files."""
     manifest = bundle.manifest
     artifacts = [manifest.artifact(name) for name in target.artifacts]

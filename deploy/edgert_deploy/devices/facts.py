@@ -1,18 +1,12 @@
-"""What a device says of itself: as a bare machine (before anything is installed) and through `edgertd status`.
-
-Profiles are matched against the first; plans are made from the second.
-"""
+"""The facts of a machine before anything is installed, and the profiles that fit it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgert.errors import ConfigInvalid, DeviceError
-from edgert.versions.slots import Returned
-from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport
 
@@ -106,73 +100,6 @@ class MachineFacts:
     @property
     def default_home(self) -> str:
         return "/opt/edgert" if self.uid == 0 else f"{self.home}/.local/share/edgert"
-
-
-@dataclass(frozen=True)
-class VersionFacts:
-    """A version in a slot."""
-
-    release: int
-    digest: str
-    good: bool
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A model's slots. `ratchet` is the highest release known to have been good there. `damaged` says why they cannot be
-    read, and what mends it; nothing else is known then.
-
-    `gate` holds the limits of the trial under way, `returned` the version that one last went back from there.
-    """
-
-    state: str
-    active: VersionFacts | None
-    spare: VersionFacts | None
-    ratchet: int
-    gate: TrialLimits | None = None
-    returned: Returned | None = None
-    damaged: str = ""
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """What `edgertd status` says. `engines` names the installed ones only."""
-
-    device: str
-    profile: str
-    machine: str
-    edgert: str
-    daemon_running: bool
-    disk_free_bytes: int
-    engines: Mapping[str, str]
-    keys: tuple[str, ...]
-    models: Mapping[str, ModelFacts] = field(default_factory=dict)
-    deltas: int = 0  # the format of deltas that it takes; 0 where it takes whole bundles only
-    gates: int = 0  # likewise of a trial's limits
-    temp_c: float | None = None
-
-    @classmethod
-    def from_status(cls, value: Mapping[str, Any]) -> DeviceFacts:
-        """Raises DeviceError when `value` is not what `edgertd status` gives."""
-        try:
-            return cls(
-                device=str(value["device"]),
-                profile=str(value["profile"]),
-                machine=str(value["machine"]),
-                edgert=str(value["edgert"]),
-                daemon_running=bool(value["daemon"]["running"]),
-                disk_free_bytes=int(value["disk_free_bytes"]),
-                engines={str(k): str(v) for k, v in value["engines"].items() if v is not None},
-                keys=tuple(str(key) for key in value["keys"]),
-                models={str(model["model"]): _model(model) for model in value["models"]},
-                deltas=int(value.get("deltas") or 0),
-                gates=int(value.get("gates") or 0),
-                temp_c=None if value.get("temp_c") is None else float(value["temp_c"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigInvalid) as error:
-            raise DeviceError(
-                f"the device's status cannot be read ({type(error).__name__}: {error}): bootstrap it again with this edgert"
-            ) from error
 
 
 def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:
@@ -293,22 +220,3 @@ def _says(text: str, words: str) -> bool:
 
 def _whole(text: str) -> int:
     return int(text) if text.isdigit() else 0
-
-
-def _model(value: Mapping[str, Any]) -> ModelFacts:
-    active, spare = _version(value["active"]), _version(value["spare"])
-    known_good = [v.release for v in (active, spare) if v is not None and v.good]
-    gate, returned = value.get("gate"), value.get("returned")
-    return ModelFacts(
-        state=str(value["state"]),
-        active=active,
-        spare=spare,
-        ratchet=max([0, int(value.get("ratchet") or 0), *known_good]),
-        gate=None if gate is None else TrialLimits.from_json(gate),
-        returned=None if returned is None else Returned(**returned),
-        damaged=str(value.get("damaged") or ""),
-    )
-
-
-def _version(value: Mapping[str, Any] | None) -> VersionFacts | None:
-    return None if value is None else VersionFacts(int(value["release"]), str(value["digest"]), bool(value["good"]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edgert.checks.status import DeviceStatus
 from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
@@ -24,11 +24,8 @@ class RemoteDaemon:
     def __init__(self, transport: Transport, device: Device, say: LineSink | None = None) -> None:
         self.transport, self.device, self._say = transport, device, say
 
-    def status(self) -> dict[str, Any]:
-        return self.call("status")
-
-    def facts(self) -> DeviceFacts:
-        return DeviceFacts.from_status(self.status())
+    def status(self) -> DeviceStatus:
+        return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
         """What `edgertd WORDS --json` prints. Raises the error that it reports, or NotBootstrapped."""
@@ -79,12 +76,12 @@ def _object(text: str) -> dict[str, Any] | None:
     for line in reversed(text.splitlines()):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             return value
     try:
         value = json.loads(text)  # one object, indented
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

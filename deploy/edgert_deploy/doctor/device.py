@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edgert import __version__
+from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
 from edgert.telemetry.link import CONNECTED
 from edgert_deploy.devices.facts import MachineFacts, misfits, probe
@@ -214,7 +214,7 @@ def _clock_agrees(visit: _Visit, now: int | None, before: float, after: float) -
         visit.ok("clock", "as this host's")
 
 
-def _installed(visit: _Visit) -> dict[str, Any] | None:
+def _installed(visit: _Visit) -> DeviceStatus | None:
     device = visit.device
     try:
         status = RemoteDaemon(visit.transport, device).status()
@@ -224,7 +224,7 @@ def _installed(visit: _Visit) -> dict[str, Any] | None:
         mend = f"edgert bootstrap {device.name}"
         visit.fail("installed", error.message.partition(f": {mend}")[0], mend, DeviceError.exit_code)
         return None
-    there = str(status.get("edgert", "?"))
+    there = status.edgert
     if there != __version__:
         visit.warn(
             "installed", f"edgert {there}; this host has {__version__}", f"edgert bootstrap {device.name} --upgrade"
@@ -232,19 +232,19 @@ def _installed(visit: _Visit) -> dict[str, Any] | None:
     else:
         visit.ok("installed", f"edgert {there}")
     for key in ("device", "profile", "site"):
-        ours = getattr(device, "name" if key == "device" else key)
-        if status.get(key) != ours:
-            says = f"it was told {key} {status.get(key)!r}, the inventory has {ours!r}"
+        ours, theirs = getattr(device, "name" if key == "device" else key), getattr(status, key)
+        if theirs != ours:
+            says = f"it was told {key} {theirs!r}, the inventory has {ours!r}"
             visit.warn("installed", says, f"edgert bootstrap {device.name}")
     return status
 
 
-def _daemon(visit: _Visit, status: Mapping[str, Any]) -> None:
-    name, path = visit.device.name, str(status.get("socket", ""))
-    if not status.get("daemon", {}).get("running"):
+def _daemon(visit: _Visit, status: DeviceStatus) -> None:
+    name, path = visit.device.name, status.socket
+    if not status.daemon.running:
         visit.fail("daemon", "it does not run", f"edgert logs {name}, then: edgert bootstrap {name}")
         return
-    visit.ok("daemon", f"runs, pid {status['daemon'].get('pid')}")
+    visit.ok("daemon", f"runs, pid {status.daemon.pid}")
     words = visit.transport.run(["sh", "-c", _SOCKET, "sh", path], LOOK_S_MAX).stdout.split(None, 3)
     if len(words) < 4 or "socket" not in words[3]:
         visit.fail("socket", f"{path} is no socket", f"edgert logs {name}, then: edgert bootstrap {name}")
@@ -258,9 +258,9 @@ def _daemon(visit: _Visit, status: Mapping[str, Any]) -> None:
         visit.ok("socket", f"{path}, for {words[1]} and the group {words[2]}")
 
 
-def _engines(visit: _Visit, status: Mapping[str, Any], profile: DeviceProfile | None) -> None:
+def _engines(visit: _Visit, status: DeviceStatus, profile: DeviceProfile | None) -> None:
     name = visit.device.name
-    there = {engine: release for engine, release in status.get("engines", {}).items() if release}
+    there = status.engines
     if profile is None:
         return
     loads = [engine for engine in profile.engines if engine in there]
@@ -275,12 +275,12 @@ def _engines(visit: _Visit, status: Mapping[str, Any], profile: DeviceProfile | 
         visit.fail("engine", f"none of {', '.join(profile.engines)} loads", mend)
 
 
-def _trust(visit: _Visit, status: Mapping[str, Any]) -> None:
+def _trust(visit: _Visit, status: DeviceStatus) -> None:
     name = visit.device.name
-    trusted = [str(key) for key in status.get("keys", [])]
+    trusted = status.keys
     ours = [visit.keys[key] for key in trusted if key in visit.keys]
-    for complaint in status.get("damaged_keys", []):
-        visit.fail("keys", str(complaint), f"edgert bootstrap {name} --key NAME writes it anew")
+    for complaint in status.damaged_keys:
+        visit.fail("keys", complaint, f"edgert bootstrap {name} --key NAME writes it anew")
     if not ours:
         says = f"it trusts {', '.join(trusted) or 'no key'}, this host has {', '.join(visit.keys) or 'none'}"
         visit.fail("keys", says, f"edgert bootstrap {name} --key NAME, or use the host that has that key")
@@ -294,54 +294,46 @@ def _trust(visit: _Visit, status: Mapping[str, Any]) -> None:
         visit.ok("keys", f"it trusts {', '.join(ours)}")
 
 
-def _http(visit: _Visit, status: Mapping[str, Any]) -> None:
+def _http(visit: _Visit, status: DeviceStatus) -> None:
     """Only where it is switched on: what is missing for it is in the environment that bootstrap makes."""
-    name, said = visit.device.name, status.get("http") or {}
-    if said.get("fault"):
+    name, http = visit.device.name, status.http
+    if http.fault:
         bring = f"{sys.executable} -m pip install 'edgert[http]'"
         if visit.device.kind.needs_runtime:
             bring = f"edgert bootstrap {name} --upgrade"
-        mend = bring if "httptools" in said["fault"] else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
-        visit.fail("http", str(said["fault"]), mend)
-    elif said.get("listen"):
-        visit.ok("http", f"what {said['listen']} needs is there")
+        mend = bring if "httptools" in http.fault else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
+        visit.fail("http", http.fault, mend)
+    elif http.listen:
+        visit.ok("http", f"what {http.listen} needs is there")
 
 
-def _telemetry(visit: _Visit, status: Mapping[str, Any]) -> None:
-    name, said = visit.device.name, status.get("telemetry")
-    if said is None:
-        visit.warn(
-            "telemetry", "this edgertd does not say how its telemetry stands", f"edgert bootstrap {name} --upgrade"
-        )
-        return
-    waiting = f"{said['waiting']} reports wait, {said['lost']} were lost"
-    link = said["link"]
-    if not said["broker"]:
+def _telemetry(visit: _Visit, status: DeviceStatus) -> None:
+    name, said = visit.device.name, status.telemetry
+    waiting = f"{said.waiting} reports wait, {said.lost} were lost"
+    link = said.link
+    if not said.broker:
         visit.ok("telemetry", f"no broker is set; {waiting}")
-    elif link["state"] == CONNECTED and said["waiting"] <= WAITING_WARN:
-        visit.ok("telemetry", f"{link['said']}; {waiting}")
+    elif link.state == CONNECTED and said.waiting <= WAITING_WARN:
+        visit.ok("telemetry", f"{link.said}; {waiting}")
     else:
-        says = f"{said['broker']}: {link['said'] or 'never connected'}; {waiting}"
+        says = f"{said.broker}: {link.said or 'never connected'}; {waiting}"
         visit.warn(
             "telemetry", says, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
         )
 
 
-def _models(visit: _Visit, status: Mapping[str, Any]) -> None:
+def _models(visit: _Visit, status: DeviceStatus) -> None:
     name = visit.device.name
-    for model in status.get("models", []):
-        serving = model.get("serving") or {}
-        if model.get("damaged"):
-            says, _, mend = str(model["damaged"]).partition("; ")
-            visit.fail("model", f"{model['model']}: {says}", mend)
-        elif serving.get("fault"):
-            visit.fail("model", f"{model['model']}: {serving['fault']}", f"edgert logs {name} --model {model['model']}")
-        elif serving.get("tried"):
-            says = f"{model['model']} on {serving.get('engine')}, not on: {'; '.join(serving['tried'])}"
-            visit.warn("model", says, f"edgert logs {name} --model {model['model']}")
+    for model in status.models:
+        serving, logs = model.serving, f"edgert logs {name} --model {model.model}"
+        loaded = None if serving is None else serving.loaded
+        if model.damaged:
+            says, _, mend = model.damaged.partition("; ")
+            visit.fail("model", f"{model.model}: {says}", mend)
+        elif serving is not None and serving.fault:
+            visit.fail("model", f"{model.model}: {serving.fault}", logs)
+        elif loaded is not None and loaded.tried:
+            visit.warn("model", f"{model.model} on {loaded.engine}, not on: {'; '.join(loaded.tried)}", logs)
         else:
-            release = (model.get("active") or {}).get("release", "none")
-            visit.ok(
-                "model",
-                f"{model['model']}: release {release}, {model.get('state')}, {serving.get('state', 'not served')}",
-            )
+            state = "not served" if serving is None else serving.state
+            visit.ok("model", f"{model.model}: release {model.release or 'none'}, {model.state}, {state}")

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgert.checks.status import DeviceStatus
 from edgert.errors import EdgeRTError
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.devices.claim_notes import SLOW_LINK_BYTES_PER_S, noted, read_note, who, write_note
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.setup_claim import check_not_set_up
 
@@ -26,7 +26,7 @@ class HeldClaim:
     """`facts` are the device's under the claim."""
 
     token: str
-    facts: DeviceFacts
+    facts: DeviceStatus
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def claimed(
         write_note(note, token)
         try:
             check_not_set_up(daemon.device, daemon.transport)
-            yield HeldClaim(token, DeviceFacts.from_status(answer["status"]))
+            yield HeldClaim(token, DeviceStatus.from_json(answer["status"]))
         finally:
             with contextlib.suppress(EdgeRTError):  # a link that is down: it runs out there, and is noted here
                 daemon.call("release", token)

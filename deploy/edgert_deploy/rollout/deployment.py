@@ -17,6 +17,7 @@ from typing import Any
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.expiry import check_expiry
+from edgert.checks.status import DeviceStatus
 from edgert.errors import (
     DeviceUnreachable,
     EdgeRTError,
@@ -29,7 +30,6 @@ from edgert.errors import (
 from edgert.versions.slots import BY_COMMAND, Returned
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import AT_ONCE_MAX, Stop, for_each
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import start
@@ -208,7 +208,7 @@ def _deploy(deployment: DeployRequest, device: Device, transport: Transport, say
     )
 
 
-def _to_send(plan: Plan, delivery: Delivery, facts: DeviceFacts) -> int:
+def _to_send(plan: Plan, delivery: Delivery, facts: DeviceStatus) -> int:
     """How many bytes the plan sends."""
     say = delivery.say
     delivery = replace(delivery, say=lambda line: say(f"planned: {line}"))
@@ -217,18 +217,18 @@ def _to_send(plan: Plan, delivery: Delivery, facts: DeviceFacts) -> int:
 
 def _facts(
     deployment: DeployRequest, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say
-) -> DeviceFacts:
+) -> DeviceStatus:
     try:
-        return daemon.facts()
+        return daemon.status()
     except NotBootstrapped:
         if deployment.prepare is None or deployment.dry_run:
             raise
         deployment.prepare(device, transport, say)
-        return daemon.facts()
+        return daemon.status()
 
 
 def _apply(
-    deployment: DeployRequest, plan: Plan, facts: DeviceFacts, delivery: Delivery, token: str, say: Say
+    deployment: DeployRequest, plan: Plan, facts: DeviceStatus, delivery: Delivery, token: str, say: Say
 ) -> dict[str, Any] | None:
     """Do the steps, or undo them; what the device measured where it watched limits."""
     daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
@@ -343,31 +343,31 @@ def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, u
     return StoppedAt(f"{cause.message}: release {plan.release} was taken back. {_live(now)}", now)
 
 
-def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> DeviceFacts:
+def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> DeviceStatus:
     """Roll back what is on trial or staged; how the device stands then. The model may have gone from there meanwhile.
 
     Raises StorageFailed where its slots cannot be read.
     """
-    facts = daemon.facts()
-    model = facts.models.get(plan.model)
+    facts = daemon.status()
+    model = facts.model(plan.model)
     if model is not None and model.damaged:
         raise StorageFailed(model.damaged)
     if model is not None and model.state in TO_TAKE_BACK:
         daemon.call("rollback", plan.model, *under, timeout_s=ACTIVATE_S_MAX)
-        facts = daemon.facts()
+        facts = daemon.status()
     return facts
 
 
-def _release(facts: DeviceFacts, plan: Plan) -> int | None:
+def _release(facts: DeviceStatus, plan: Plan) -> int | None:
     """The release of the plan's model that is live."""
-    model = facts.models.get(plan.model)
+    model = facts.model(plan.model)
     return None if model is None or model.active is None else model.active.release
 
 
-def _returned(facts: DeviceFacts, plan: Plan) -> Returned | None:
+def _returned(facts: DeviceStatus, plan: Plan) -> Returned | None:
     """What the device keeps of the plan's version having gone back, if it has."""
-    model = facts.models.get(plan.model)
-    returned = None if model is None else model.returned
+    model = facts.model(plan.model)
+    returned = None if model is None else model.rolled_back
     return returned if returned is not None and returned.digest == plan.digest else None
 
 

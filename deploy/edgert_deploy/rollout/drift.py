@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgert import __version__
+from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert_deploy.devices.facts import version as numbers
 from edgert_deploy.rollout.rollout import ABORTED, Rollout
 
-ON_TRIAL = ("trial", "first-trial")
 SERVES = ("ready", "degraded", "unloaded")
 
 
@@ -65,54 +65,51 @@ def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str
     return found
 
 
-def model_drifts(status: Mapping[str, Any], wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
-    """Each model that is there or wanted there, by what `edgertd status` says."""
-    there = {str(model["model"]): model for model in status["models"]}
+def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[ModelDrift]:
+    """Return each model that the device has or that is wanted there."""
+    there = {model.model: model for model in status.models}
     return [_model(name, there.get(name), wanted.get(name)) for name in dict.fromkeys((*there, *wanted))]
 
 
-def device_drifts(status: Mapping[str, Any], own_version: str = __version__) -> list[Drift]:
-    """What concerns the whole device: its daemon, its version of edgert."""
+def device_drifts(status: DeviceStatus, own_version: str = __version__) -> list[Drift]:
+    """Return what concerns the whole device: its daemon, its version of edgert."""
     found = []
-    if not status["daemon"]["running"]:
+    if not status.daemon.running:
         found.append(Drift("stopped", "the daemon does not run"))
-    theirs = str(status["edgert"])
-    if theirs != own_version:
-        older = "older" if numbers(theirs) < numbers(own_version) else "other"
-        found.append(Drift("runtime", f"its edgert is {theirs}, {older} than this host's {own_version}"))
+    if status.edgert != own_version:
+        older = "older" if numbers(status.edgert) < numbers(own_version) else "other"
+        found.append(Drift("runtime", f"its edgert is {status.edgert}, {older} than this host's {own_version}"))
     return found
 
 
-def _model(name: str, there: Mapping[str, Any] | None, wanted: Wanted | None) -> ModelDrift:
+def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:
     if there is None:
         assert wanted is not None  # the caller has taken it from one of the two
         return ModelDrift(
             name, None, wanted, (Drift("missing", f"release {wanted.release} is wanted, nothing is there"),)
         )
-    if there.get("damaged"):
-        return ModelDrift(name, None, wanted, (Drift("damaged", str(there["damaged"])),))
-    active = there["active"]
-    release = None if active is None else int(active["release"])
-    drift = [] if wanted is None else _against(there, wanted, release)
-    serving = there.get("serving") or {}
-    if there["state"] in ON_TRIAL:
-        watch = serving.get("watch") or {}
-        how = f": {watch['text']}; {watch['left_s']:.0f} s are left" if watch.get("phase") == "watching" else ""
-        drift.append(Drift("trial", f"release {release} is on trial{how}"))
-    if active is not None and serving and serving.get("state") not in SERVES:
-        drift.append(Drift("not-serving", f"is {serving['state']}: {serving.get('fault') or 'it may come'}"))
-    if serving.get("degraded"):
-        drift.append(Drift("degraded", f"not on its first engine: {'; '.join(serving.get('tried', []))}"))
-    return ModelDrift(name, release, wanted, tuple(drift))
+    if there.damaged:
+        return ModelDrift(name, None, wanted, (Drift("damaged", there.damaged),))
+    drift = [] if wanted is None else _against(there, wanted)
+    serving = there.serving
+    if there.on_trial:
+        trial = None if serving is None else serving.trial
+        how = f": {trial.text}; {trial.left_s:.0f} s are left" if trial and trial.phase == "watching" else ""
+        drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
+    if there.active is not None and serving is not None and serving.state not in SERVES:
+        drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may come'}"))
+    if serving is not None and serving.loaded is not None and serving.loaded.degraded:
+        drift.append(Drift("degraded", f"not on its first engine: {'; '.join(serving.loaded.tried)}"))
+    return ModelDrift(name, there.release, wanted, tuple(drift))
 
 
-def _against(there: Mapping[str, Any], wanted: Wanted, release: int | None) -> list[Drift]:
+def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     """How the live version differs from the wanted one."""
-    active, returned = there["active"], there.get("returned")
-    if active is not None and active["digest"] == wanted.digest:
+    release, failed = there.release, there.rolled_back
+    if there.active is not None and there.active.digest == wanted.digest:
         return []
-    if returned is not None and returned["digest"] == wanted.digest:
-        return [Drift("rolled-back", f"release {wanted.release} went back: {returned['reason']}")]
+    if failed is not None and failed.digest == wanted.digest:
+        return [Drift("rolled-back", f"release {wanted.release} went back: {failed.reason}")]
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from edgert.bundle.manifest import ArtifactEntry, Manifest, TargetEntry
+from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert.errors import (
     DeviceError,
     EngineMissing,
@@ -19,8 +20,8 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.devices.facts import DeviceFacts, ModelFacts, VersionFacts
 
 GATE_FORMATS = (1,)
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
@@ -62,11 +63,11 @@ class Plan:
     gate: TrialLimits | None = None
 
 
-def make_plan(facts: DeviceFacts, offer: Offer, gate: TrialLimits | None = None) -> Plan:
+def make_plan(facts: DeviceStatus, offer: Offer, gate: TrialLimits | None = None) -> Plan:
     """The steps, with the limits of `gate` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     EngineMissing or StorageFailed."""
     manifest = offer.manifest
-    model = facts.models.get(manifest.model)
+    model = facts.model(manifest.model)
     if not set(offer.key_ids) & set(facts.keys):
         raise SignatureInvalid(
             f"the bundle is signed by key {', '.join(offer.key_ids)}; {facts.device} trusts "
@@ -79,18 +80,18 @@ def make_plan(facts: DeviceFacts, offer: Offer, gate: TrialLimits | None = None)
     _check_release(manifest, offer.digest, model, facts.device)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
     if gate is None and model is not None and _is(model.active, offer.digest):
-        gate = model.gate
+        gate = model.trial_limits
     steps = _steps(model, offer.digest, gate)
     if Step.WATCH in steps and gate is not None:
         _check_gate(gate, facts, model if Step.ACTIVATE not in steps else None)
     if Step.SEND in steps:
         _check_disk(offer, target, facts)
-    if not facts.daemon_running:
+    if not facts.daemon.running:
         steps = (Step.START, *steps)
     return Plan(manifest.model, manifest.release, offer.digest, steps, gate)
 
 
-def _steps(model: ModelFacts | None, digest: str, gate: TrialLimits | None) -> tuple[Step, ...]:
+def _steps(model: ModelStatus | None, digest: str, gate: TrialLimits | None) -> tuple[Step, ...]:
     """The whole way, or what an earlier deployment of the same content left to do."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
     if gate is not None:
@@ -103,10 +104,10 @@ def _steps(model: ModelFacts | None, digest: str, gate: TrialLimits | None) -> t
     return (Step.SEND, Step.INSTALL, *make_live)
 
 
-def _check_release(manifest: Manifest, digest: str, model: ModelFacts | None, device: str) -> None:
+def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, device: str) -> None:
     if model is None or _is(model.active, digest):
         return
-    if model.state in ("trial", "first-trial"):
+    if model.on_trial:
         raise TransitionRefused(
             f"another version of {manifest.model} is on trial on {device}: wait for its end, "
             f"or end it with: edgert rollback {manifest.model} --on {device}"
@@ -118,8 +119,8 @@ def _check_release(manifest: Manifest, digest: str, model: ModelFacts | None, de
         )
 
 
-def _check_gate(gate: TrialLimits, facts: DeviceFacts, on_trial: ModelFacts | None) -> None:
-    if facts.gates not in GATE_FORMATS:
+def _check_gate(gate: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:
+    if facts.limits_format not in GATE_FORMATS:
         raise DeviceError(
             f"the edgertd of {facts.device} ({facts.edgert}) watches no limits: edgert bootstrap {facts.device} brings "
             "it up to date, or deploy without --limit and --watch"
@@ -130,14 +131,14 @@ def _check_gate(gate: TrialLimits, facts: DeviceFacts, on_trial: ModelFacts | No
         )
     if on_trial is not None and on_trial.state == "first-trial":  # it left out what needs a version before
         gate = replace(gate, limits={name: value for name, value in gate.limits.items() if name != "agreement"})
-    if on_trial is not None and (on_trial.gate is None or not on_trial.gate.same_as(gate)):
+    if on_trial is not None and (on_trial.trial_limits is None or not on_trial.trial_limits.same_as(gate)):
         raise TransitionRefused(
             f"the same release is on trial on {facts.device} already, under other limits: wait for its end, or end it "
             f"with: edgert rollback MODEL --on {facts.device}"
         )
 
 
-def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceFacts) -> None:
+def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> None:
     wanted = [artifact.engine for artifact in artifacts]
     if not any(engine in facts.engines for engine in wanted):
         raise EngineMissing(
@@ -146,7 +147,7 @@ def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceFacts) -> Non
         )
 
 
-def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceFacts) -> None:
+def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
     """The bundle on its way in and its unpacked part lie there at the same time."""
     need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
@@ -156,5 +157,5 @@ def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceFacts) -> None:
         )
 
 
-def _is(version: VersionFacts | None, digest: str) -> bool:
+def _is(version: Version | None, digest: str) -> bool:
     return version is not None and version.digest == digest

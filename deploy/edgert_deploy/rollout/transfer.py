@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgert.checks.status import DeviceStatus
 from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
-from edgert_deploy.devices.facts import DeviceFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import Transport
@@ -54,13 +54,13 @@ class Delivery:
         name = f"{manifest.model}-{manifest.release}-{self.offer.digest[:12]}.edgert"
         return f"{self.device.state}/incoming/{name}"
 
-    def send(self, facts: DeviceFacts) -> None:
+    def send(self, facts: DeviceStatus) -> None:
         """Have what the device lacks lie in its incoming/."""
         begun = time.monotonic()
         self._put(self.chosen(facts))
         self.send_s = time.monotonic() - begun
 
-    def chosen(self, facts: DeviceFacts) -> Path:
+    def chosen(self, facts: DeviceStatus) -> Path:
         """The file that is sent: a delta of what the device lacks, made now, or the whole bundle."""
         return self._delta(facts) or self.bundle
 
@@ -79,9 +79,9 @@ class Delivery:
         """Remove what was sent and is not installed."""
         self.transport.run(["rm", "-f", self.remote], QUICK_S_MAX)
 
-    def _delta(self, facts: DeviceFacts) -> Path | None:
+    def _delta(self, facts: DeviceStatus) -> Path | None:
         """None where the whole bundle is to be sent."""
-        if not self.device.kind.sends_deltas or facts.deltas not in DELTA_FORMATS:
+        if not self.device.kind.sends_deltas or facts.delta_format not in DELTA_FORMATS:
             return None
         manifest = self.offer.manifest
         has = Has.from_answer(self.daemon.call("have", manifest.model))

@@ -2,98 +2,71 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from edgert.checks.status import (
+    BatcherStatus,
+    DaemonStatus,
+    MemoryStatus,
+    NearCacheStatus,
+    ServingStatus,
+    ShadowStatus,
+    TunerStatus,
+)
 from edgert.cli.top import lines_of, view_of
 from tests.support.devices import a_device, wait_until
+from tests.support.statuses import LOADED, WINDOW, worker_figures
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
-PERCENTILES = {"p50": 1.5, "p95": 2.5, "p99": 3.5, "p999": 4.5, "max": 5.5}
-WINDOW = {
-    "window_s": 10.0,
-    "answered": 100,
-    "batch_mean": 3.5,
-    "latency_ms": PERCENTILES,
-    "stages_ms": {"queue": PERCENTILES, "preprocess": dict.fromkeys(PERCENTILES, 0.0)},
-}
 
 
-def status(requests: int, closed: dict[str, int], pid: int = 7, **changes: Any) -> dict[str, Any]:
-    model = {
-        "state": "ready",
-        "fault": None,
-        "pid": pid,
-        "memory_mb": 41.0,
-        "release": 3,
-        "engine": "tflite",
-        "batch_cap": 8,
-        "threads": 2,
-        "connections": 4,
-        "waiting": 1,
-        "batches_closed": closed,
-        "batcher": {"instances": 1, "tuner": None},
-        "requests": {
-            "requests": requests,
-            "errors": 1,
-            "shed": 2,
-            "cache_hits": 0,
-            "window": copy.deepcopy(WINDOW),
-            "last_window": None,
-        },
-        "cache": {"why": "on: hits saved 3.0 times what lookups took", "entries": 5, "bytes": 1e6, "max_bytes": 16e6},
-        "near": None,
-        "shadow": None,
-        **changes,
-    }
-    return {"pid": 1, "models": {"echo": model}}
+def status(requests: int, closed: dict[str, int], pid: int = 7, **changes: Any) -> DaemonStatus:
+    figures = worker_figures(requests, closed, **changes)
+    echo = ServingStatus("ready", pid=pid, memory_mb=41.0, loaded=LOADED, figures=figures)
+    return DaemonStatus(1, "boot", MemoryStatus(41.0, 0.0), {"echo": echo})
 
 
 def test_rates_are_of_the_interval() -> None:
     view = view_of(status(100, {"idle": 10}), status(300, {"idle": 30, "cap": 20}), 2.0)
-    model = view["models"][0]
-    assert (model["requests_per_s"], model["batches_per_s"]) == (100.0, 20.0)
-    assert model["closed_per_s"] == {"idle": 10.0, "cap": 10.0}
-    assert model["latency_ms"]["p99"] == 3.5
+    (model,) = view.models
+    assert (model.requests_per_s, model.batches_per_s) == (100.0, 20.0)
+    assert model.closed_per_s == {"idle": 10.0, "cap": 10.0}
 
 
 def test_a_new_worker_counts_from_nothing() -> None:
     view = view_of(status(1000, {"idle": 900}), status(40, {"idle": 20}, pid=8), 2.0)
-    assert view["models"][0]["requests_per_s"] == 20.0
-    assert view["models"][0]["batches_per_s"] == 10.0
+    assert view.models[0].requests_per_s == 20.0
+    assert view.models[0].batches_per_s == 10.0
 
 
 def test_a_window_that_has_just_begun_gives_way_to_the_last_whole_one() -> None:
-    after = status(300, {})
-    requests = after["models"]["echo"]["requests"]
-    requests["last_window"] = {**WINDOW, "batch_mean": 9.0}
-    requests["window"]["answered"] = 0
-    assert view_of(status(0, {}), after, 1.0)["models"][0]["batch_mean"] == 9.0
+    begun, last = replace(WINDOW, answered=0), replace(WINDOW, batch_mean=9.0)
+    requests = worker_figures(300, {}).requests
+    assert requests.recent == WINDOW
+    assert replace(requests, window=begun, last_window=last).recent == last
 
 
 def test_a_model_that_is_not_loaded_is_shown_with_its_fault() -> None:
-    down = {"pid": 1, "models": {"echo": {"state": "quarantined", "fault": "segmentation fault", "pid": None}}}
+    echo = ServingStatus("quarantined", fault="segmentation fault")
+    down = DaemonStatus(1, "boot", MemoryStatus(0.0, 0.0), {"echo": echo})
     lines = lines_of(view_of(status(5, {}), down, 1.0), width=100)
     assert any("quarantined" in line for line in lines)
     assert any("segmentation fault" in line for line in lines)
 
 
 def test_lines_hold_every_part_and_keep_to_the_width() -> None:
-    near = {
-        "on": True, "why": "one near hit in 50 is computed and compared", "hit_rate": 0.75, "distance": 0.02,
-        "distance_mean": 0.004, "distance_max": 0.011, "agreement": None, "sampled": 0,
-    }  # fmt: skip
-    shadow = {
-        "on": True, "alarm": 1, "agreement": 0.8, "cosine_mean": 0.97, "drift": 0.1, "total": 200,
-        "dropped_total": 3, "fault": None,
-    }  # fmt: skip
-    tuner = {"target_p95_ms": 20.0, "p95_ms": 18.5, "state": "holds", "cap": 6, "linger_share": 0.05}
-    after = status(300, {"idle": 5}, near=near, shadow=shadow, batcher={"instances": 2, "tuner": tuner})
+    near = NearCacheStatus(
+        True, "one near hit in 50 is computed and compared", 0.02, 8, 6, 0.75, 0.004, 0.011, 0, 0, None
+    )
+    shadow = ShadowStatus(True, None, 1.0, 0, 200, 160, 3, 0.8, 0.97, 0.9, 0.1, True)
+    batcher = BatcherStatus(1, 0, 2, TunerStatus(20.0, 18.5, "holds", 6, 0.05))
+    after = status(300, {"idle": 5}, near=near, shadow=shadow, batcher=batcher)
     view = view_of(status(100, {}), after, 1.0)
     text = "\n".join(lines_of(view, width=400))
     for word in (
@@ -138,6 +111,7 @@ def test_the_real_daemon_is_watched() -> None:
             assert (watching.communicate(timeout=30)[1], watching.returncode) == ("", 0)
         model = view["models"][0]
         assert (model["model"], model["state"], model["engine"]) == ("echo", "ready", "null")
-        assert model["latency_ms"]["p50"] > 0
-        assert model["tuner"]["target_p95_ms"] == 50
-        assert model["stages_ms"]["engine"]["p99"] > 0
+        window = model["requests"]["window"]
+        assert window["latency_ms"]["p50"] > 0
+        assert model["batcher"]["tuner"]["target_p95_ms"] == 50
+        assert window["stages_ms"]["engine"]["p99"] > 0

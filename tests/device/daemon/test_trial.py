@@ -223,7 +223,7 @@ def test_a_broken_limit_brings_the_version_before_back_and_says_which(
     (told,) = [event for event in events(device, "rolled_back") if event["release"] == release]
     assert told["reason"] == reason[:300]
     assert (told["broken"], told["limit"]) == (limit.partition("=")[0], pytest.approx(next(iter(limits.values()))))
-    assert device.model()["returned"]["reason"] == reason
+    assert device.model()["rolled_back"]["reason"] == reason
 
 
 def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
@@ -316,7 +316,7 @@ def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: D
     store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
     wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
     with store.locked():  # before the third look, which may end it
-        wait_until(lambda: (device.serving()["watch"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
+        wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
     assert (found["state"], found["release"]) == ("watching", release)
     assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]

@@ -400,9 +400,10 @@ def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
     batcher = Batcher(session, cap=8, p95_ms=10_000.0)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda v: batcher.infer([item(v)], 1), range(2 * WINDOW)))
-    told = batcher.as_json()["tuner"]
-    assert told["state"] == "holds"
-    assert 0 < told["p95_ms"] < 10_000
+    told = batcher.status().tuner
+    assert told is not None
+    assert told.state == "holds"
+    assert 0 < (told.p95_ms or 0) < 10_000
 
 
 def test_what_one_thread_holds_shares_a_run_and_each_gets_its_own() -> None:

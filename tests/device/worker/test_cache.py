@@ -214,12 +214,12 @@ def test_it_comes_back_for_good_where_hits_clearly_pay_again() -> None:
 
 def test_stats_say_whether_it_is_on_and_why() -> None:
     cache, now = a_cache()
-    assert "not judged" in cache.as_json()["why"]
+    assert "not judged" in cache.status().why
     probed(cache, 0)
-    said = cache.as_json()
-    assert (said["on"], said["worth"]) == (False, 0.0)
-    assert said["why"] == "off: hits saved 0.0 times what lookups took; tried again in 30 s"
+    said = cache.status()
+    assert (said.on, said.worth) == (False, 0.0)
+    assert said.why == "off: hits saved 0.0 times what lookups took; tried again in 30 s"
     now[0] += OFF_S
-    assert cache.as_json()["why"].startswith("on trial")
+    assert cache.status().why.startswith("on trial")
     probed(cache, PROBE_LOOKUPS // 2)
-    assert cache.as_json()["why"].startswith("on: hits saved")
+    assert cache.status().why.startswith("on: hits saved")

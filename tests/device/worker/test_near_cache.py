@@ -53,8 +53,8 @@ def test_a_frame_like_one_before_gets_its_answer() -> None:
     assert near.outputs is not None
     assert not near.sampled
     assert near.outputs[0].tolist() == ANSWER[0].tolist()
-    assert cache.as_json()["hits"] == 1
-    assert 0 < cache.as_json()["distance_mean"] <= 0.02
+    assert cache.status().hits == 1
+    assert 0 < cache.status().distance_mean <= 0.02
 
 
 def test_a_small_thing_that_changes_is_seen_where_the_mean_would_hide_it() -> None:
@@ -95,7 +95,7 @@ def test_a_share_of_near_hits_is_computed_and_compared() -> None:
             sampled += 1
             cache.compared(near, ANSWER)
     assert sampled == 10
-    assert cache.as_json()["agreement"] == 1.0
+    assert cache.status().agreement == 1.0
 
 
 def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() -> None:
@@ -106,8 +106,8 @@ def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() 
         near = cache.look(frame)
         assert near.sampled, "before it is trusted nobody gets a wrong answer"
         cache.compared(near, OTHER)
-    assert cache.as_json()["agreement"] < FLOOR
-    assert "tried again" in cache.as_json()["why"]
+    assert (cache.status().agreement or 0.0) < FLOOR
+    assert "tried again" in cache.status().why
     now[0] += OFF_S + 1
     assert cache.on
     assert cache.look(frame).outputs is None, "what was wrong is forgotten"

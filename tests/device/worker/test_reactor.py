@@ -40,7 +40,7 @@ def crowd(device: Device) -> Iterator[list[Client]]:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(device.client()) for _ in range(CROWD_MIN + 1)]
         wait_until(
-            lambda: answered(clients) or device.serving()["in_one_thread"] == len(clients), "they share a thread"
+            lambda: answered(clients) or device.serving()["reactor_connections"] == len(clients), "they share a thread"
         )
         yield clients
 
@@ -61,14 +61,14 @@ def answered(clients: Sequence[Client], times: int = 1) -> bool:
 def test_a_crowd_shares_one_thread_and_the_engines_runs(device: Device, crowd: list[Client]) -> None:
     answered(crowd, 300)
     serving = device.serving()
-    assert serving["in_one_thread"] == len(crowd)
+    assert serving["reactor_connections"] == len(crowd)
     assert any(int(rows) > 1 for rows in serving["runs"])
     threads = os.listdir(f"/proc/{serving['pid']}/task")
     for client in crowd[1:]:
         client.close()
     wait_until(lambda: device.serving()["connections"] == 1, "the crowd is gone")
     answered(crowd[:1])
-    wait_until(lambda: device.serving()["in_one_thread"] == 0, "the last has a thread of its own again")
+    wait_until(lambda: device.serving()["reactor_connections"] == 0, "the last has a thread of its own again")
     assert len(os.listdir(f"/proc/{serving['pid']}/task")) == len(threads) + 1  # while they were many, none had one
 
 
@@ -76,10 +76,12 @@ def test_who_asks_while_the_crowd_is_silent_has_a_thread_until_it_asks_again(
     device: Device, crowd: list[Client]
 ) -> None:
     answered(crowd[:1], ALONE_MAX + 2)
-    wait_until(lambda: device.serving()["in_one_thread"] == len(crowd) - 1, "it asks alone")
+    wait_until(lambda: device.serving()["reactor_connections"] == len(crowd) - 1, "it asks alone")
     answered(crowd[:1], 10)
-    assert device.serving()["in_one_thread"] == len(crowd) - 1
-    wait_until(lambda: answered(crowd) or device.serving()["in_one_thread"] == len(crowd), "they ask in turns again")
+    assert device.serving()["reactor_connections"] == len(crowd) - 1
+    wait_until(
+        lambda: answered(crowd) or device.serving()["reactor_connections"] == len(crowd), "they ask in turns again"
+    )
 
 
 def test_who_stops_inside_a_frame_holds_up_nobody_and_is_answered_in_the_end(
@@ -105,7 +107,7 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(device: Devic
 def test_who_takes_no_answers_holds_up_nobody_and_loses_none(device: Device, crowd: list[Client]) -> None:
     asked, many = 0, np.ones((900, 4), np.float32)  # few such answers fill the client's side
     with greeted(device) as greedy:
-        while device.serving()["in_one_thread"] <= len(crowd):
+        while device.serving()["reactor_connections"] <= len(crowd):
             greedy.sendall(request(0, many))
             assert read_frame(greedy).kind == wire.RESULT
             answered(crowd)
@@ -150,7 +152,7 @@ def test_in_a_crowd_all_is_as_it_is_alone(device: Device, crowd: list[Client]) -
     assert client.request("echo", ITEM + 9).cache_hit is False
     assert client.request("echo", ITEM + 9).cache_hit is True
     assert client.infer("echo", ITEM, priority="high", cache=False)["y"].tolist() == ITEM.tolist()
-    assert device.serving()["in_one_thread"] == len(crowd) - 1  # it may overtake the others
+    assert device.serving()["reactor_connections"] == len(crowd) - 1  # it may overtake the others
     answered(crowd)
     with raw(device) as sock:
         sock.sendall(HELLO + wire.json_frame(wire.PING, {}, request_id=3) + request(4))

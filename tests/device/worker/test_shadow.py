@@ -139,7 +139,7 @@ def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> N
     reference.fails = 1
     shadow.step([ITEM], [ITEM])
     assert (reference.opened, reference.closed, shadow.failed) == (1, 1, 1)
-    assert shadow.as_json()["fault"] == "gone"
+    assert shadow.status().fault == "gone"
     shadow.step([ITEM], [ITEM])
     assert (reference.asked, shadow.dropped) == (1, 1)
     now[0] += RESTART_S

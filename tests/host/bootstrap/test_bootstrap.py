@@ -12,6 +12,7 @@ import pytest
 import tomlkit
 
 from edgert.bundle.signing import new_key
+from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
 from edgert_deploy.bootstrap.bootstrap import Bootstrapped, Wishes, bootstrap
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
@@ -39,17 +40,22 @@ def do(device: Device, *keys: object, **wishes: object) -> Bootstrapped:
     return bootstrap(device, PROFILE, Wishes(keys, engines="null", **wishes), open_transport(device))  # type: ignore[arg-type]
 
 
+def status_of(done: Bootstrapped) -> DeviceStatus:
+    assert done.status is not None
+    return done.status
+
+
 def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, tmp_path: Path) -> None:
     first, second = new_key().public, new_key().public
     done = do(device, first)
     assert done.changed == [f"key {first.key_id}", "configuration"]
-    pid = done.status["daemon"]["pid"]
+    pid = status_of(done).daemon.pid
     assert do(device, first).changed == []
     again = do(device, second)
     assert again.changed == [f"key {second.key_id}"]
-    assert sorted(again.status["keys"]) == sorted([first.key_id, second.key_id])
-    assert again.status["daemon"]["pid"] == pid
-    assert (again.status["site"], again.status["profile"]) == ("lab", "this-machine")
+    assert sorted(status_of(again).keys) == sorted([first.key_id, second.key_id])
+    assert status_of(again).daemon.pid == pid
+    assert (status_of(again).site, status_of(again).profile) == ("lab", "this-machine")
 
 
 def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp_path: Path) -> None:
@@ -85,17 +91,17 @@ def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -
     RemoteDaemon(open_transport(device), device).call("stop")
     again = do(device, key)
     assert again.changed == ["daemon started"]
-    assert again.status["daemon"]["running"]
+    assert status_of(again).daemon.running
 
 
 def test_cut_before_the_restart_the_next_one_makes_up_for_it(device: Device) -> None:
     """All files are as they should be then; what runs is not."""
     key = new_key().public
-    before = do(device, key).status["daemon"]["pid"]
+    before = status_of(do(device, key)).daemon.pid
     (Path(device.state) / "restart-due").touch()
     again = do(device, key)
     assert again.changed == ["daemon restarted"]
-    assert again.status["daemon"]["pid"] != before
+    assert status_of(again).daemon.pid != before
     assert do(device, key).changed == []
 
 

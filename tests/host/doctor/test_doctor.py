@@ -178,10 +178,10 @@ def test_telemetry_is_as_its_forwarder_finds_it(inventory: Inventory, tmp_path: 
     broker = Broker.in_folder(tmp_path / "broker")
     with broker, a_device(f'[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n') as device:
         spool = device.state.spool.parent
-        wait_until(lambda: read_link(spool)["state"] == CONNECTED, "it connects")
+        wait_until(lambda: read_link(spool).state == CONNECTED, "it connects")
         assert levels(check_device(as_known(device), {}), "telemetry") == [OK]
         broker.stop()
-        wait_until(lambda: read_link(spool)["state"] != CONNECTED, "it notices")
+        wait_until(lambda: read_link(spool).state != CONNECTED, "it notices")
         found = check_device(as_known(device), {})
         assert levels(found, "telemetry") == [WARN]
         assert f"127.0.0.1:{broker.port}" in says(found, "telemetry")

@@ -115,7 +115,7 @@ class World:
 
     def send(self, bundle: Path, **changes: Any) -> Delivery:
         delivery = self.delivery(bundle)
-        delivery.send(replace(self.daemon.facts(), **changes))
+        delivery.send(replace(self.daemon.status(), **changes))
         return delivery
 
     def deliver(self, bundle: Path, **changes: Any) -> Delivery:
@@ -143,7 +143,7 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     assert whole.sent_bytes == second.stat().st_size
     world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
-    planned = world.delivery(second).chosen(world.daemon.facts())  # what a dry run counts
+    planned = world.delivery(second).chosen(world.daemon.status())  # what a dry run counts
     patched = world.deliver(second)
     assert slot(state) == by_bundle
     assert patched.sent_bytes == planned.stat().st_size

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgert import __version__
+from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
+from edgert.versions.slots import Returned, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.waves import Strategy
+from tests.support.statuses import LOADED, device_status
 
 WANTED = {"m": Wanted(7, "seven", "m-r7")}
-GOOD = {"release": 7, "digest": "seven", "good": True}
-READY = {"state": "ready", "degraded": False}
+GOOD = Version(7, "seven", good=True)
+READY = ServingStatus("ready", loaded=LOADED)
+DEGRADED = replace(LOADED, degraded=True, tried=("tensorrt: no GPU",))
 
 
 def a_rollout(release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), **other: Any) -> Rollout:
@@ -51,36 +56,36 @@ def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
     ("changes", "kinds"),
     [
         ({}, []),
-        ({"active": {**GOOD, "release": 6, "digest": "six"}}, ["behind"]),
-        ({"active": {**GOOD, "release": 8, "digest": "eight"}}, ["ahead"]),
-        ({"active": {**GOOD, "digest": "other"}}, ["other-digest"]),
+        ({"active": Version(6, "six", good=True)}, ["behind"]),
+        ({"active": Version(8, "eight", good=True)}, ["ahead"]),
+        ({"active": Version(7, "other", good=True)}, ["other-digest"]),
         ({"active": None, "state": "empty", "serving": None}, ["missing"]),
         ({"state": "trial"}, ["trial"]),
         (
             {
-                "active": {**GOOD, "release": 6, "digest": "six"},
-                "returned": {"release": 7, "digest": "seven", "reason": "p99_ms is 9 ms", "at_s": 0.0},
+                "active": Version(6, "six", good=True),
+                "rolled_back": Returned(7, "seven", "p99_ms is 9 ms", 0.0),
             },
             ["rolled-back"],
         ),
-        ({"serving": {"state": "degraded", "degraded": True, "tried": ["tensorrt: no GPU"]}}, ["degraded"]),
-        ({"serving": {"state": "quarantined", "fault": "it crashed"}}, ["not-serving"]),
+        ({"serving": ServingStatus("degraded", loaded=DEGRADED)}, ["degraded"]),
+        ({"serving": ServingStatus("quarantined", fault="it crashed")}, ["not-serving"]),
     ],
 )
 def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str]) -> None:
-    model = {"model": "m", "state": "steady", "active": GOOD, "serving": READY, "returned": None, **changes}
-    (found,) = model_drifts({"models": [model]}, WANTED)
+    model = replace(ModelStatus("m", "steady", GOOD, None, serving=READY), **changes)
+    (found,) = model_drifts(device_status(model), WANTED)
     assert [one.kind for one in found.drift] == kinds
     if kinds == ["rolled-back"]:
         assert found.drift[0].text == "release 7 went back: p99_ms is 9 ms"
-    (unasked,) = model_drifts({"models": [{**model, "serving": READY}]}, {})
+    (unasked,) = model_drifts(device_status(replace(model, serving=READY)), {})
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
 
 
 def test_a_model_that_is_not_there_and_a_daemon_that_does_not_run_are_drift() -> None:
-    (found,) = model_drifts({"models": []}, WANTED)
+    (found,) = model_drifts(device_status(), WANTED)
     assert (found.live, [one.kind for one in found.drift]) == (None, ["missing"])
-    assert device_drifts({"daemon": {"running": True}, "edgert": __version__}) == []
-    drifts = device_drifts({"daemon": {"running": False}, "edgert": "0.0.1"}, "0.2.0")
+    assert device_drifts(device_status(edgert=__version__)) == []
+    drifts = device_drifts(device_status(daemon=DaemonState(False), edgert="0.0.1"), "0.2.0")
     assert [one.kind for one in drifts] == ["stopped", "runtime"]
     assert drifts[1].text == "its edgert is 0.0.1, older than this host's 0.2.0"

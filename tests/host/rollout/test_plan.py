@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgert.bundle.signing import new_key
+from edgert.checks.status import DaemonState, DeviceStatus, ModelStatus
 from edgert.errors import (
     BundleCorrupt,
     DeviceError,
@@ -20,11 +21,12 @@ from edgert.errors import (
     StorageFailed,
     TransitionRefused,
 )
+from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.devices.facts import DeviceFacts, ModelFacts, VersionFacts
 from edgert_deploy.rollout.deployment import read_offer
 from edgert_deploy.rollout.plan import SPARE_BYTES, Offer, Step, make_plan
 from tests.support.bundles import flip_bit, make_null_bundle
+from tests.support.statuses import device_status
 
 WHOLE_WAY = (Step.SEND, Step.INSTALL, Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
 
@@ -35,23 +37,13 @@ def offer(tmp_path_factory: pytest.TempPathFactory) -> Offer:
     return read_offer(make_null_bundle(tmp_path_factory.mktemp("bundle"), new_key(), release=5))
 
 
-def facts(offer: Offer, model: ModelFacts | None = None, **changes: Any) -> DeviceFacts:
-    fitting = DeviceFacts(
-        device="board",
-        profile="this-machine",
-        machine="aarch64",
-        edgert="0.1.0",
-        daemon_running=True,
-        disk_free_bytes=10 * 1024**3,
-        engines={"null": "1"},
-        keys=offer.key_ids,
-        models={} if model is None else {"echo": model},
-    )
-    return replace(fitting, **changes)
+def facts(offer: Offer, model: ModelStatus | None = None, **changes: Any) -> DeviceStatus:
+    models = () if model is None else (model,)
+    return device_status(*models, **{"keys": offer.key_ids, **changes})
 
 
-def version(release: int, digest: str = "other", good: bool = True) -> VersionFacts:
-    return VersionFacts(release, digest, good)
+def version(release: int, digest: str = "other", good: bool = True) -> Version:
+    return Version(release, digest, good)
 
 
 def test_a_new_model_goes_the_whole_way(offer: Offer) -> None:
@@ -60,7 +52,7 @@ def test_a_new_model_goes_the_whole_way(offer: Offer) -> None:
 
 
 def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
-    assert make_plan(facts(offer, daemon_running=False), offer).steps == (Step.START, *WHOLE_WAY)
+    assert make_plan(facts(offer, daemon=DaemonState(False)), offer).steps == (Step.START, *WHOLE_WAY)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +72,10 @@ def test_a_daemon_that_does_not_run_is_started_first(offer: Offer) -> None:
 def test_steps_go_on_from_where_the_slots_stand(
     offer: Offer, state: str, active: Any, spare: Any, steps: tuple[Step, ...]
 ) -> None:
-    def described(slot: Any) -> VersionFacts | None:
-        return slot and VersionFacts(slot[1], offer.digest if slot[0] == "same" else "other", slot[2])
+    def described(slot: Any) -> Version | None:
+        return slot and Version(slot[1], offer.digest if slot[0] == "same" else "other", slot[2])
 
-    model = ModelFacts(state, described(active), described(spare), ratchet=4)
+    model = ModelStatus("echo", state, described(active), described(spare), ratchet=4)
     assert make_plan(facts(offer, model), offer).steps == steps
 
 
@@ -113,7 +105,7 @@ def test_another_processor_than_the_targets_is_refused(offer: Offer) -> None:
 
 
 def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Offer) -> None:
-    newer = ModelFacts("steady", version(6), None, ratchet=6)
+    newer = ModelStatus("echo", "steady", version(6), None, ratchet=6)
     with pytest.raises(ReleaseTooOld, match="--release 7"):
         make_plan(facts(offer, newer), offer)
     way_back = replace(offer, manifest=replace(offer.manifest, downgrade=True))
@@ -121,7 +113,7 @@ def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Of
 
 
 def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
-    busy = ModelFacts("trial", version(4, good=False), version(3), ratchet=3)
+    busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
     with pytest.raises(TransitionRefused, match="edgert rollback echo --on board"):
         make_plan(facts(offer, busy), offer)
 
@@ -147,7 +139,7 @@ STATUS: dict[str, Any] = {
     "daemon": {"running": False, "pid": None},
     "disk_free_bytes": 7,
     "memory_total_bytes": 9,
-    "engines": {"null": "1", "tflite": "2.3.0", "openvino": None},
+    "engines": {"null": "1", "tflite": "2.3.0"},
     "keys": ["k"],
     "models": [
         {
@@ -163,16 +155,16 @@ STATUS: dict[str, Any] = {
 
 
 def test_facts_are_what_status_says() -> None:
-    read = DeviceFacts.from_status(STATUS)
+    read = DeviceStatus.from_json(STATUS)
     assert read.engines == {"null": "1", "tflite": "2.3.0"}
-    assert read.models == {"echo": ModelFacts("steady", VersionFacts(5, "d", True), None, ratchet=6)}
-    assert not read.daemon_running
+    assert read.models == (ModelStatus("echo", "steady", Version(5, "d", True), None, ratchet=6),)
+    assert not read.daemon.running
 
 
 @pytest.mark.parametrize("key", ["machine", "daemon", "models", "engines", "disk_free_bytes"])
 def test_a_status_that_lacks_something_is_a_devices_fault(key: str) -> None:
     with pytest.raises(DeviceError, match="bootstrap it again"):
-        DeviceFacts.from_status({k: v for k, v in STATUS.items() if k != key})
+        DeviceStatus.from_json({k: v for k, v in STATUS.items() if k != key})
 
 
 def test_a_damaged_bundle_is_refused_on_this_host(tmp_path: Path) -> None:
@@ -186,22 +178,22 @@ LIMITS = TrialLimits({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)
 
 
 def test_limits_add_a_step_and_one_less_where_the_device_has_the_last_word(offer: Offer) -> None:
-    there = facts(offer, gates=1, temp_c=41.0)
+    there = facts(offer, limits_format=1, temp_c=41.0)
     assert make_plan(there, offer, LIMITS).steps == (*WHOLE_WAY[:4], Step.WATCH, Step.MARK_GOOD)
     assert make_plan(there, offer, replace(LIMITS, unattended=True)).steps == (*WHOLE_WAY[:4], Step.WATCH)
 
 
 def test_what_a_device_cannot_watch_is_refused_before_anything_is_sent(offer: Offer) -> None:
     with pytest.raises(DeviceError, match="watches no limits"):
-        make_plan(facts(offer, gates=0, temp_c=41.0), offer, LIMITS)
+        make_plan(facts(offer, limits_format=0, temp_c=41.0), offer, LIMITS)
     with pytest.raises(TransitionRefused, match="no thermometer"):
-        make_plan(facts(offer, gates=1), offer, LIMITS)
+        make_plan(facts(offer, limits_format=1), offer, LIMITS)
 
 
 def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Offer) -> None:
-    def on_trial(gate: TrialLimits | None, state: str = "trial") -> DeviceFacts:
-        active = VersionFacts(5, offer.digest, False)
-        return facts(offer, ModelFacts(state, active, None, 4, gate), gates=1, temp_c=41.0)
+    def on_trial(gate: TrialLimits | None, state: str = "trial") -> DeviceStatus:
+        active = Version(5, offer.digest, False)
+        return facts(offer, ModelStatus("echo", state, active, None, 4, gate), limits_format=1, temp_c=41.0)
 
     rest = (Step.CHECK, Step.WATCH, Step.MARK_GOOD)
     begun = replace(LIMITS, begun=True)

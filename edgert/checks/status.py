@@ -1,0 +1,372 @@
+"""What a worker, the daemon and a device report of themselves, as types.
+
+`ServingStatus` is what the daemon knows of one model, `DaemonStatus` its answer on the control socket, `ModelStatus`
+a model with its slots, and `DeviceStatus` what `edgertd status --json` prints. The same types are read by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import DeviceError
+from edgert.protocol.control import ask
+from edgert.telemetry.link import Link
+from edgert.typed_json import FLAT, Mistyped, from_json, to_json
+from edgert.versions.slots import ON_TRIAL, Returned, Version
+from edgert.versions.trial_limits import Readings, TrialLimits
+
+ASK_S_MAX = 5.0
+DELTA_FORMAT = 1  # of the deltas that `edgertd install` takes
+LIMITS_FORMAT = 1  # of the trial limits that `edgertd activate` takes
+DAMAGED = "damaged"  # the state of a model whose slots cannot be read
+SERVES = ("ready", "degraded")
+
+
+# --- one worker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedStatus:
+    """What a worker serves and on which engine. `tried` names the artifacts that did not load, each with its reason."""
+
+    release: int
+    digest: str
+    engine: str
+    artifact: str
+    engine_version: str
+    precision: str
+    degraded: bool
+    tried: tuple[str, ...]
+    batch_cap: int
+    threads: int
+    instances: int
+    load_s: float
+
+
+@dataclass(frozen=True)
+class CacheStatus:
+    """The prediction cache. `worth` is how many times what look-ups took the hits saved; None before it is known."""
+
+    on: bool
+    why: str
+    worth: float | None
+    entries: int
+    bytes: int
+    max_bytes: int
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True)
+class NearCacheStatus:
+    """The near cache. `agreement` is the share of sampled hits whose computed answer agreed; None before the first."""
+
+    on: bool
+    why: str
+    distance: float
+    lookups: int
+    hits: int
+    hit_rate: float
+    distance_mean: float
+    distance_max: float
+    sampled: int
+    agreed: int
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class ShadowStatus:
+    """The live comparison with the FP32 reference artifact, which gets `share` of the requests."""
+
+    on: bool
+    fault: str | None
+    share: float
+    failed: int
+    total: int
+    agree_total: int
+    dropped_total: int
+    agreement: float
+    cosine_mean: float
+    cosine_min: float
+    drift: float
+    alarm: bool
+
+
+@dataclass(frozen=True)
+class TunerStatus:
+    """How the batcher keeps to the model's target."""
+
+    target_p95_ms: float
+    p95_ms: float | None
+    state: str
+    cap: int
+    linger_share: float
+
+
+@dataclass(frozen=True)
+class BatcherStatus:
+    """The queue of each priority, and the tuner where the model has a target."""
+
+    waiting_high: int
+    waiting_low: int
+    instances: int
+    tuner: TunerStatus | None
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Percentiles in ms."""
+
+    p50: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+
+
+@dataclass(frozen=True)
+class WindowStatus:
+    """The answered requests of one window."""
+
+    window_s: float
+    answered: int
+    batch_mean: float
+    latency_ms: Percentiles
+    stages_ms: Mapping[str, Percentiles]
+
+
+@dataclass(frozen=True)
+class TotalsStatus:
+    """`edgert.telemetry.spans.Totals`, the sums of stages by name."""
+
+    requests: int
+    errors: int
+    shed: int
+    cache_hits: int
+    answered: int
+    latency_sum_us: int
+    within_ms: tuple[int, ...]
+    executed: int
+    failed_sum_us: int
+    hit_cache_sum_us: int
+    stage_sum_us: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """The requests since the worker began, of the window in progress, and of the last complete one."""
+
+    uptime_s: float
+    requests: int
+    errors: int
+    shed: int
+    cache_hits: int
+    totals: TotalsStatus
+    latency_ms: Percentiles
+    window: WindowStatus
+    last_window: WindowStatus | None
+
+    @property
+    def recent(self) -> WindowStatus:
+        """The window in progress, or the last complete one where that has no answers yet."""
+        return self.last_window if self.last_window is not None and not self.window.answered else self.window
+
+
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker counts and measures. `runs` is, by items of a run, how many there were and their sum in ns."""
+
+    connections: int
+    reactor_connections: int
+    waiting: int
+    batches_closed: Mapping[str, int]
+    runs: Mapping[int, tuple[int, int]]
+    batcher: BatcherStatus
+    cache: CacheStatus
+    near: NearCacheStatus | None
+    shadow: ShadowStatus | None
+    alarms: tuple[str, ...]
+    requests: RequestStatus
+
+
+# --- the daemon ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialStatus:
+    """How a trial's limits are watched, or how the last trial ended. `text` is `readings` for people."""
+
+    release: int
+    phase: str
+    left_s: float
+    readings: Readings
+    text: str
+
+
+@dataclass(frozen=True)
+class ServingStatus:
+    """How the daemon serves one model. `loaded` and `figures` are None where no worker serves or answers.
+
+    In JSON their fields are beside the others.
+    """
+
+    state: str
+    fault: str | None = None
+    loading: str | None = None
+    crashes: int = 0
+    retry_s: float | None = None
+    pinned: bool = False
+    trial: TrialStatus | None = None
+    pid: int | None = None
+    memory_mb: float | None = None
+    loaded: LoadedStatus | None = field(default=None, metadata={FLAT: True})
+    figures: WorkerFigures | None = field(default=None, metadata={FLAT: True})
+
+
+@dataclass(frozen=True)
+class MemoryStatus:
+    """What the workers take of the budget; 0 for no budget."""
+
+    used_mb: float
+    limit_mb: float
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    """What the daemon answers on its control socket."""
+
+    pid: int
+    boot: str
+    memory: MemoryStatus
+    models: Mapping[str, ServingStatus]
+
+
+def ask_daemon(control_socket: Path) -> DaemonStatus:
+    """Ask the daemon for its status.
+
+    Raises DaemonUnreachable, DaemonBusy, and DeviceError for an answer that cannot be read.
+    """
+    try:
+        return from_json(DaemonStatus, ask(control_socket, {"op": "status"}, ASK_S_MAX))
+    except Mistyped as error:
+        raise DeviceError(
+            f"the daemon's status cannot be read: {error}. The daemon has another version than this command: "
+            "restart it with: edgertd stop && edgertd start"
+        ) from error
+
+
+# --- the device ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """A model's slots, and how the daemon serves it (None: no daemon does).
+
+    `ratchet` is the highest release that was ever good here. `trial_limits` are those of the trial in progress,
+    `rolled_back` is the last version that failed its trial. `damaged` says why the slots cannot be read; then nothing
+    else is known.
+    """
+
+    model: str
+    state: str
+    active: Version | None
+    spare: Version | None
+    ratchet: int = 0
+    trial_limits: TrialLimits | None = None
+    rolled_back: Returned | None = None
+    damaged: str = ""
+    serving: ServingStatus | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        return self.state in ON_TRIAL
+
+    @property
+    def release(self) -> int | None:
+        """The live release."""
+        return None if self.active is None else self.active.release
+
+
+@dataclass(frozen=True)
+class DaemonState:
+    """Whether the daemon runs."""
+
+    running: bool
+    pid: int | None = None
+    memory: MemoryStatus | None = None
+
+
+@dataclass(frozen=True)
+class HttpStatus:
+    """Where the HTTP server listens ("": nowhere), and what prevents it."""
+
+    listen: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class TelemetryStatus:
+    """The broker ("": none), the connection to it, and the reports that wait on disk or were lost there."""
+
+    broker: str = ""
+    link: Link = field(default_factory=Link)
+    waiting: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class ClaimStatus:
+    """A deployment in progress. Its claim ends in `left_s` unless its host renews it."""
+
+    model: str
+    by: str
+    since: str
+    left_s: float
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """All that a host needs to plan a deployment to this device. `engines` has the version of each installed engine."""
+
+    device: str
+    profile: str
+    machine: str
+    edgert: str
+    daemon: DaemonState
+    disk_free_bytes: int
+    engines: Mapping[str, str]
+    keys: tuple[str, ...]
+    models: tuple[ModelStatus, ...]
+    delta_format: int = 0
+    limits_format: int = 0
+    python: str = ""
+    site: str = ""
+    socket: str = ""
+    boot_id: str = ""
+    temp_c: float | None = None
+    memory_total_bytes: int = 0
+    damaged_keys: tuple[str, ...] = ()
+    http: HttpStatus = HttpStatus()
+    telemetry: TelemetryStatus = TelemetryStatus()
+    claims: tuple[ClaimStatus, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Any) -> DeviceStatus:
+        """Return the status made of JSON values. Raises DeviceError when it is not a status."""
+        try:
+            return from_json(cls, value)
+        except Mistyped as error:
+            raise DeviceError(
+                f"the device's status cannot be read: {error}. The device has another version of edgert: "
+                "bootstrap it again from this host"
+            ) from error
+
+    def as_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = to_json(self)
+        return value
+
+    def model(self, name: str) -> ModelStatus | None:
+        return next((model for model in self.models if model.model == name), None)

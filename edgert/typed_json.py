@@ -1,0 +1,166 @@
+"""Dataclasses as JSON values and back, every value checked against the type of its field.
+
+The sender is another process or another machine, so nothing that it sends is trusted: texts, lists and numbers are
+bounded, and the types of the fields bound the depth. A key without a field is ignored, as a newer sender may add some.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from edgert.errors import EdgeRTError
+
+TEXT_LENGTH_MAX = 64 * 1024
+ENTRIES_MAX = 4096  # of a list or an object
+INTEGER_MAX = 2**63 - 1
+# In the metadata of a field that holds a dataclass or None: its fields are beside the others in JSON.
+FLAT = "flat"
+
+T = TypeVar("T")
+
+
+class Mistyped(ValueError):
+    """A JSON value does not have the type of its field; the message names the field."""
+
+
+def to_json(value: Any) -> Any:
+    """Return `value`, a dataclass or what its fields may hold, as JSON values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        found: dict[str, Any] = {}
+        for field in fields(value):
+            entry = to_json(getattr(value, field.name))
+            found |= (entry or {}) if FLAT in field.metadata else {field.name: entry}
+        return found
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_json(entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(entry) for entry in value]
+    return value
+
+
+def from_json(cls: type[T], value: Any) -> T:
+    """Return the dataclass `cls` made of JSON values. Raises Mistyped."""
+    made: T = _read(cls, value, "")
+    return made
+
+
+def _read(wanted: Any, value: Any, where: str) -> Any:
+    origin = get_origin(wanted)
+    if origin in (Union, UnionType):
+        (kind,) = (each for each in get_args(wanted) if each is not type(None))
+        return None if value is None else _read(kind, value, where)
+    if origin is tuple:
+        return _tuple(get_args(wanted), value, where)
+    if origin is not None:  # a mapping
+        key_kind, kind = get_args(wanted)
+        return {
+            _key(key_kind, key, where): _read(kind, entry, f"{where}.{key[:80]}")
+            for key, entry in _bounded(value, dict, where, "an object").items()
+        }
+    if is_dataclass(wanted):
+        return _dataclass(wanted, value, where)
+    return _plain(wanted, value, where)
+
+
+def _dataclass(cls: Any, value: Any, where: str) -> Any:
+    given = _bounded(value, dict, where, "an object")
+    found = {}
+    for name, (kind, required, flat) in _fields(cls).items():
+        if flat:
+            found[name] = _read(kind, given if _has(kind, given) else None, where)
+        elif name in given:
+            found[name] = _read(kind, given[name], f"{where}.{name}")
+        elif required:
+            raise Mistyped(f"{_shown(where)} lacks {name!r}")
+    try:
+        return cls(**found)
+    except EdgeRTError as error:  # the class checks its values
+        raise Mistyped(f"{_shown(where)}: {error.message}") from error
+
+
+@cache
+def _fields(cls: Any) -> dict[str, tuple[Any, bool, bool]]:
+    """Return each field's type, whether a value is required, and whether its own fields are beside the others."""
+    kinds = get_type_hints(cls)
+    return {
+        field.name: (
+            kinds[field.name],
+            field.default is MISSING and field.default_factory is MISSING,
+            FLAT in field.metadata,
+        )
+        for field in fields(cls)
+    }
+
+
+def _has(kind: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether `given` has a value for a required field of the optional dataclass `kind`."""
+    (cls,) = (each for each in get_args(kind) if each is not type(None))
+    return any(required and name in given for name, (_, required, _) in _fields(cls).items())
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    given = _bounded(list(value) if isinstance(value, tuple) else value, list, where, "a list")
+    if kinds[1:] == (...,):
+        kinds = kinds[:1] * len(given)
+    if len(kinds) != len(given):
+        raise Mistyped(f"{_shown(where)} has {len(given)} entries, not {len(kinds)}")
+    return tuple(_read(kind, entry, f"{where}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, given, strict=True)))
+
+
+def _key(kind: type, key: str, where: str) -> Any:
+    if kind is str:
+        return key
+    try:
+        return int(key[:20])
+    except ValueError as error:
+        raise Mistyped(f"{_shown(where)} has the key {key[:80]!r}, not a number") from error
+
+
+def _plain(kind: type, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if (isinstance(value, int) and abs(value) > INTEGER_MAX) or not math.isfinite(value):
+            raise Mistyped(f"{_shown(where)} is not a finite number")
+        return float(value)
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > INTEGER_MAX:
+            raise Mistyped(f"{_shown(where)} is beyond {INTEGER_MAX}")
+        return value
+    if kind is bool and isinstance(value, bool):
+        return value
+    if issubclass(kind, str) and isinstance(value, str):
+        text = _bounded(value, str, where, "a text")
+        try:
+            return kind(text)  # a member, where `kind` is an Enum
+        except ValueError as error:
+            raise Mistyped(f"{_shown(where)} is {text[:80]!r}") from error
+    raise Mistyped(f"{_shown(where)} is {_excerpt(value)}, not of type {kind.__name__}")
+
+
+def _bounded(value: Any, kind: type[Any], where: str, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise Mistyped(f"{_shown(where)} is {_excerpt(value)}, not {name}")
+    size, most = len(value), TEXT_LENGTH_MAX if kind is str else ENTRIES_MAX
+    if size > most:
+        raise Mistyped(f"{_shown(where)} has {size} entries; at most {most} are read")
+    return value
+
+
+def _shown(where: str) -> str:
+    return where.removeprefix(".") or "the answer"
+
+
+def _excerpt(value: Any) -> str:
+    """Return a scalar as text, and the type of anything else: it may be large or deep."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) <= INTEGER_MAX):
+        return repr(value)
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,72 @@
+"""Statuses: what a device reports is the same on the host, and anything else is one clear error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgert.checks.status import DeviceStatus, ModelStatus, ServingStatus, TrialStatus
+from edgert.errors import DeviceError
+from edgert.versions.slots import Returned, Version
+from edgert.versions.trial_limits import Readings, TrialLimits
+from tests.support.statuses import LOADED, device_status, worker_figures
+
+SERVING = ServingStatus(
+    "ready",
+    trial=TrialStatus(3, "watching", 12.5, Readings(requests=9), "9 requests"),
+    pid=7,
+    memory_mb=41.0,
+    loaded=LOADED,
+    figures=worker_figures(100, {"idle": 10}),
+)
+MODEL = ModelStatus(
+    "echo",
+    "trial",
+    Version(3, "new", good=False),
+    Version(2, "old", good=True),
+    ratchet=2,
+    trial_limits=TrialLimits({"p99_ms": 8.0}, 60.0),
+    rolled_back=Returned(1, "bad", "it crashed", 5.0),
+    serving=SERVING,
+)
+STATUS = device_status(MODEL, keys=("k",))
+
+
+def test_a_status_is_the_same_after_the_way_through_json() -> None:
+    assert DeviceStatus.from_json(json.loads(json.dumps(STATUS.as_json()))) == STATUS
+    serving = STATUS.as_json()["models"][0]["serving"]
+    assert (serving["engine"], serving["requests"]["requests"]) == ("tflite", 100), (
+        "what a worker says is beside the rest"
+    )
+
+
+def test_models_are_found_by_name() -> None:
+    assert STATUS.model("echo") == MODEL
+    assert STATUS.model("other") is None
+    assert (MODEL.on_trial, MODEL.release) == (True, 3)
+
+
+def spoil(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(json.dumps(STATUS.as_json()))
+    change(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v: v.pop("machine"), "lacks 'machine'"),
+        (lambda v: v.update(daemon=True), "daemon is True, not an object"),
+        (lambda v: v["daemon"].update(pid="7"), "daemon.pid is '7'"),
+        (lambda v: v["models"][0]["serving"].update(pid=[7]), r"models\[0\].serving.pid is of type list"),
+        (lambda v: v["models"][0]["serving"]["requests"].pop("window"), r"models\[0\].serving.requests lacks 'window'"),
+        (lambda v: v["models"][0]["trial_limits"]["limits"].update(p99_ms=-1), "limit p99_ms is -1"),
+    ],
+)
+def test_a_status_that_is_none_is_an_error_with_a_next_step(change: Callable[[Any], object], words: str) -> None:
+    with pytest.raises(DeviceError, match=words) as raised:
+        DeviceStatus.from_json(spoil(change))
+    assert "bootstrap it again" in raised.value.message

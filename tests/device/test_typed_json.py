@@ -1,0 +1,96 @@
+"""Typed JSON: a dataclass survives the way through JSON, and every wrong value is one error that names its field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert.typed_json import ENTRIES_MAX, FLAT, INTEGER_MAX, TEXT_LENGTH_MAX, Mistyped, from_json, to_json
+
+
+class Colour(str, Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    spokes: int
+
+    def __post_init__(self) -> None:
+        if self.spokes < 0:
+            raise ConfigInvalid("fewer than 0 spokes")
+
+
+@dataclass(frozen=True)
+class Bell:
+    loud: bool
+
+
+@dataclass(frozen=True)
+class Bike:
+    name: str
+    price: float
+    colour: Colour
+    wheels: tuple[Wheel, ...]
+    gears: Mapping[int, tuple[int, float]]
+    owner: str | None = None
+    bell: Bell | None = field(default=None, metadata={FLAT: True})
+
+
+BIKE = Bike("b", 1.5, Colour.RED, (Wheel(32), Wheel(36)), {1: (2, 0.5)}, None, Bell(True))
+VALUE: dict[str, Any] = to_json(BIKE)
+
+
+def test_it_survives_the_way_through_json() -> None:
+    assert from_json(Bike, json.loads(json.dumps(VALUE))) == BIKE
+    assert VALUE["loud"] is True, "the fields of a flat one are beside the others"
+
+
+def test_defaults_stand_in_and_unknown_keys_are_ignored() -> None:
+    least = {key: VALUE[key] for key in ("name", "price", "colour", "wheels", "gears")}
+    bike = from_json(Bike, {**least, "basket": {"deep": [1]}})
+    assert (bike.owner, bike.bell) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": 1}, "name is 1, not of type str"),
+        ({"name": "x" * (TEXT_LENGTH_MAX + 1)}, "name has 65537 entries"),
+        ({"price": "1"}, "price is '1'"),
+        ({"price": True}, "price is True"),
+        ({"price": float("nan")}, "price is not a finite number"),
+        ({"price": 10**400}, "price is not a finite number"),
+        ({"colour": "green"}, "colour is 'green'"),
+        ({"wheels": None}, "wheels is None, not a list"),
+        ({"wheels": [{"spokes": 1.5}]}, r"wheels\[0\].spokes is 1.5"),
+        ({"wheels": [{"spokes": INTEGER_MAX + 1}]}, r"wheels\[0\].spokes is beyond"),
+        ({"wheels": [{}]}, r"wheels\[0\] lacks 'spokes'"),
+        ({"wheels": [{"spokes": -1}]}, "fewer than 0 spokes"),
+        ({"wheels": [{"spokes": 1}] * (ENTRIES_MAX + 1)}, "wheels has 4097 entries"),
+        ({"gears": {"one": [1, 1.0]}}, "gears has the key 'one'"),
+        ({"gears": {"1": [1]}}, "gears.1 has 1 entries, not 2"),
+        ({"owner": 5}, "owner is 5"),
+        ({"loud": "yes"}, "loud is 'yes'"),
+    ],
+)
+def test_a_wrong_value_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(Mistyped, match=words):
+        from_json(Bike, {**VALUE, **change})
+
+
+def test_what_is_deep_or_no_object_is_named_too() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (deep, {**VALUE, "name": deep}, 5, None):
+        with pytest.raises(Mistyped):
+            from_json(Bike, value)
+    while deep:  # the interpreter must not free it recursively
+        deep = deep.pop()
