@@ -146,7 +146,7 @@ def test_a_runtime_that_computes_something_else_never_comes_into_use(world: Worl
 def test_a_daemon_that_does_not_come_up_is_taken_back_by_the_device(world: World) -> None:
     """Its self-test passes: only the trial can show it."""
     broken = world.another(
-        "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.serving"
+        "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.daemon"
     )
     before = world.current()
     failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial-s", TRIAL_S, code=9)

