@@ -74,6 +74,14 @@ emulators:
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
 CHROMIUM := $(shell grep -qs '^ID=ubuntu' /etc/os-release || echo chromium fonts-dejavu-core)
 
+# Trained models of other people's through `edgert build` and through the vendors' own recipes; about an hour.
+zoo: setup
+	@command -v espeak-ng >/dev/null || { install="apt-get install -y --no-install-recommends espeak-ng"; \
+	test "$$(id -u)" = 0 || { echo "error: the zoo needs espeak-ng; install with: sudo $$install" >&2; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[zoo]'
+	@$(BIN)/python -m bench.zoo $(if $(MODELS),--models $(MODELS))
+
 # An emulated Raspberry-Pi-class machine, as root; about half an hour, most of it in the emulator.
 hil-arm64: setup servers emulators
 	@EDGERT_HIL_REQUIRED=1 EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s

@@ -21,11 +21,62 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 Array = NDArray[Any]
 
-WORDS = (
-    "valve pump motor fan bearing shaft sensor relay panel north south east west inlet outlet pressure flow level "
-    "alarm status ready stop start manual batch serial station line cell robot gripper camera light check total "
-    "weight order 2026 4711 A17 B42 kPa rpm 12.5 98% OK FAIL temp humid serve deploy edge model exact".split()
-)
+WORDS = [
+    "valve",
+    "pump",
+    "motor",
+    "fan",
+    "bearing",
+    "shaft",
+    "sensor",
+    "relay",
+    "panel",
+    "north",
+    "south",
+    "east",
+    "west",
+    "inlet",
+    "outlet",
+    "pressure",
+    "flow",
+    "level",
+    "alarm",
+    "status",
+    "ready",
+    "stop",
+    "start",
+    "manual",
+    "batch",
+    "serial",
+    "station",
+    "line",
+    "cell",
+    "robot",
+    "gripper",
+    "camera",
+    "light",
+    "check",
+    "total",
+    "weight",
+    "order",
+    "2026",
+    "4711",
+    "A17",
+    "B42",
+    "kPa",
+    "rpm",
+    "12.5",
+    "98%",
+    "OK",
+    "FAIL",
+    "temp",
+    "humid",
+    "serve",
+    "deploy",
+    "edge",
+    "model",
+    "exact",
+]
 SENTENCES = (
     "The pump stopped because the inlet pressure was too low.",
     "Replace the bearing before the motor overheats.",
@@ -141,7 +192,9 @@ def eyes(count: int, size: int, seed: int) -> list[Image.Image]:
     made = []
     for face in faces(count, 256, seed + 1):
         side, x, y = 256 * 0.3, 256 * (0.33 + rng.uniform(-0.03, 0.03)), 256 * (0.42 + rng.uniform(-0.03, 0.03))
-        made.append(face.crop((int(x - side / 2), int(y - side / 2), int(x + side / 2), int(y + side / 2))).resize((size, size)))
+        made.append(
+            face.crop((int(x - side / 2), int(y - side / 2), int(x + side / 2), int(y + side / 2))).resize((size, size))
+        )
     return made
 
 
@@ -168,7 +221,10 @@ def speech(seconds: float, rate: int, seed: int) -> Array:
         voice = str(rng.choice(["en", "en-us", "en+f3", "en+m5", "de", "fr+f2"]))
         command = ["espeak-ng", "-v", voice, "-s", str(int(rng.integers(120, 200))), "--stdout"]
         said = subprocess.run([*command, str(rng.choice(SENTENCES))], capture_output=True, check=True).stdout
-        parts += [_resampled(said, rate) * float(rng.uniform(0.3, 1.0)), np.zeros(int(rate * rng.uniform(0.3, 1.5)), np.float32)]
+        parts += [
+            _resampled(said, rate) * float(rng.uniform(0.3, 1.0)),
+            np.zeros(int(rate * rng.uniform(0.3, 1.5)), np.float32),
+        ]
         length += sum(len(part) for part in parts[-2:])
     sound = np.concatenate(parts)[: int(seconds * rate)]
     return (sound + rng.normal(0, 10 ** rng.uniform(-3.5, -1.8), len(sound))).astype(np.float32)

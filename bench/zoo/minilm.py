@@ -46,7 +46,9 @@ class _Graph:
         return self.node("Mul", self.node("Sub", mask, self.constant(np.float32(1))), self.constant(np.float32(10_000)))
 
     def layer(self, name: str, x: str, bias: str) -> str:
-        query, key, value = (self._heads(f"{name}.attention.self.{part}", x, part) for part in ("query", "key", "value"))
+        query, key, value = (
+            self._heads(f"{name}.attention.self.{part}", x, part) for part in ("query", "key", "value")
+        )
         scores = self.node("Mul", self.node("MatMul", query, key), self.constant(np.float32(HEAD**-0.5)))
         weights = self.node("Softmax", self.node("Add", scores, bias), axis=-1)
         context = self.node("Transpose", self.node("MatMul", weights, value), perm=[0, 2, 1, 3])
@@ -55,7 +57,11 @@ class _Graph:
         x = self.norm(f"{output}.LayerNorm", self.node("Add", self.dense(f"{output}.dense", context), x))
         wide = self.dense(f"{name}.intermediate.dense", x)
         half = self.node("Erf", self.node("Mul", wide, self.constant(np.float32(2**-0.5))))
-        gelu = self.node("Mul", self.node("Mul", wide, self.node("Add", half, self.constant(np.float32(1)))), self.constant(np.float32(0.5)))
+        gelu = self.node(
+            "Mul",
+            self.node("Mul", wide, self.node("Add", half, self.constant(np.float32(1)))),
+            self.constant(np.float32(0.5)),
+        )
         return self.norm(f"{name}.output.LayerNorm", self.node("Add", self.dense(f"{name}.output.dense", gelu), x))
 
     def pooled(self, x: str) -> None:
@@ -73,7 +79,9 @@ class _Graph:
         return self.node("Add", product, self.weight(f"{name}.bias"))
 
     def norm(self, name: str, x: str) -> str:
-        return self.node("LayerNormalization", x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"), epsilon=1e-12)
+        return self.node(
+            "LayerNormalization", x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"), epsilon=1e-12
+        )
 
     def weight(self, name: str) -> str:
         return self.constant(self.weights[name])

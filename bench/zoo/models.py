@@ -193,7 +193,11 @@ def _silero(name: str) -> ZooModel:
 
     def drawn(seed: int, count: int) -> Arrays:
         """Chunks of 512 samples with the 64 before them, and the state that FP32 had reached there."""
-        sound, state, context = data.speech(count * 512 / 16_000 + 1, 16_000, seed), np.zeros((2, 1, 128), np.float32), np.zeros(64)
+        sound, state, context = (
+            data.speech(count * 512 / 16_000 + 1, 16_000, seed),
+            np.zeros((2, 1, 128), np.float32),
+            np.zeros(64),
+        )
         inputs, states = [], []
         for start in range(0, count * 512, 512):
             chunk = np.concatenate([context, sound[start : start + 512]]).astype(np.float32)[None]
@@ -209,7 +213,9 @@ def _silero(name: str) -> ZooModel:
 
 
 def _basic_pitch(name: str) -> ZooModel:
-    samples = _split("serving_default_input_2:0", lambda count, seed: data.chords(count // 4, 43844, 22050, seed)[..., None])
+    samples = _split(
+        "serving_default_input_2:0", lambda count, seed: data.chords(count // 4, 43844, 22050, seed)[..., None]
+    )
     return ZooModel(
         name, "audio", "IoU of notes", model_file("basic-pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx"),
         *samples, lambda answers, exact: scores.maps_agree(answers[1], exact[1]),
@@ -274,7 +280,9 @@ def _trees(name: str) -> ZooModel:
     from sklearn.model_selection import train_test_split
 
     table = load_breast_cancer()
-    train, test, target, wanted = train_test_split(table.data.astype(np.float32), table.target, random_state=7, test_size=0.35)
+    train, test, target, wanted = train_test_split(
+        table.data.astype(np.float32), table.target, random_state=7, test_size=0.35
+    )
     path = folder() / f"{name}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_TREES[name](train, target))
@@ -310,7 +318,11 @@ def _xgboost(train: Array, target: Array) -> bytes:
     from xgboost import XGBClassifier
 
     fitted = XGBClassifier(n_estimators=60, random_state=7, base_score=0.5).fit(train, target)
-    return bytes(convert_xgboost(fitted, initial_types=[("x", FloatTensorType([None, train.shape[1]]))], target_opset=15).SerializeToString())
+    return bytes(
+        convert_xgboost(
+            fitted, initial_types=[("x", FloatTensorType([None, train.shape[1]]))], target_opset=15
+        ).SerializeToString()
+    )
 
 
 _TREES = {"sklearn-boosting": _sklearn_boosting, "lightgbm": _lightgbm, "xgboost": _xgboost}

@@ -28,7 +28,8 @@ def decisions_agree(answers: Array, exact: Array, threshold: float = 0.5) -> flo
 def ctc_texts(logits: Array, blank: int = 0) -> list[tuple[int, ...]]:
     """Decode `[N, T, C]` greedily: repeats merge, blanks go."""
     return [
-        tuple(int(c) for i, c in enumerate(row) if c != blank and (i == 0 or row[i - 1] != c)) for row in logits.argmax(-1)
+        tuple(int(c) for i, c in enumerate(row) if c != blank and (i == 0 or row[i - 1] != c))
+        for row in logits.argmax(-1)
     ]
 
 

@@ -87,7 +87,9 @@ def ai_edge_static(model: Path, samples: Sequence[Sample], folder: Path) -> Path
     from ai_edge_quantizer import quantizer, recipe
 
     one = quantizer.Quantizer(str(model), recipe.static_wi8_ai8())
-    calibration = {"serving_default": [dict(zip(_arguments(model), sample.values(), strict=True)) for sample in samples]}
+    calibration = {
+        "serving_default": [dict(zip(_arguments(model), sample.values(), strict=True)) for sample in samples]
+    }
     return _exported(one.quantize(one.calibrate(calibration)), folder / "ai-edge-static.tflite")
 
 
