@@ -216,7 +216,8 @@ def speech(seconds: float, rate: int, seed: int) -> Array:
     """Speak sentences with pauses and noise between them: floats of -1 to 1."""
     if shutil.which("espeak-ng") is None:
         sys.exit("error: espeak-ng is missing; install it: sudo apt-get install espeak-ng")
-    rng, parts, length = random(seed), [np.zeros(rate // 2, np.float32)], 0
+    rng, length = random(seed), 0
+    parts: list[Array] = [np.zeros(rate // 2, np.float32)]
     while length < seconds * rate:
         voice = str(rng.choice(["en", "en-us", "en+f3", "en+m5", "de", "fr+f2"]))
         command = ["espeak-ng", "-v", voice, "-s", str(int(rng.integers(120, 200))), "--stdout"]

@@ -42,7 +42,9 @@ class _Graph:
 
     def mask_bias(self) -> str:
         """0 where there is a token, -10,000 where there is none: `[N, 1, 1, 32]`."""
-        mask = self.node("Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.int64([1, 2])))
+        mask = self.node(
+            "Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.array([1, 2], np.int64))
+        )
         return self.node("Mul", self.node("Sub", mask, self.constant(np.float32(1))), self.constant(np.float32(10_000)))
 
     def layer(self, name: str, x: str, bias: str) -> str:
@@ -52,7 +54,7 @@ class _Graph:
         scores = self.node("Mul", self.node("MatMul", query, key), self.constant(np.float32(HEAD**-0.5)))
         weights = self.node("Softmax", self.node("Add", scores, bias), axis=-1)
         context = self.node("Transpose", self.node("MatMul", weights, value), perm=[0, 2, 1, 3])
-        context = self.node("Reshape", context, self.constant(np.int64([0, 0, HIDDEN])))
+        context = self.node("Reshape", context, self.constant(np.array([0, 0, HIDDEN], np.int64)))
         output = f"{name}.attention.output"
         x = self.norm(f"{output}.LayerNorm", self.node("Add", self.dense(f"{output}.dense", context), x))
         wide = self.dense(f"{name}.intermediate.dense", x)
@@ -65,13 +67,15 @@ class _Graph:
         return self.norm(f"{name}.output.LayerNorm", self.node("Add", self.dense(f"{name}.output.dense", gelu), x))
 
     def pooled(self, x: str) -> None:
-        mask = self.node("Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.int64([2])))
-        total = self.node("ReduceSum", self.node("Mul", x, mask), self.constant(np.int64([1])), keepdims=0)
-        count = self.node("ReduceSum", mask, self.constant(np.int64([1])), keepdims=0)
+        mask = self.node(
+            "Unsqueeze", self.node("Cast", "mask", to=TensorProto.FLOAT), self.constant(np.array([2], np.int64))
+        )
+        total = self.node("ReduceSum", self.node("Mul", x, mask), self.constant(np.array([1], np.int64)), keepdims=0)
+        count = self.node("ReduceSum", mask, self.constant(np.array([1], np.int64)), keepdims=0)
         self.nodes.append(helper.make_node("Div", [total, count], ["embedding"]))
 
     def _heads(self, name: str, x: str, part: str) -> str:
-        split = self.node("Reshape", self.dense(name, x), self.constant(np.int64([0, 0, HEADS, HEAD])))
+        split = self.node("Reshape", self.dense(name, x), self.constant(np.array([0, 0, HEADS, HEAD], np.int64)))
         return self.node("Transpose", split, perm=[0, 2, 3, 1] if part == "key" else [0, 2, 1, 3])
 
     def dense(self, name: str, x: str) -> str:

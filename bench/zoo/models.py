@@ -86,7 +86,10 @@ def _ocr_recognizer(name: str) -> ZooModel:
 
 
 def _ocr_detector(name: str) -> ZooModel:
-    mean, std = np.float32([0.485, 0.456, 0.406]).reshape(3, 1, 1), np.float32([0.229, 0.224, 0.225]).reshape(3, 1, 1)
+    mean, std = (
+        np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1),
+        np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1),
+    )
 
     def draw(count: int, seed: int) -> Array:
         pages = [data.text_page(320, seed * 1000 + i) for i in range(count // 3)]
@@ -203,7 +206,8 @@ def _silero(name: str) -> ZooModel:
             chunk = np.concatenate([context, sound[start : start + 512]]).astype(np.float32)[None]
             inputs.append(chunk)
             states.append(state)
-            state, context = session.run(["stateN"], {"input": chunk, "state": state})[0], chunk[0, -64:]
+            state = session.run(["stateN"], {"input": chunk, "state": state})[0]
+            context = chunk[0, -64:]
         return {"input": np.concatenate(inputs), "state": np.stack(states)}
 
     return ZooModel(
