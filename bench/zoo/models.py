@@ -196,11 +196,9 @@ def _silero(name: str) -> ZooModel:
 
     def drawn(seed: int, count: int) -> Arrays:
         """Chunks of 512 samples with the 64 before them, and the state that FP32 had reached there."""
-        sound, state, context = (
-            data.speech(count * 512 / 16_000 + 1, 16_000, seed),
-            np.zeros((2, 1, 128), np.float32),
-            np.zeros(64),
-        )
+        sound: Array = data.speech(count * 512 / 16_000 + 1, 16_000, seed)
+        state: Array = np.zeros((2, 1, 128), np.float32)
+        context: Array = np.zeros(64, np.float32)
         inputs, states = [], []
         for start in range(0, count * 512, 512):
             chunk = np.concatenate([context, sound[start : start + 512]]).astype(np.float32)[None]
