@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
-.PHONY: setup demo test docs hil hil-arm64 hil-power hil-brokers check format servers emulators clean
+.PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 
 # One environment: `make demo` installs 0.9 GB of it, the first other target the rest (1.6 GB in all).
 setup: $(VENV)/installed
