@@ -31,7 +31,8 @@ from bench.common import DIGITS, emit
 from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
-from edgert_deploy.packager.accuracy.metrics import Metric, Question, metric_for
+from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
+from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Artifact, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -95,8 +96,8 @@ def compare(
     fp32_ms, int8_ms = _in_turn(sessions, sample, seconds)
     samples = [holdout.inputs[spec.name] for spec in source.inputs]
     answers = [run_samples(session, samples) for session in sessions]
-    question = Question(source.outputs, answers[0], holdout)
-    metric: Metric = metric_for("auto" if holdout.labels is not None else "cosine", question)
+    reference = Reference(source.outputs, answers[0], holdout)
+    metric: Metric = metric_for("auto" if holdout.labels is not None else "cosine", reference)
     everything = np.arange(len(holdout))
     fp32, int8 = (metric.score(one, everything) for one in answers)
     for session in sessions:

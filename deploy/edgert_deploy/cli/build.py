@@ -21,18 +21,14 @@ from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.sizes import size_text
 from edgert_deploy.devices.inventory import find_inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
 from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
+from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice
 from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
-from edgert_deploy.packager.pack import (
-    CALIBRATION_SAMPLES_MIN,
-    HOLDOUT_SAMPLES_MIN,
-    BuildRequest,
-    BuildResult,
-    BuildRow,
-    build_bundle,
-)
+from edgert_deploy.packager.pack import BuildResult, build_bundle
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
@@ -50,6 +46,7 @@ COLUMNS = (
     ("gate", 4),
 )
 WORDS_LETTERS_MAX = 10_000
+CALIBRATION_SAMPLES_MIN = 10
 FILE = click.Path(path_type=Path)
 
 
@@ -87,6 +84,7 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="What the gate compares: auto, top1, top5, map, cosine or module:function; see below.",
 )
+@click.option("--allow-overlap", is_flag=True, help="Accept hold-out samples that are calibration samples too.")
 @click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
 @click.option("--notes", default="", help="What else they should know: where the data came from, what changed.")
 @click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
@@ -157,6 +155,7 @@ def build(
     max_drop: float,
     max_class_drop: float | None,
     metric: str,
+    allow_overlap: bool,
     licence: str,
     notes: str,
     downgrade: bool,
@@ -234,6 +233,7 @@ def build(
         max_class_drop=max_class_drop,
         engines=engines,
         metric=metric,
+        allow_overlap=allow_overlap,
         downgrade=downgrade,
         expires=expiry_from(expires, time.time()) if expires else "",
         licence=_words("licence", licence),
@@ -251,14 +251,14 @@ def build(
     headed = False
     with BuildProgress({p.name: len(p.engines) if engines == "all" else 1 for p in profiles}) as progress:
 
-        def report(row: BuildRow) -> None:
+        def report(choice: Choice) -> None:
             nonlocal headed
-            progress.done(row.target)
+            progress.done(choice.profile.name)
             if not as_json:
                 if not headed:  # a build that cannot begin prints no table
                     progress.print(lambda: _print_cells(heading for heading, _ in COLUMNS))
                 headed = True
-                progress.print(lambda: _print_row(row))
+                progress.print(lambda: _print_rows(choice, source.size_bytes))
 
         result = build_bundle(request, signing_key, out, progress, report)
     if not as_json and any(choice.timings for choice in result.choices):
@@ -300,28 +300,29 @@ def _words(option: str, text: str) -> str:
     return text
 
 
-def _print_row(row: BuildRow) -> None:
-    artifact, accuracy = row.candidate.artifact, row.verdict.accuracy
-    _print_cells(
-        (
-            row.target,
-            artifact.engine,
-            artifact.kind,
-            f"{size_text(row.candidate.size_bytes)} ({_compared(row.candidate.size_bytes, row.source_size_bytes)})",
-            accuracy.metric,
-            f"{accuracy.fp32:.4f}",
-            f"{accuracy.artifact:.4f}",
-            f"{0.0 - accuracy.drop:+.4f}",
-            "pass" if row.passed else "FAIL",
+def _print_rows(choice: Choice, source_size_bytes: int) -> None:
+    for candidate in choice.packed:
+        artifact, accuracy = candidate.artifact, candidate.result.accuracy
+        _print_cells(
+            (
+                choice.profile.name,
+                artifact.engine,
+                artifact.kind,
+                f"{size_text(candidate.size_bytes)} ({_compared(candidate.size_bytes, source_size_bytes)})",
+                accuracy.metric,
+                f"{accuracy.fp32:.4f}",
+                f"{accuracy.artifact:.4f}",
+                f"{0.0 - accuracy.drop:+.4f}",
+                "pass" if candidate.passed else "FAIL",
+            )
         )
-    )
 
 
 def _print_times(result: BuildResult) -> None:
     """Every candidate of each target that was measured: does it pass, how fast is it, what became of it."""
     rows = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
     for choice in result.choices:
-        packed = {candidate.id: rung for rung, candidate in enumerate(choice.ladder)}
+        packed = {candidate.id: place for place, candidate in enumerate(choice.packed)}
         for candidate in choice.tried:
             timing = choice.timings.get(candidate.id)
             if not choice.timings or (candidate.id in packed and timing is None):
@@ -335,7 +336,7 @@ def _print_times(result: BuildResult) -> None:
                 else ""
             )
             where, threads = (timing.where, str(timing.threads or "-")) if timing else ("-", "-")
-            gate = "pass" if candidate.verdict.passed else "FAIL"
+            gate = "pass" if candidate.passed else "FAIL"
             rows.append((choice.profile.name, candidate.id, where, time, threads, gate, note))
     click.echo(columns(rows))
 
@@ -360,19 +361,18 @@ def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "downgrade": request.downgrade,
         "expires": request.expires or None,
         "warnings": list(result.warnings),
-        "targets": [_target_as_json(choice, result) for choice in result.choices],
+        "targets": [_target_as_json(choice, request.source.size_bytes) for choice in result.choices],
     }
 
 
-def _target_as_json(choice: Choice, result: BuildResult) -> dict[str, Any]:
-    """The target with what it serves first, and the whole ladder beside it."""
-    ladder = [_row_as_json(row) for row in result.rows if row.target == choice.profile.name]
-    left_out = [vars(one) for one in choice.left_out]
+def _target_as_json(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
+    """The target with the artifact that it serves first, and all of its artifacts beside it."""
+    artifacts = [_candidate_as_json(candidate, source_size_bytes) for candidate in choice.packed]
     candidates = [
         {
             "artifact": c.id,
-            "passed": c.verdict.passed,
-            "drop": c.verdict.accuracy.drop,
+            "passed": c.passed,
+            "drop": c.result.accuracy.drop,
             "size_bytes": c.size_bytes,
             **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
         }
@@ -380,22 +380,22 @@ def _target_as_json(choice: Choice, result: BuildResult) -> dict[str, Any]:
     ]
     return {
         "target": choice.profile.name,
-        **ladder[0],
-        "ladder": ladder,
-        "left_out": left_out,
+        **artifacts[0],
+        "artifacts": artifacts,
+        "left_out": [vars(one) for one in choice.left_out],
         "candidates": candidates,
     }
 
 
-def _row_as_json(row: BuildRow) -> dict[str, Any]:
-    artifact, accuracy = row.candidate.artifact, row.verdict.accuracy
+def _candidate_as_json(candidate: Candidate, source_size_bytes: int) -> dict[str, Any]:
+    artifact, accuracy = candidate.artifact, candidate.result.accuracy
     return {
-        "artifact": row.artifact,
+        "artifact": candidate.id,
         "engine": artifact.engine,
         "precision": artifact.kind,
         "float_layers": list(artifact.float_layers),
-        "size_bytes": row.candidate.size_bytes,
-        "source_size_bytes": row.source_size_bytes,
+        "size_bytes": candidate.size_bytes,
+        "source_size_bytes": source_size_bytes,
         "metric": accuracy.metric,
         "samples": accuracy.samples,
         "fp32": accuracy.fp32,
@@ -403,6 +403,6 @@ def _row_as_json(row: BuildRow) -> dict[str, Any]:
         "drop": accuracy.drop,
         "max_drop": accuracy.max_drop,
         "judged_by": artifact.judged_by,
-        "build_s": round(row.candidate.build_s, 3),
-        "passed": row.passed,
+        "build_s": round(candidate.build_s, 3),
+        "passed": candidate.passed,
     }

@@ -22,7 +22,7 @@ NAMES_SHOWN_MAX = 8
 CLASSES_SHOWN_MAX = 5
 # Of the receipts' fields those shown one by one.
 _RECEIPT = re.compile(
-    r"licence|notes|gate\..*|targets\.[^.]+\.(ladder|left_out|remarks)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
+    r"licence|notes|gate\..*|targets\.[^.]+\.(artifacts|left_out|warnings)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
 )
 _CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices)\..+\.artifact")
 # Said in lines of their own, or by the lines on artifacts.

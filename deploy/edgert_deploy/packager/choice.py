@@ -1,35 +1,27 @@
-"""The choice: which candidates a target gets, one for each engine of its ladder, the best first.
+"""The choice: which candidates a target gets, at most one for each of its engines, the best first.
 
-A precision that is asked for is kept: "int8" is INT8, where need be with some layers in float, or an error that
-offers the others. "auto" takes what passes, INT8 first, and says so loudly where it is anything else.
+A requested precision is kept: "int8" is INT8, if need be with some layers in float, or an error that offers the other
+precisions. "auto" takes the first that passes, INT8 first, and warns if it is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Precision
-from edgert_deploy.packager.candidates import Candidate, Order, Workshop
+from edgert_deploy.packager.candidates import Candidate, CandidateBuilder, Order
+from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.measure import Measurer, Timings, fastest
-from edgert_deploy.packager.mixed_precision import Budget, Fallback, fall_back
+from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
+from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.source_model import check_engine
-
-Asked = Literal["auto", "int8", "fp16", "fp32"]
-PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
-    "auto": ("int8", "fp16", "fp32"),
-    "int8": ("int8",),
-    "fp16": ("fp16",),
-    "fp32": ("fp32",),
-}
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An engine of a ladder that gets no artifact, and why."""
+    """An engine of the profile that gets no artifact, and why."""
 
     engine: str
     code: str
@@ -38,154 +30,188 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `profile` gets: `ladder`, best first; `tried`, every candidate that was looked at for it; their times.
+    """What `profile` gets: `packed`, best first, of all candidates that were `tried` for it, and the FP32 `reference`.
 
-    Where the first engine has none that passes, `ladder` holds the one that came nearest, and the gate fails.
+    If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
     """
 
     profile: DeviceProfile
-    ladder: tuple[Candidate, ...]
+    packed: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
-    remarks: tuple[str, ...] = ()
-    fallbacks: tuple[tuple[str, Fallback], ...] = ()
+    warnings: tuple[str, ...] = ()
+    searches: tuple[tuple[str, Search], ...] = ()  # by engine
     timings: Timings = field(default_factory=dict)
+    reference: Candidate | None = None
+
+
+def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
+    """Return the candidates that go into the bundle, sorted by id."""
+    packed = {candidate.id: candidate for choice in choices for candidate in choice.packed}
+    packed |= {choice.reference.id: choice.reference for choice in choices if choice.reference is not None}
+    return dict(sorted(packed.items()))
 
 
 def choose(
-    shop: Workshop,
-    profile: DeviceProfile,
-    asked: Asked,
-    engines: Sequence[str],
-    budget: Budget,
-    measure: Measurer | None = None,
+    builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None
 ) -> Choice:
-    """Build and judge for `engines`, the first of which must do: raises OperatorUnsupported, BuildFailed and their kin.
+    """Build and judge the candidates of a target. With `measure` the fastest that passes comes first.
 
-    What looking for layers to put into float may cost, all in all, says `budget`. With `measure`, each precision that
-    `asked` allows is built, and the fastest that passes is taken: of each engine, and first of the ladder.
+    Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
     """
-    choice = Choice(profile, (), ())
+    profile = target.profile
+    warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        builder.progress(f"warning: {text}")
+        warnings.append(text)
+
     if measure is not None and not measure.covers(profile):
-        choice = _remarked(
-            shop, choice, f"{profile.name} is not measured: that takes a device of its kind (--measure-on)"
-        )
+        warn(f"{profile.name} is not measured: that takes a device of its kind (--measure-on)")
         measure = None
-    passed: list[tuple[Candidate, ...]] = []  # of each engine
-    for rung, engine in enumerate(engines):
+    tried: list[Candidate] = []
+    passed: list[list[Candidate]] = []  # by engine
+    searches: list[tuple[str, Search]] = []
+    left_out: list[LeftOut] = []
+    for engine in target.engines:
+        is_first = engine == target.engines[0]
         try:
-            check_engine(shop.brief.source, engine, profile.name)
-            tried, fallback = _tried(shop, profile, asked, engine, budget, until_passed=measure is None)
-        except (ConfigInvalid, OperatorUnsupported, BuildFailed, EngineMissing) as error:
-            if rung == 0:
-                raise
-            choice = _without(shop, choice, engine, error)
-            continue
-        choice = replace(choice, tried=(*choice.tried, *tried))
-        if fallback is not None:
-            choice = replace(choice, fallbacks=(*choice.fallbacks, (engine, fallback)))
-            choice = _remarked(shop, choice, f"{profile.name}: {_said(engine, tried[0], fallback)}")
-        good = tuple(candidate for candidate in tried if candidate.verdict.passed)
-        nearest = min(tried, key=lambda candidate: candidate.verdict.accuracy.drop)
-        if good:
+            check_engine(builder.evaluation.source, engine, profile.name)
+            candidates, search = _candidates(builder, target, engine, budget, until_passed=measure is None)
+            tried += candidates
+            if search is not None:
+                searches.append((engine, search))
+                warn(f"{profile.name}: {_search_text(engine, candidates[0], search)}")
+            good = [candidate for candidate in candidates if candidate.passed]
+            if not good:
+                nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
+                if is_first:  # the accuracy gate fails: more engines would not help
+                    return Choice(profile, (nearest,), tuple(tried), (), tuple(warnings), tuple(searches))
+                raise AccuracyTooLow(nearest.result.loss())
             passed.append(good)
-        elif rung == 0:  # the gate fails: nothing else is worth its time
-            return replace(choice, ladder=(nearest,))
-        else:
-            choice = _without(shop, choice, engine, AccuracyTooLow(nearest.verdict.complaint()))
+        except (AccuracyTooLow, BuildFailed, ConfigInvalid, EngineMissing, OperatorUnsupported) as error:
+            if is_first:
+                raise
+            left_out.append(LeftOut(engine, error.code, error.message))
+            warn(f"{profile.name} goes without {engine}: {error.message}")
+    timings: Timings = {}
     if measure is not None:
-        everything = [candidate for good in passed for candidate in good]
-        choice = replace(choice, timings=measure(profile, shop.brief, everything, shop.progress))
-    ladder = _sorted([fastest(good, choice.timings) if choice.timings else good[0] for good in passed], choice.timings)
-    choice = replace(choice, ladder=ladder)
-    for candidate in ladder:
-        if asked == "auto" and not candidate.artifact.precision.startswith("int8"):
-            choice = _remarked(shop, choice, f"{profile.name}: {_not_int8(candidate, choice)}")
-    return choice
+        timings = measure(profile, builder.evaluation, [one for good in passed for one in good], builder.progress)
+    packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
+    for candidate in packed:
+        if target.is_auto and not candidate.is_int8:
+            warn(f"{profile.name}: {_why_not_int8(candidate, tried, timings)}")
+    reference = None
+    if target.with_reference and packed[0].artifact.precision != "fp32":
+        reference = builder.build(Order(packed[0].artifact.engine, "fp32", profile))
+    return Choice(
+        profile, packed, tuple(tried), tuple(left_out), tuple(warnings), tuple(searches), timings, reference
+    )
 
 
-def _sorted(ladder: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
-    """The fastest first, where there are times; else in the profile's order."""
-    left, found = list(ladder), list[Candidate]()
+def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
+    """Return what is built whatever the accuracy gate decides, each once."""
+    orders: dict[str, Order] = {}
+    for target in targets:
+        wanted = [Order(engine, target.precisions[0], target.profile) for engine in target.engines]
+        if target.with_reference:
+            wanted.append(Order(target.engines[0], "fp32", target.profile))
+        for order in wanted:
+            if evaluation.source.kind != "tflite" or order.engine == "tflite":  # `choose` refuses the others
+                orders.setdefault(order.id, order)
+    return list(orders.values())
+
+
+def check_gate(choices: Sequence[Choice]) -> None:
+    """Raise AccuracyTooLow if an artifact of any target did not pass."""
+    failed = [(choice, one) for choice in choices for one in choice.packed if not one.passed]
+    if not failed:
+        return
+    parts = [f"target {choice.profile.name}: {one.artifact.engine} {one.result.loss()}" for choice, one in failed]
+    parts += [warning for choice, _ in failed for warning in choice.warnings]
+    first = failed[0][1]
+    limits = first.result.limits
+    allowed = f"{limits.max_drop:.4f}"
+    if limits.max_class_drop is not None:
+        allowed += f", {limits.max_class_drop:.4f} of any class or slice"
+    offer = "let it take FP16 or FP32 with --precision auto, " if first.is_int8 else ""
+    raise AccuracyTooLow(
+        f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "
+        f"samples closer to the field's, {offer}or allow more with --max-drop"
+    )
+
+
+def _candidates(
+    builder: CandidateBuilder, target: TargetRequest, engine: str, budget: Budget, *, until_passed: bool
+) -> tuple[list[Candidate], Search | None]:
+    """Build the candidates of one engine, simplest first, and return them with the search for layers in float.
+
+    With `until_passed`, none after the first that passes. Raises the first error if none can be built.
+    """
+    name = target.profile.name
+    tried: list[Candidate] = []
+    failures: list[EdgeRTError] = []
+    search = None
+    for precision in target.precisions:
+        try:
+            tried.append(builder.build(Order(engine, precision, target.profile)))
+            if precision == "int8" and not tried[-1].passed and budget.seconds:
+                builder.progress(f"{name}: {engine} INT8 does not pass: {tried[-1].result.loss()}")
+                search = search_float_layers(builder, tried[-1], budget)
+                if search is not None and search.found is not None:
+                    tried.append(search.found)
+            if precision == "int8" and engine == "tensorrt" and not until_passed:
+                # The same layers in INT8, the others in FP16: another speed on a GPU, only another size here.
+                tried.append(builder.build(Order(engine, "int8fp16", target.profile, tried[-1].order.float_layers)))
+        except (BuildFailed, OperatorUnsupported) as error:
+            builder.progress(f"{name}: no {engine} {precision}: {error.message}")
+            failures.append(error)
+            continue
+        if until_passed and tried[-1].passed:
+            break
+    if not tried:
+        raise failures[0]
+    return tried, search
+
+
+def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
+    """Sort by speed, the fastest first, if there are times; else keep the profile's order."""
+    left, found = list(candidates), list[Candidate]()
     while left and timings:
         found.append(fastest(left, timings))
         left = [candidate for candidate in left if candidate is not found[-1]]
     return tuple(found or left)
 
 
-def _tried(
-    shop: Workshop, profile: DeviceProfile, asked: Asked, engine: str, budget: Budget, *, until_passed: bool
-) -> tuple[tuple[Candidate, ...], Fallback | None]:
-    """The candidates of one engine, simplest first, and what the search for layers in float brought.
+def _search_text(engine: str, plain: Candidate, search: Search) -> str:
+    """Return the outcome of a search in one line."""
+    layers, attempts = len(search.harms), len(search.attempts)
+    if search.found is not None:
+        names = search.found.artifact.float_layers
+        more = "; the budget ended the search for fewer" if search.budget_spent else ""
+        return (
+            f"{engine} INT8 passes with {len(names)} of {layers} layers in float, the most harmful first: "
+            f"{', '.join(names)} (without: {plain.result.loss()}){more}"
+        )
+    if search.budget_spent:
+        return (
+            f"the budget was spent after {layers} layers and {attempts} attempts, none of which passed in {engine}; "
+            "the same build continues there, --budget gives it longer"
+        )
+    most = max((attempt.count for attempt in search.attempts), default=0)
+    return f"{engine} INT8 does not pass with up to {most} of {layers} layers in float either"
 
-    `until_passed`: none after the first that passes.
 
-    Raises what the first said where none can be built.
-    """
-    tried: list[Candidate] = []
-    failures: list[EdgeRTError] = []
-    fallback = None
-    for precision in PRECISIONS_OF[asked]:
-        try:
-            tried.append(shop.make(Order(engine, precision, profile)))
-            if precision == "int8" and not tried[-1].verdict.passed and budget.seconds:
-                shop.progress(f"{profile.name}: {engine} INT8 does not pass: {tried[-1].verdict.complaint()}")
-                fallback = fall_back(shop, tried[-1], budget)
-                if fallback is not None and fallback.found is not None:
-                    tried.append(fallback.found)
-            if precision == "int8" and engine == "tensorrt" and not until_passed:
-                # The same layers in INT8, the others in FP16: on a GPU that is another speed, here only another size.
-                tried.append(shop.make(Order(engine, "int8fp16", profile, tried[-1].order.float_layers)))
-        except (BuildFailed, OperatorUnsupported) as error:
-            shop.progress(f"{profile.name}: no {engine} {precision}: {error.message}")
-            failures.append(error)
+def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Timings) -> str:
+    engine, own = candidate.artifact.engine, timings.get(candidate.id)
+    reasons = []
+    for other in tried:
+        if other.artifact.engine != engine or not other.is_int8:
             continue
-        if until_passed and tried[-1].verdict.passed:
-            break
-    if not tried:
-        raise failures[0]
-    return tuple(tried), fallback
-
-
-def _said(engine: str, plain: Candidate, fallback: Fallback) -> str:
-    """What came of the search, in one line."""
-    if fallback.found is not None:
-        names = fallback.found.artifact.float_layers
-        more = "; the budget ended the search for fewer" if fallback.spent else ""
-        return (
-            f"{engine} INT8 passes with {len(names)} of {len(fallback.harms)} layers in float, the most harmful first: "
-            f"{', '.join(names)} (without: {plain.verdict.complaint()}){more}"
-        )
-    tries = len(fallback.trials)
-    if fallback.spent:
-        return (
-            f"the budget was spent after {len(fallback.harms)} layers and {tries} tries, none of which passed in {engine}; "
-            "the same build goes on from there, --budget gives it longer"
-        )
-    most = max((trial.count for trial in fallback.trials), default=0)
-    return f"{engine} INT8 does not pass with up to {most} of {len(fallback.harms)} layers in float either"
-
-
-def _not_int8(candidate: Candidate, choice: Choice) -> str:
-    """Why an engine gets something else than INT8."""
-    kind, engine = candidate.artifact.kind.upper(), candidate.artifact.engine
-    same = [c for c in choice.tried if c.artifact.engine == engine and c.artifact.precision.startswith("int8")]
-    failed = [f"{c.artifact.kind.upper()}: {c.verdict.complaint()}" for c in same if not c.verdict.passed]
-    own = choice.timings.get(candidate.id)
-    slower = [
-        f"{c.artifact.kind.upper()} took {choice.timings[c.id].p50_ms:.4f} ms, it {own.p50_ms:.4f} ms"
-        for c in same
-        if c.verdict.passed and own is not None and c.id in choice.timings and not choice.timings[c.id].error
-    ]
-    return f"{engine} gets {kind}, not INT8: {'; '.join(failed + slower) or 'INT8 could not be built'}"
-
-
-def _without(shop: Workshop, choice: Choice, engine: str, error: EdgeRTError) -> Choice:
-    left_out = LeftOut(engine, error.code, error.message)
-    choice = _remarked(shop, choice, f"{choice.profile.name} goes without {engine}: {error.message}")
-    return replace(choice, left_out=(*choice.left_out, left_out))
-
-
-def _remarked(shop: Workshop, choice: Choice, remark: str) -> Choice:
-    shop.progress(f"warning: {remark}")
-    return replace(choice, remarks=(*choice.remarks, remark))
+        kind, timing = other.artifact.kind.upper(), timings.get(other.id)
+        if not other.passed:
+            reasons.append(f"{kind}: {other.result.loss()}")
+        elif own is not None and timing is not None and not timing.error:
+            reasons.append(f"{kind} took {timing.p50_ms:.4f} ms, it {own.p50_ms:.4f} ms")
+    reason = "; ".join(reasons) or "INT8 could not be built"
+    return f"{engine} gets {candidate.artifact.kind.upper()}, not INT8: {reason}"

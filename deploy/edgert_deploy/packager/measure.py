@@ -1,6 +1,6 @@
-"""Measuring candidates: here, or on the device itself over its transport, by the same `edgertd bench`.
+"""Timing candidates: on this machine, or on a device over its transport, by the same `edgertd bench`.
 
-What a simpler candidate does at most FASTER_SHARE slower it does as well as another: noise must not choose.
+A candidate displaces a simpler one only if it is more than FASTER_SHARE faster: noise must not choose.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
-from edgert_deploy.packager.candidates import Brief, Candidate
+from edgert_deploy.packager.candidates import Candidate
+from edgert_deploy.packager.evaluation import Evaluation
 
 FASTER_SHARE = 0.05
 SECONDS = 5.0
-BENCH_S_MAX = 3600.0  # an engine may build its plan first
+BENCH_S_MAX = 3600.0  # TensorRT may build its plan first
 QUICK_S_MAX = 60.0
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast a candidate was at one place, or why it was not measured (`error`; the figures are 0 then)."""
+    """How fast a candidate was at one place, or the `error` that prevented it; the numbers are then 0."""
 
     where: str
     p50_ms: float = 0.0
@@ -57,13 +58,15 @@ class Measurer(Protocol):
 
     def covers(self, profile: DeviceProfile) -> bool: ...
 
-    def __call__(self, profile: DeviceProfile, brief: Brief, candidates: Sequence[Candidate], say: Say) -> Timings: ...
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings: ...
 
 
 def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
-    """The fastest of `candidates`, given simplest first: a later one must be more than FASTER_SHARE faster.
+    """Return the fastest of `candidates`, given simplest first: a later one must be more than FASTER_SHARE faster.
 
-    Those without a time come in only where none has one.
+    A candidate without a time is returned only if none has one.
     """
     timed = [c for c in candidates if c.id in timings and not timings[c.id].error]
     best = timed[0] if timed else candidates[0]
@@ -74,28 +77,30 @@ def fastest(candidates: Sequence[Candidate], timings: Timings) -> Candidate:
 
 
 class MeasureHere:
-    """On this machine, for the profiles that it can stand for: those of its processor."""
+    """Measures on this machine, for the profiles of its processor."""
 
     def covers(self, profile: DeviceProfile) -> bool:
         return not profile.machines or platform.machine() in profile.machines
 
-    def __call__(self, profile: DeviceProfile, brief: Brief, candidates: Sequence[Candidate], say: Say) -> Timings:
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings:
         with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
-            state = str(Path(folder) / "state")
+            state, work = str(Path(folder) / "state"), Path(folder) / "work"
             here = Device("this machine", "local", state, profile.name, state)
-            _write_work(Path(folder) / "work", brief, candidates)
-            daemon = RemoteDaemon(LocalTransport(here), here, lambda line: say(f"measuring here: {line}"))
-            return _timings("here", _bench(daemon, str(Path(folder) / "work")))
+            _write_work(work, evaluation, candidates)
+            daemon = RemoteDaemon(LocalTransport(here), here, lambda line: progress(f"measuring here: {line}"))
+            return _bench(daemon, str(work), "here")
 
 
 class MeasureOn:
-    """On `device`, for the profile that it has. Nothing stays there but what engines compiled (`STATE/cache`)."""
+    """Measures on `device`, for its profile. Only what engines compiled stays there (`STATE/cache`)."""
 
     def __init__(self, device: Device, targets: Iterable[DeviceProfile]) -> None:
         names = [profile.name for profile in targets]
         if device.profile not in names:
             raise ConfigInvalid(
-                f"{device.name} is a {device.profile}, which is none of the targets ({', '.join(names)}): "
+                f"{device.name} has profile {device.profile}, which is not among the targets ({', '.join(names)}): "
                 f"add --target {device.profile}, or measure on another device"
             )
         self._device = device
@@ -103,36 +108,34 @@ class MeasureOn:
     def covers(self, profile: DeviceProfile) -> bool:
         return profile.name == self._device.profile
 
-    def __call__(self, profile: DeviceProfile, brief: Brief, candidates: Sequence[Candidate], say: Say) -> Timings:
+    def __call__(
+        self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+    ) -> Timings:
         device = self._device
         remote = f"{device.state}/incoming/bench-{uuid.uuid4().hex}"
         transport = open_transport(device)
         try:
             with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
                 work = Path(folder) / "work"
-                for name in _write_work(work, brief, candidates):
-                    say(f"{device.name}: sending {name}")
+                for name in _write_work(work, evaluation, candidates):
+                    progress(f"{device.name}: sending {name}")
                     transport.put(work / name, str(PurePosixPath(remote) / name))
-            daemon = RemoteDaemon(transport, device, lambda line: say(f"{device.name}: {line}"))
-            return _timings(device.name, _bench(daemon, remote))
+            daemon = RemoteDaemon(transport, device, lambda line: progress(f"{device.name}: {line}"))
+            return _bench(daemon, remote, device.name)
         finally:
             with contextlib.suppress(EdgeRTError):
                 transport.run(["rm", "-rf", remote], QUICK_S_MAX)
             transport.close()
 
 
-def _bench(daemon: RemoteDaemon, folder: str) -> dict[str, Any]:
-    return daemon.call("bench", folder, "--seconds", f"{SECONDS:g}", timeout_s=BENCH_S_MAX)
-
-
-def _write_work(folder: Path, brief: Brief, candidates: Sequence[Candidate]) -> list[str]:
-    """The folder that `edgertd bench` reads; the names of its files, the largest last."""
+def _write_work(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> list[str]:
+    """Write the folder that `edgertd bench` reads, and return the names of its files."""
     folder.mkdir()
-    names, artifacts = [], []
-    for i, spec in enumerate(brief.source.inputs):
-        names.append(f"input-{i}.npy")
-        np.save(folder / names[-1], brief.question.holdout.inputs[spec.name][brief.golden[:1]], allow_pickle=False)
-    samples = list(names)
+    source = evaluation.source
+    samples = [f"input-{i}.npy" for i in range(len(source.inputs))]
+    for name, array in zip(samples, evaluation.golden_inputs(1), strict=True):
+        np.save(folder / name, array, allow_pickle=False)
+    names, artifacts = list(samples), []
     for candidate in candidates:
         artifact = candidate.artifact
         (folder / candidate.id).mkdir()
@@ -143,8 +146,8 @@ def _write_work(folder: Path, brief: Brief, candidates: Sequence[Candidate]) -> 
         artifacts.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
     value = {
         "format": FORMAT,
-        "inputs": [spec.as_json() for spec in brief.source.inputs],
-        "outputs": [spec.as_json() for spec in brief.source.outputs],
+        "inputs": [spec.as_json() for spec in source.inputs],
+        "outputs": [spec.as_json() for spec in source.outputs],
         "samples": samples,
         "artifacts": artifacts,
     }
@@ -152,11 +155,14 @@ def _write_work(folder: Path, brief: Brief, candidates: Sequence[Candidate]) -> 
     return [SPEC, *names]
 
 
-def _timings(where: str, answer: dict[str, Any]) -> Timings:
+def _bench(daemon: RemoteDaemon, folder: str, where: str) -> Timings:
+    answer = daemon.call("bench", folder, "--seconds", f"{SECONDS:g}", timeout_s=BENCH_S_MAX)
     try:
         return {str(one["id"]): _timing(where, one) for one in answer["results"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise DeviceError(f"{where} answered something else than times: run edgert bootstrap there again") from error
+        raise DeviceError(
+            f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
+        ) from error
 
 
 def _timing(where: str, one: dict[str, Any]) -> Timing:

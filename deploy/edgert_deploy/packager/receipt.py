@@ -1,15 +1,14 @@
-"""The receipt: all that a build found out, as one JSON file of the bundle, signed with it.
+"""The receipt: everything that a build found out, as one JSON file of the bundle, signed with it.
 
-Devices do not unpack it. The manifest says what a device must know; the receipt says why it is so: every candidate
-with its accuracy for each class and slice, its layers in float, its times where it was measured, and what was left
-out. It holds no time of day, no path and no duration of the build: the same inputs give the same bytes, but where
-candidates were measured.
+Devices do not unpack it. The manifest says what a device must know; the receipt says why: every candidate with its
+accuracy by class and slice, its layers in float, its times if it was measured, and what was left out. It holds no time
+of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates were measured.
 
-    {"format": 1, "licence": text, "notes": text,
+    {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
-     "targets": [{"profile", "ladder": [id], "left_out": [{"engine", "code", "reason"}], "remarks": [text],
-                  "fallbacks": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
-                                 "trials": [{"count", "passed", "drop"}], "spent"}],
+     "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}], "warnings": [text],
+                  "mixed_precision": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
+                                       "attempts": [{"count", "passed", "drop"}], "budget_spent"}],
                   "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
      "candidates": [{"id", "engine", "precision", "kind", "float_layers": [name], "qat", "size_bytes", "judged_by",
                      "tools", "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
@@ -21,47 +20,39 @@ candidates were measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from edgert.bundle.bundle_file import Bundle
 from edgert.errors import BundleError
-from edgert_deploy.packager.accuracy.accuracy_gate import Group, Limits, Verdict
 from edgert_deploy.packager.accuracy.activation_ranges import Activation
 from edgert_deploy.packager.candidates import Candidate
-from edgert_deploy.packager.choice import Choice
-from edgert_deploy.packager.mixed_precision import Fallback
+from edgert_deploy.packager.choice import Choice, all_packed
+from edgert_deploy.packager.mixed_precision import Search
 
 PATH = "receipt.json"
-FORMAT = 1
+FORMAT = 2
 BYTES_MAX = 16 * 1024**2
 
 
 def receipt(
-    limits: Limits,
     choices: Sequence[Choice],
     candidates: Sequence[Candidate],
-    packed: Container[str],
     activations: Sequence[Activation] = (),
     licence: str = "",
     notes: str = "",
 ) -> bytes:
-    """The file's bytes: JSON with sorted keys, readable lines, ASCII. `packed` names the artifacts of the bundle."""
+    """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
+    # Of the sets of layers that a search built, only the one that won; `attempts` describes the others.
     tried = {id(candidate) for choice in choices for candidate in choice.tried}
-    # Of the sets of layers that a search tried, the one that won; `trials` tells of the others, also after a resumption.
     candidates = [c for c in candidates if id(c) in tried or not c.artifact.float_layers]
-    accuracy = candidates[0].verdict.accuracy
+    packed, first = all_packed(choices), candidates[0].result
     value = {
         "format": FORMAT,
         "licence": licence,
         "notes": notes,
-        "gate": {
-            "metric": accuracy.metric,
-            "samples": accuracy.samples,
-            "max_drop": limits.max_drop,
-            "max_class_drop": limits.max_class_drop,
-        },
+        "gate": {"metric": first.accuracy.metric, "samples": first.accuracy.samples, **asdict(first.limits)},
         "targets": [_target(choice) for choice in choices],
         "candidates": [_candidate(candidate, candidate.id in packed) for candidate in candidates],
         "activations": [asdict(activation) for activation in activations],
@@ -70,7 +61,7 @@ def receipt(
 
 
 def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
-    """The receipt of an open bundle, None where it holds none (it was built before there were any). Raises BundleError."""
+    """Return the receipt of an open bundle, None if it has none. Raises BundleError."""
     if all(file.path != PATH for file in bundle.manifest.files):
         return None
     try:
@@ -78,32 +69,41 @@ def read_receipt(bundle: Bundle) -> dict[str, Any] | None:
     except ValueError as error:
         raise BundleError(f"the bundle's {PATH} is not JSON: {error}") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise BundleError(f"the bundle's {PATH} has another format than {FORMAT}: update edgert")
+        raise BundleError(f"the bundle's {PATH} does not have format {FORMAT}: build it again, or update edgert")
     return value
 
 
 def _target(choice: Choice) -> dict[str, Any]:
     return {
         "profile": choice.profile.name,
-        "ladder": [candidate.id for candidate in choice.ladder],
+        "artifacts": [candidate.id for candidate in choice.packed],
         "left_out": [vars(one) for one in choice.left_out],
-        "remarks": list(choice.remarks),
-        "fallbacks": [{"engine": engine, **_fallback(fallback)} for engine, fallback in choice.fallbacks],
+        "warnings": list(choice.warnings),
+        "mixed_precision": [{"engine": engine, **_search(search)} for engine, search in choice.searches],
         "times": [{"id": name, **vars(choice.timings[name])} for name in sorted(choice.timings)],
     }
 
 
-def _fallback(fallback: Fallback) -> dict[str, Any]:
-    """The harm of each layer, in the order of the graph, and how many of the worst were tried in float."""
+def _search(search: Search) -> dict[str, Any]:
+    """Return the harm of each layer in the order of the graph, and how many of the worst were tried in float."""
     return {
-        "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in fallback.harms],
-        "trials": [vars(trial) for trial in fallback.trials],
-        "spent": fallback.spent,
+        "layers": [{"name": h.layer.name, "op": h.layer.op, "sqnr_db": h.sqnr_db} for h in search.harms],
+        "attempts": [vars(attempt) for attempt in search.attempts],
+        "budget_spent": search.budget_spent,
     }
 
 
 def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
-    artifact, verdict = candidate.artifact, candidate.verdict
+    artifact, result = candidate.artifact, candidate.result
+    accuracy = result.accuracy
+    groups = {
+        kind: [
+            {"name": group.name, "samples": group.samples, "fp32": group.fp32, "artifact": group.artifact}
+            for group in result.groups
+            if group.kind == kind
+        ]
+        for kind in ("class", "slice")
+    }
     return {
         "id": candidate.id,
         "engine": artifact.engine,
@@ -115,14 +115,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "judged_by": artifact.judged_by,
         "tools": artifact.tools,
         "packed": packed,
-        **verdict_as_json(verdict),
-    }
-
-
-def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
-    accuracy = verdict.accuracy
-    return {
-        "passed": verdict.passed,
+        "passed": result.passed,
         "accuracy": {
             "metric": accuracy.metric,
             "samples": accuracy.samples,
@@ -130,11 +123,7 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
             "artifact": accuracy.artifact,
             "drop": accuracy.drop,
         },
-        "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in verdict.also},
-        "classes": [_group(group) for group in verdict.groups if group.kind == "class"],
-        "slices": [_group(group) for group in verdict.groups if group.kind == "slice"],
+        "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.also},
+        "classes": groups["class"],
+        "slices": groups["slice"],
     }
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {"name": group.name, "samples": group.samples, "fp32": group.fp32, "artifact": group.artifact}

@@ -73,8 +73,7 @@ def test_every_target_of_the_main_job(shell: Shell) -> None:
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
-    ladders = [[rung["artifact"] for rung in row["ladder"]] for row in rows]
-    assert ladders == [
+    assert [[one["artifact"] for one in row["artifacts"]] for row in rows] == [
         ["tflite-int8", "onnxruntime-int8-arm"],
         ["openvino-int8", "onnxruntime-int8"],
         ["tensorrt-int8", "onnxruntime-int8-arm"],

@@ -25,8 +25,9 @@ from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager import measure
 from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Timing, fastest
-from edgert_deploy.packager.pack import BuildRequest, build_bundle
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 from hil.sshd import SshDevice, running_sshd
@@ -69,11 +70,11 @@ def request_(
 
 
 def pack(request: BuildRequest, key: SigningKey, out: Path, lines: list[str]) -> dict[str, Any]:
-    result = build_bundle(request, key, out, lines.append, lambda row: None)
+    result = build_bundle(request, key, out, lines.append, lambda choice: None)
     with open_bundle(result.path, None) as bundle:
         told = read_receipt(bundle)
         assert told is not None
-        assert list(bundle.manifest.targets[0].artifacts) == told["targets"][0]["ladder"]
+        assert list(bundle.manifest.targets[0].artifacts) == told["targets"][0]["artifacts"]
     return told
 
 
@@ -85,7 +86,7 @@ def test_every_precision_is_timed_and_the_receipt_holds_the_table(
     assert list(times) == ["onnxruntime-fp16", "onnxruntime-fp32", "onnxruntime-int8"]
     assert all(one["where"] == "here" and one["p50_ms"] > 0 and one["runs"] >= 15 for one in times.values())
     assert {one["id"] for one in told["candidates"]} == set(times)
-    first = told["targets"][0]["ladder"][0]
+    first = told["targets"][0]["artifacts"][0]
     # Whatever this machine does: nothing is more than the margin faster than what was chosen.
     assert min(one["p50_ms"] for one in times.values()) >= 0.94 * times[first]["p50_ms"]
 
@@ -97,7 +98,7 @@ def test_a_profile_of_another_processor_is_not_timed_here(
     lines: list[str] = []
     told = pack(replace(request_, targets=(other,), measure=MeasureHere()), signing_key, tmp_path / "x.edgert", lines)
     assert told["targets"][0]["times"] == []
-    assert told["targets"][0]["ladder"] == ["onnxruntime-int8"]
+    assert told["targets"][0]["artifacts"] == ["onnxruntime-int8"]
     assert any("other is not measured" in line for line in lines)
 
 
@@ -132,7 +133,7 @@ def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
     assert times["onnxruntime-int8"]["p50_ms"] > 0
     assert "tensorrt is not installed" in times["tensorrt-int8"]["error"]
     assert "tensorrt-int8fp16" in times
-    assert told["targets"][0]["ladder"] == ["onnxruntime-int8", "tensorrt-int8"]
+    assert told["targets"][0]["artifacts"] == ["onnxruntime-int8", "tensorrt-int8"]
     assert any("sending" in line for line in lines)
     assert not list((Path(device.state) / "incoming").glob("bench-*"))
 

@@ -19,10 +19,12 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
-from edgert_deploy.packager.candidates import Order, Workshop
-from edgert_deploy.packager.mixed_precision import Budget, fall_back
-from edgert_deploy.packager.pack import BuildRequest, build_bundle, make_brief
+from edgert_deploy.packager.candidates import CandidateBuilder, Order
+from edgert_deploy.packager.evaluation import evaluate_source
+from edgert_deploy.packager.mixed_precision import Budget, search_float_layers
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -50,23 +52,23 @@ def request_(
 def test_in_every_engine_the_layers_around_an_outlier_go_back_to_float_and_the_rest_stays_int8(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
-    assert [row.engine for row in result.rows] == ["onnxruntime", *OTHERS]
-    for row in result.rows:
-        assert row.precision == "mixed"
-        assert row.passed
-        assert row.candidate.artifact.float_layers == ("conv2", "conv1")
-        assert row.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
+    result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    assert [one.artifact.engine for _, one in result.packed] == ["onnxruntime", *OTHERS]
+    for _, one in result.packed:
+        assert one.artifact.kind == "mixed"
+        assert one.passed
+        assert one.artifact.float_layers == ("conv2", "conv1")
+        assert one.size_bytes < request_.source.size_bytes * 1.1  # the classifier, most of the weights, is still INT8
     with open_bundle(result.path, None) as bundle:
         told = read_receipt(bundle)
         assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
     assert told is not None
-    fallback = told["targets"][0]["fallbacks"][0]
-    assert [trial["passed"] for trial in fallback["trials"]] == [False, True]
-    harms = {layer["name"]: layer["sqnr_db"] for layer in fallback["layers"]}
+    search = told["targets"][0]["mixed_precision"][0]
+    assert [attempt["passed"] for attempt in search["attempts"]] == [False, True]
+    harms = {layer["name"]: layer["sqnr_db"] for layer in search["layers"]}
     assert harms["conv2"] < harms["conv1"] < harms["classify"]
     plain = [one for one in told["candidates"] if one["kind"] == "int8"]
-    assert len(plain) == len(result.rows)
+    assert len(plain) == len(result.packed)
     assert not any(one["passed"] or one["packed"] for one in plain)
 
 
@@ -75,16 +77,16 @@ def test_without_a_budget_the_gate_fails_and_offers_another_precision(
 ) -> None:
     request = replace(request_, budget_s=0.0, engines="first")
     with pytest.raises(AccuracyTooLow, match="--precision auto"):
-        build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
+        build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
     auto = replace(request, precision="auto")
-    result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda row: None)
-    assert [row.precision for row in result.rows] == ["fp16"]
+    result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
+    assert [one.artifact.kind for _, one in result.packed] == ["fp16"]
 
 
-def a_shop(request: BuildRequest, folder: Path, lines: list[str]) -> Workshop:
+def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> CandidateBuilder:
     folder.mkdir()
     assert request.cache is not None
-    return Workshop(make_brief(request), request.cache, folder, lines.append)
+    return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
 
 
 def ticking(step_s: float) -> Callable[[], float]:
@@ -103,22 +105,22 @@ def test_a_search_that_its_budget_ended_goes_on_where_it_stopped(request_: Build
     lines: list[str] = []
     found, rounds = None, 0
     while found is None:
-        shop = a_shop(request_, tmp_path / f"work-{rounds}", lines)
-        plain = shop.make(Order("onnxruntime", "int8", box))
+        builder = a_builder(request_, tmp_path / f"work-{rounds}", lines)
+        plain = builder.build(Order("onnxruntime", "int8", box))
         # Two looks at the clock, and it is over: a layer, or a try, a round.
-        result = fall_back(shop, plain, Budget(2.5, ticking(1.0)))
+        result = search_float_layers(builder, plain, Budget(2.5, ticking(1.0)))
         assert result is not None
-        assert result.spent is (result.found is None)
+        assert result.budget_spent is (result.found is None)
         found, rounds = result.found, rounds + 1
         assert rounds < 10
     assert rounds > 2
     tries = [line for line in lines if "layers in float (" in line]
     assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
-    again = fall_back(a_shop(request_, tmp_path / "again", lines), plain, Budget(1.0, ticking(10.0)))
+    again = search_float_layers(a_builder(request_, tmp_path / "again", lines), plain, Budget(1.0, ticking(10.0)))
     assert again is not None
     assert again.found is not None  # all is known: no budget is needed
     assert result is not None
-    assert again.trials == result.trials
+    assert again.attempts == result.attempts
 
 
 def test_layers_take_along_what_follows_them_and_are_found_by_the_names_that_engines_give(

@@ -30,8 +30,9 @@ from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.candidates import Order
-from edgert_deploy.packager.pack import BuildRequest, BuildResult, build_bundle
+from edgert_deploy.packager.pack import BuildResult, build_bundle
 from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -54,14 +55,14 @@ def request_(
 
 
 def pack(request: BuildRequest, key: SigningKey, out: Path) -> BuildResult:
-    return build_bundle(request, key, out, lambda line: None, lambda row: None)
+    return build_bundle(request, key, out, lambda line: None, lambda choice: None)
 
 
 def test_a_bundle_holds_what_was_asked_for_and_its_golden_answers_are_its_own(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = pack(request_, signing_key, tmp_path / "digits.edgert")
-    assert [(row.target, row.artifact, row.passed) for row in result.rows] == [
+    assert [(target, one.id, one.passed) for target, one in result.packed] == [
         ("one", "onnxruntime-int8", True),
         ("two", "onnxruntime-int8", True),
         ("jetson", "tensorrt-int8", True),
@@ -94,7 +95,7 @@ def test_targets_that_share_an_artifact_have_it_built_once(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    result = build_bundle(request_, signing_key, tmp_path / "b.edgert", lines.append, lambda row: None)
+    result = build_bundle(request_, signing_key, tmp_path / "b.edgert", lines.append, lambda choice: None)
     assert len([line for line in lines if "building onnxruntime" in line]) == 1
     with open_bundle(result.path, None) as bundle:
         assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2
@@ -106,7 +107,7 @@ def test_a_reference_goes_along_where_it_is_asked_for_and_is_not_the_artifact_it
     targets = (profile("one"), replace(profile("exact"), precision="fp32"))
     request = replace(request_, targets=targets, with_reference=True)
     result = pack(request, signing_key, tmp_path / "b.edgert")
-    assert [row.artifact for row in result.rows] == ["onnxruntime-int8", "onnxruntime-fp32"]
+    assert [one.id for _, one in result.packed] == ["onnxruntime-int8", "onnxruntime-fp32"]
     with open_bundle(result.path, None) as bundle:
         manifest = bundle.manifest
         told = read_receipt(bundle)
@@ -139,13 +140,13 @@ def lossy(request: BuildRequest) -> BuildRequest:
 def test_an_artifact_that_lost_too_much_stops_the_build_and_is_named(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    rows: list[Any] = []
+    choices: list[Any] = []
     out = tmp_path / "digits.edgert"
     with pytest.raises(AccuracyTooLow, match=r"target one: onnxruntime top1 fell by 0\.\d{4}") as caught:
-        build_bundle(lossy(request_), signing_key, out, lambda line: None, rows.append)
+        build_bundle(lossy(request_), signing_key, out, lambda line: None, choices.append)
     assert "target jetson" in caught.value.message
     assert caught.value.exit_code == 3
-    assert [row.passed for row in rows] == [False, False, False]
+    assert [choice.packed[0].passed for choice in choices] == [False, False, False]
     assert not list(tmp_path.iterdir())
 
 
@@ -157,8 +158,8 @@ def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     pi = profile("pi", "tflite", "aarch64")
-    asked = replace(request_, source=source, calibration=samples, holdout=samples, preprocess=None, classify=None)
-    with pytest.raises(OperatorUnsupported, match=r"Hardmax .* leave out --target pi$"):
+    asked = replace(request_, source=source, calibration=samples, holdout=samples, allow_overlap=True, preprocess=None, classify=None)
+    with pytest.raises(OperatorUnsupported, match=r"Hardmax .* omit --target pi$"):
         pack(replace(asked, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
     with pytest.raises(OperatorUnsupported) as caught:
         pack(replace(asked, targets=(pi,)), signing_key, tmp_path / "x.edgert")
@@ -207,7 +208,7 @@ def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
     proto = models.model("float[N,4] x) => (float[N,4] y", "m = ReduceMean <axes = [0]> (x) y = Sub(x, m)")
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(16, 4)}, None)
-    request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32")
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32", allow_overlap=True)
     with pytest.raises(SourceInvalid, match="depends on the other samples"):
         pack(request, signing_key, tmp_path / "m.edgert")
 
@@ -217,9 +218,9 @@ def test_without_labels_and_with_several_outputs_the_answers_are_compared(
 ) -> None:
     source = load_source(models.write(models.two_by_two(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"a": models.random(16, 3), "b": models.random(16, 3, seed=1)}, None)
-    request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", max_drop=0.02, allow_overlap=True)
     result = pack(request, signing_key, tmp_path / "m.edgert")
-    assert result.rows[0].verdict.accuracy.metric == "cosine"
+    assert result.packed[0][1].result.accuracy.metric == "cosine"
     with open_bundle(result.path, (signing_key.public,)) as bundle:
         bundle.verify_files()
         assert len(bundle.manifest.golden_inputs) == len(bundle.manifest.artifacts[0].golden_outputs) == 2
@@ -230,8 +231,8 @@ def test_precision_can_be_chosen_for_all_targets(
 ) -> None:
     request = replace(request_, precision="fp32", max_drop=0.0)
     result = pack(request, signing_key, tmp_path / "digits.edgert")
-    assert {row.candidate.artifact.precision for row in result.rows} == {"fp32"}
-    assert all(row.verdict.accuracy.drop == 0 for row in result.rows)
+    assert {one.artifact.precision for _, one in result.packed} == {"fp32"}
+    assert all(one.result.accuracy.drop == 0 for _, one in result.packed)
 
 
 def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
@@ -242,7 +243,7 @@ def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
     assert tflite == ["tflite-int8"] * 2
 
 
-def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
+def test_every_engine_of_the_profile_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
@@ -251,10 +252,10 @@ def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
     asked = replace(
-        request_, source=source, calibration=samples, holdout=samples, targets=(target,), preprocess=None, classify=None
+        request_, source=source, calibration=samples, holdout=samples, allow_overlap=True, targets=(target,), preprocess=None, classify=None
     )
     result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
-    assert [(row.artifact, row.rung) for row in result.rows] == [("onnxruntime-fp32", 0), ("tensorrt-fp32", 1)]
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32", "tensorrt-fp32"]
     assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
@@ -262,7 +263,7 @@ def test_every_engine_of_the_ladder_gets_an_artifact_and_one_that_cannot_is_left
     assert told is not None
     assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
     first = pack(replace(asked, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
-    assert [row.artifact for row in first.rows] == ["onnxruntime-fp32"]
+    assert [one.id for _, one in first.packed] == ["onnxruntime-fp32"]
 
 
 def test_the_receipt_tells_each_candidates_classes_and_slices(
@@ -290,5 +291,5 @@ def test_auto_takes_what_passes_and_says_so_where_it_is_not_int8(
 ) -> None:
     request = replace(lossy(request_), precision="auto")
     result = pack(request, signing_key, tmp_path / "x.edgert")
-    assert {row.artifact for row in result.rows} == {"onnxruntime-fp16", "tensorrt-fp16"}
+    assert {one.id for _, one in result.packed} == {"onnxruntime-fp16", "tensorrt-fp16"}
     assert any("one: onnxruntime gets FP16, not INT8: INT8: top1 fell by" in warning for warning in result.warnings)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edgert.engines import EngineOptions, engine_by_name
 from edgert.errors import EngineFailed
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact
-from edgert_deploy.packager.accuracy.metrics import Outputs, Rows
+from edgert_deploy.packager.accuracy.reference import Outputs, Rows
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.vendor_output import quiet

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, Outputs, sqnr_db
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
+from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders import onnxruntime as for_onnxruntime
 from edgert_deploy.packager.builders import tensorrt as for_tensorrt
 from edgert_deploy.packager.builders.layers import Layer

@@ -92,8 +92,8 @@ class Report:
         """The search for the layers that INT8 harms, where one was made: its engine, and the layers, the worst first."""
         found = {}
         for target in self.receipt.get("targets", []):
-            for fallback in target.get("fallbacks", []):
-                found[fallback["engine"]] = sorted(fallback["layers"], key=lambda layer: layer["sqnr_db"])
+            for search in target.get("mixed_precision", []):
+                found[search["engine"]] = sorted(search["layers"], key=lambda layer: layer["sqnr_db"])
         return sorted(found.items())
 
 

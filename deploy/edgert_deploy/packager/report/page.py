@@ -70,7 +70,7 @@ def _targets(report: Report) -> str:
         machines = ", ".join(target.machines) or "any processor"
         rungs = "".join(f"<li>{_artifact_words(report, name)}</li>" for name in target.artifacts)
         notes = [f"Goes without {one['engine']}: {one['reason']}" for one in said.get("left_out", [])]
-        notes += [remark for remark in said.get("remarks", []) if "goes without" not in remark]
+        notes += [remark for remark in said.get("warnings", []) if "goes without" not in remark]
         if target.reference:
             notes.append(f"Live answers may be compared with {target.reference}.")
         listed = f'<ul class="plain soft">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""

@@ -19,13 +19,14 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
 from edgert_deploy.packager.accuracy.accuracy_gate import (
     GROUP_SAMPLES_MIN,
+    GateResult,
     Limits,
-    Verdict,
     artifact_outputs,
     reference_outputs,
     run_samples,
 )
-from edgert_deploy.packager.accuracy.metrics import Question, metric_for, sqnr_db
+from edgert_deploy.packager.accuracy.metrics import metric_for, sqnr_db
+from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -38,12 +39,12 @@ LIMITS = Limits()
 EYE = np.eye(3, dtype=np.float32)
 
 
-def question(specs: tuple[TensorSpec, ...], reference: list[Any], labels: Any = None, **more: Any) -> Question:
+def reference_to(specs: tuple[TensorSpec, ...], reference: list[Any], labels: Any = None, **more: Any) -> Reference:
     holdout = {key: more.pop(key) for key in ("slices", "boxes") if key in more}
-    return Question(specs, reference, CalibrationSet({"x": reference[0]}, labels, **holdout), **more)
+    return Reference(specs, reference, CalibrationSet({"x": reference[0]}, labels, **holdout), **more)
 
 
-def verdict(asked: Question, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> Verdict:
+def result_of(asked: Reference, answers: list[Any], limits: Limits = LIMITS, metric: str = "auto") -> GateResult:
     return gate.judge(metric_for(metric, asked), asked, answers, limits)
 
 
@@ -56,18 +57,12 @@ def judge(
     metric: str = "auto",
     **more: Any,
 ) -> Accuracy:
-    return verdict(question(specs, reference, labels, **more), answers, Limits(max_drop), metric).accuracy
+    return result_of(reference_to(specs, reference, labels, **more), answers, Limits(max_drop), metric).accuracy
 
 
-def doubts(
-    specs: tuple[TensorSpec, ...],
-    reference: list[Any],
-    calibration: CalibrationSet,
-    holdout: CalibrationSet,
-    metric: str = "auto",
-) -> list[str]:
-    asked = Question(specs, reference, holdout)
-    return gate.doubts(metric_for(metric, asked), asked, calibration)
+def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto") -> list[str]:
+    given = reference_to((SCORES,), reference, None if labels is None else np.asarray(labels))
+    return gate.warnings(metric_for(metric, given), given)
 
 
 def test_labels_give_top1_of_both() -> None:
@@ -94,25 +89,15 @@ def test_without_labels_a_vector_that_is_no_class_scores_is_compared_by_cosine()
         judge((BOXES,), [models.random(1, 5, 4)], [models.random(1, 5, 4)], None, 0.0, "top1")
 
 
-def samples(x: Any, labels: Any = None) -> CalibrationSet:
-    return CalibrationSet({"x": np.asarray(x)}, None if labels is None else np.asarray(labels))
-
-
-def test_a_source_no_better_than_chance_is_doubted() -> None:
-    one, other = samples([1, 2, 3]), samples([4, 5, 6], [0, 1, 2])
-    assert doubts((SCORES,), [EYE], one, other) == []
-    (doubt,) = doubts((SCORES,), [EYE[[1, 2, 0]]], one, other)
-    assert "top-1 is 0.0000" in doubt
-    assert "chance is 0.3333" in doubt
+def test_a_source_no_better_than_chance_is_a_warning() -> None:
+    assert warnings([EYE], [0, 1, 2]) == []
+    (warning,) = warnings([EYE[[1, 2, 0]]], [0, 1, 2])
+    assert "top-1 is 0.0000" in warning
+    assert "chance is 0.3333" in warning
     # Three of four labels are class 0: naming it always is right in 0.75.
-    (doubt,) = doubts((SCORES,), [EYE[[0, 0, 0, 0]]], one, samples([4, 5, 6, 7], [0, 0, 0, 1]))
-    assert "chance is 0.7500" in doubt
-    assert doubts((SCORES,), [EYE[[1, 2, 0]]], one, other, "cosine") == []
-
-
-def test_the_same_samples_for_both_are_doubted() -> None:
-    (doubt,) = doubts((SCORES,), [EYE], samples([1, 2, 3]), samples([1, 2, 3], [0, 1, 2]))
-    assert "same samples" in doubt
+    (warning,) = warnings([EYE[[0, 0, 0, 0]]], [0, 0, 0, 1])
+    assert "chance is 0.7500" in warning
+    assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
 
 
 def test_other_outputs_are_compared_by_cosine_and_the_worst_counts() -> None:
@@ -191,36 +176,36 @@ def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate
     reference = EYE[labels]
     answers = reference.copy()
     answers[40:52] = EYE[0]  # 12 of class 1, all at night
-    asked = question(
+    asked = reference_to(
         (SCORES,), [reference], labels, slices=np.array(["night" if 40 <= i < 60 else "day" for i in range(120)])
     )
-    found = verdict(asked, [answers], Limits(0.1))
+    found = result_of(asked, [answers], Limits(0.1))
     assert found.passed
     worst_class, worst_slice = found.worst("class"), found.worst("slice")
     assert worst_class is not None
     assert worst_slice is not None
     assert (worst_class.name, worst_class.samples, round(worst_class.drop, 4)) == ("1", 40, 0.3)
     assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
-    strict = verdict(asked, [answers], Limits(0.1, max_class_drop=0.2))
+    strict = result_of(asked, [answers], Limits(0.1, max_class_drop=0.2))
     assert not strict.passed
-    assert "slice 'night' lost 0.6000" in strict.complaint()
+    assert "slice 'night' lost 0.6000" in strict.loss()
 
 
 def test_a_class_of_a_few_samples_is_shown_but_stops_nothing() -> None:
     labels = np.array([0] * 100 + [1] * (GROUP_SAMPLES_MIN - 1))
     reference = EYE[labels]
-    found = verdict(question((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))
+    found = result_of(reference_to((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))
     assert found.passed
     assert [g.artifact for g in found.groups] == [1.0, 0.0]
 
 
 def test_top5_counts_the_right_class_among_the_first_five() -> None:
     spec, scores = TensorSpec("scores", "FP32", (-1, 8)), np.tile(np.arange(8, dtype=np.float32), (4, 1))
-    asked = question((spec,), [scores], np.array([7, 3, 2, 0]))
-    assert verdict(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
-    assert {name: got for name, _, got in verdict(asked, [scores]).also}["top5"] == 0.5
+    asked = reference_to((spec,), [scores], np.array([7, 3, 2, 0]))
+    assert result_of(asked, [scores], Limits(), "top5").accuracy.artifact == 0.5
+    assert {name: got for name, _, got in result_of(asked, [scores]).also}["top5"] == 0.5
     with pytest.raises(CalibrationInvalid, match="top5 needs"):
-        metric_for("top5", question((spec,), [scores]))
+        metric_for("top5", reference_to((spec,), [scores]))
 
 
 def test_a_detectors_precision_is_cocos() -> None:
@@ -233,21 +218,21 @@ def test_a_detectors_precision_is_cocos() -> None:
     answers[:, 0] = [10, 10, 40, 40, 0.9, 0]
     answers[:2, 1] = [60, 60, 90, 90, 0, 0.8]
     rule = Detect("boxes", form="anchors_first", box_format="xyxy", labels=("cat", "dog"))
-    asked = question((spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog"))
-    exact = verdict(asked, [answers])
+    asked = reference_to((spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog"))
+    exact = result_of(asked, [answers])
     assert (exact.accuracy.metric, exact.accuracy.fp32, exact.accuracy.artifact) == ("map", 1.0, 1.0)
     worse = answers.copy()
     worse[1, 1, 4:] = 0  # the second dog is not seen: half of the recall, so half of the class's precision
-    found = verdict(asked, [worse], Limits(0.1))
+    found = result_of(asked, [worse], Limits(0.1))
     assert found.accuracy.artifact == pytest.approx(0.75, abs=0.01)
     assert not found.passed
     dog = found.worst("class")
     assert dog is not None
     assert (dog.name, dog.samples) == ("dog", 2)
     with pytest.raises(CalibrationInvalid, match="array `boxes`"):
-        metric_for("map", question((spec,), [answers], detect=rule, image_size=(100, 100)))
+        metric_for("map", reference_to((spec,), [answers], detect=rule, image_size=(100, 100)))
     with pytest.raises(ConfigInvalid, match="--postprocess"):
-        metric_for("map", question((spec,), [answers], boxes=truth))
+        metric_for("map", reference_to((spec,), [answers], boxes=truth))
 
 
 def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,12 +242,12 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
         "def endless(outputs, inputs, labels):\n    return float('nan')\n"
     )
     monkeypatch.chdir(tmp_path)
-    asked = question((SCORES,), [EYE])
-    found = verdict(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
+    asked = reference_to((SCORES,), [EYE])
+    found = result_of(asked, [EYE * 1.5], Limits(1.0), "edgert_own_metric:negative_error")
     assert (found.accuracy.fp32, found.accuracy.artifact, found.passed) == (0.0, -1.5, False)
     for name, words in (("broken", "failed: KeyError"), ("endless", "gave nan"), ("absent", "cannot be imported")):
         with pytest.raises(ConfigInvalid, match=words):
-            verdict(asked, [EYE], Limits(), f"edgert_own_metric:{name}")
+            result_of(asked, [EYE], Limits(), f"edgert_own_metric:{name}")
     with pytest.raises(ConfigInvalid, match="give one of auto"):
         metric_for("f1", asked)
 

@@ -22,7 +22,8 @@ from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
-from edgert_deploy.packager.accuracy.metrics import Question, metric_for
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import BUILDERS, Artifact, Precision, builder_for
 from edgert_deploy.packager.builders.onnxruntime import recipe_for
 from edgert_deploy.packager.builders.qdq import is_transformer
@@ -72,8 +73,8 @@ def test_int8_keeps_the_accuracy_and_takes_less_room(
     assert artifact.tools
     want = reference_outputs(digits_source, digits_holdout)
     got = artifact_outputs(artifact, digits_source, digits_holdout)
-    question = Question(digits_source.outputs, want, digits_holdout)
-    accuracy = judge(metric_for("top1", question), question, got, Limits(0.01)).accuracy
+    reference = Reference(digits_source.outputs, want, digits_holdout)
+    accuracy = judge(metric_for("top1", reference), reference, got, Limits(0.01)).accuracy
     assert (accuracy.metric, accuracy.passed, accuracy.fp32 >= 0.98) == ("top1", True, True)
     assert not np.array_equal(want[0], got[0])  # it is quantised indeed
 

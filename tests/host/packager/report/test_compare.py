@@ -76,7 +76,7 @@ def a_receipt(seven: float, **changes: Any) -> dict[str, Any]:
         "slices": [],
         "tools": {"a": "1"},
     }
-    value = {"format": 1, "gate": {"max_drop": 0.01}, "targets": [{"profile": "box", "ladder": ["null"]}], "notes": ""}
+    value = {"format": 2, "gate": {"max_drop": 0.01}, "targets": [{"profile": "box", "artifacts": ["null"]}], "notes": ""}
     return {**value, "candidates": [{**candidate, **changes}]}
 
 

@@ -19,9 +19,10 @@ from edgert.bundle.rules import Classify
 from edgert.bundle.signing import SigningKey
 from edgert_deploy.cli import main
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.pack import BuildRequest, build_bundle
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.report import Report, gather
 from edgert_deploy.packager.report.page import SECTIONS, page
+from edgert_deploy.packager.request import BuildRequest
 from tests.support.browser import Browser, Page, Scheme
 from tests.support.bundles import make_null_bundle
 
@@ -50,7 +51,7 @@ def bundle(
         digits_source, digits_calibration, digits_holdout, targets, "digits",
         engines="first", classify=Classify("scores", LABELS),
     )  # fmt: skip
-    build_bundle(request, signing_key, out, lambda line: None, lambda row: None)
+    build_bundle(request, signing_key, out, lambda line: None, lambda choice: None)
     return out
 
 
@@ -60,7 +61,9 @@ def full(bundle: Path) -> Report:
     with open_bundle(bundle, None) as opened:
         report = gather(opened, bundle.stat().st_size)
     receipt = json.loads(json.dumps(report.receipt))
-    receipt["targets"][0]["fallbacks"] = [{"engine": "onnxruntime", "layers": LAYERS, "trials": [], "spent": False}]
+    receipt["targets"][0]["mixed_precision"] = [
+        {"engine": "onnxruntime", "layers": LAYERS, "attempts": [], "budget_spent": False}
+    ]
     receipt["targets"][0]["left_out"] = [{"engine": "tflite", "code": "build.failed", "reason": "no <kernel>"}]
     candidate = receipt["candidates"][0]
     candidate["slices"] = [{"name": "night", "samples": 40, "fp32": 0.9, "artifact": 0.75}]

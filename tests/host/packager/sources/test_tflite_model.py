@@ -16,7 +16,8 @@ from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders.tflite import TFLiteBuilder
-from edgert_deploy.packager.pack import BuildRequest, build_bundle
+from edgert_deploy.packager.pack import build_bundle
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from edgert_deploy.packager.tflite_lowering import lower
@@ -46,10 +47,10 @@ def test_it_is_built_judged_and_packed_for_tflite(
     request = BuildRequest(
         load_source(digits_tflite), digits_calibration, digits_holdout, (load_profile("raspberry-pi-4"),), "digits"
     )
-    result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda row: None)
-    (row,) = result.rows
-    assert (row.engine, row.precision, row.accuracy.metric, row.passed) == ("tflite", "int8", "top1", True)
-    assert row.size_bytes < row.source_size_bytes
+    result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
+    ((_, one),) = result.packed
+    assert (one.artifact.engine, one.artifact.kind, one.result.accuracy.metric, one.passed) == ("tflite", "int8", "top1", True)
+    assert one.size_bytes < source.size_bytes
 
 
 def test_for_another_engine_the_error_says_the_way_round(
@@ -58,7 +59,7 @@ def test_for_another_engine_the_error_says_the_way_round(
     targets = tuple(load_profile(name) for name in ("raspberry-pi-4", "intel-nuc"))
     request = BuildRequest(load_source(digits_tflite), digits_calibration, digits_calibration, targets, "digits")
     with pytest.raises(ConfigInvalid, match=r"target intel-nuc takes openvino.*tf2onnx\.convert.*--tflite digits"):
-        build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda row: None)
+        build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
 
 
 def test_one_that_is_quantised_already_is_kept(

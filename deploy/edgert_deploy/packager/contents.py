@@ -1,0 +1,112 @@
+"""What a bundle contains: its manifest, and where the files that it names are on this host."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert import __version__
+from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert_deploy.packager import receipt
+from edgert_deploy.packager.accuracy.golden_samples import tolerances
+from edgert_deploy.packager.accuracy.reference import Outputs
+from edgert_deploy.packager.candidates import Candidate
+from edgert_deploy.packager.choice import Choice, all_packed
+from edgert_deploy.packager.evaluation import Evaluation
+from edgert_deploy.packager.request import BuildRequest
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The golden samples, and by artifact how far a device's answers may differ, for each output."""
+
+    inputs: Outputs
+    tolerances: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """`files` maps each name in the bundle to the file on this host."""
+
+    manifest: Manifest
+    files: Mapping[str, Path]
+
+
+def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
+    """Answer the golden samples in every way that each packed artifact's engine can."""
+    inputs, found = evaluation.golden_inputs(), {}
+    for name, candidate in all_packed(choices).items():
+        progress(f"{name}: comparing its answers between the ways to compute them")
+        answers = evaluation.reference.answers
+        found[name] = tolerances(candidate.artifact, evaluation.source, inputs, candidate.golden, answers)
+    return Golden(inputs, found)
+
+
+def write_contents(
+    request: BuildRequest, choices: Sequence[Choice], golden: Golden, receipt_bytes: bytes, work: Path
+) -> Contents:
+    """Write the receipt and the golden samples into `work`, and describe every file of the bundle."""
+    files = {receipt.PATH: work / receipt.PATH}
+    files[receipt.PATH].write_bytes(receipt_bytes)
+
+    def save(name: str, array: NDArray[Any]) -> str:
+        """Write an .npy file; the same array gives the same bytes."""
+        files[name] = work / "files" / name
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        with files[name].open("wb") as file:
+            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        return name
+
+    def entry(name: str, candidate: Candidate) -> ArtifactEntry:
+        artifact = candidate.artifact
+        paths = {path: f"artifacts/{name}/{path.name}" for path in (artifact.path, *artifact.companions)}
+        files.update({inside: path for path, inside in paths.items()})
+        return ArtifactEntry(
+            id=name,
+            engine=artifact.engine,
+            precision=artifact.kind,
+            entry=paths[artifact.path],
+            files=tuple(sorted(paths.values())),
+            golden_outputs=tuple(save(f"golden/{name}/{i}.npy", array) for i, array in enumerate(candidate.golden)),
+            golden_atol=golden.tolerances[name],
+            accuracy=candidate.result.accuracy,
+            tools={"edgert": __version__, **artifact.tools},
+        )
+
+    inputs = tuple(save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
+    artifacts = tuple(entry(name, candidate) for name, candidate in all_packed(choices).items())
+    manifest = Manifest(
+        model=request.model,
+        release=request.release,
+        inputs=request.source.inputs,
+        outputs=request.source.outputs,
+        files=tuple(_file_entry(name, files[name]) for name in sorted(files)),
+        artifacts=artifacts,
+        targets=tuple(_target(choice) for choice in choices),
+        golden_inputs=inputs,
+        source_sha256=request.source.sha256,
+        source_size_bytes=request.source.size_bytes,
+        preprocess=request.preprocess,
+        classify=request.classify,
+        detect=request.detect,
+        downgrade=request.downgrade,
+        expires=request.expires,
+    )
+    return Contents(manifest, files)
+
+
+def _target(choice: Choice) -> TargetEntry:
+    packed = tuple(candidate.id for candidate in choice.packed)
+    reference = "" if choice.reference is None else choice.reference.id
+    return TargetEntry(choice.profile.name, choice.profile.machines, packed, reference)
+
+
+def _file_entry(name: str, path: Path) -> FileEntry:
+    data = path.read_bytes()
+    return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())

@@ -1,0 +1,75 @@
+"""The evaluation: the FP32 source's answers, and everything else that candidates are built from and judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits, reference_outputs
+from edgert_deploy.packager.accuracy.golden_samples import golden_rows
+from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
+from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What every candidate is built from and judged by. `golden` are the hold-out's rows that become golden samples."""
+
+    source: SourceModel
+    calibration: CalibrationSet
+    reference: Reference
+    metric: Metric
+    limits: Limits
+    golden: Rows
+
+    def golden_inputs(self, count: int | None = None) -> Outputs:
+        """Return the golden samples, one array for each input of the model; with `count` the first of them."""
+        return [self.reference.holdout.inputs[spec.name][self.golden[:count]] for spec in self.source.inputs]
+
+
+def evaluate_source(request: BuildRequest) -> Evaluation:
+    """Answer the hold-out with the source itself. Raises SourceInvalid, CalibrationInvalid and ConfigInvalid."""
+    source, holdout = request.source, request.holdout
+    answers = reference_outputs(source, holdout)
+    _check_rows_are_independent(source, holdout, answers)
+    after = request.classify or request.detect
+    reference = Reference(
+        source.outputs,
+        answers,
+        holdout,
+        class_names=() if after is None else after.labels,
+        classes_named=request.classify is not None,
+        detect=request.detect,
+        image_size=_image_size(request),
+    )
+    metric = metric_for(request.metric, reference)
+    return Evaluation(source, request.calibration, reference, metric, request.limits, golden_rows(answers))
+
+
+def _image_size(request: BuildRequest) -> tuple[int, int] | None:
+    """Return height and width of a detector's input."""
+    before = request.preprocess
+    name = before.input if before is not None else request.source.inputs[0].name
+    shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
+    if request.detect is None or len(shape) != 4:
+        return None
+    return (shape[1], shape[2]) if before is not None and before.model_layout == "nhwc" else (shape[2], shape[3])
+
+
+def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, answers: Outputs) -> None:
+    """Refuse a model whose answer to a sample depends on its batch: a batch serves several clients."""
+    if source.inputs[0].shape[0] != -1:
+        return
+    for i in (0, len(holdout) - 1):
+        one = CalibrationSet({n: a[i : i + 1] for n, a in holdout.inputs.items()}, None)
+        for spec, want, got in zip(source.outputs, answers, reference_outputs(source, one), strict=True):
+            if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(np.ptp(want)) or 1.0)):
+                raise SourceInvalid(
+                    f"output {spec.name!r} of a sample depends on the other samples in its batch; "
+                    "export the model in inference mode, or with its batch fixed to 1"
+                )

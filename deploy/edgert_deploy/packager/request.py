@@ -1,0 +1,132 @@
+"""What a build is asked for: the whole request, and what it means for each target."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edgert.bundle.manifest import MODEL_NAME
+from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+if TYPE_CHECKING:
+    from edgert_deploy.packager.measure import Measurer
+
+BUDGET_S = 600.0
+
+Asked = Literal["auto", "int8", "fp16", "fp32"]
+PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
+    "auto": ("int8", "fp16", "fp32"),
+    "int8": ("int8",),
+    "fp16": ("fp16",),
+    "fp32": ("fp32",),
+}
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the user asks for.
+
+    `precision` None takes each profile's own. `engines` "all" packs an artifact for every engine of a profile that
+    takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
+    target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade` lets
+    devices go back to this release; `expires` is the manifest's text. `allow_overlap` accepts hold-out samples that
+    are calibration samples too. `metric` is a name from metrics.py. `budget_s` limits all searches for layers that
+    must stay in float. `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
+    artifacts are built at once, 0 for as many as fit.
+    """
+
+    source: SourceModel
+    calibration: CalibrationSet
+    holdout: CalibrationSet
+    targets: tuple[DeviceProfile, ...]
+    model: str
+    release: int = 1
+    max_drop: float = 0.01
+    max_class_drop: float | None = None
+    precision: Asked | None = None
+    engines: Literal["all", "first"] = "all"
+    with_reference: bool = False
+    preprocess: Preprocess | None = None
+    classify: Classify | None = None
+    detect: Detect | None = None
+    downgrade: bool = False
+    expires: str = ""
+    licence: str = ""
+    notes: str = ""
+    metric: str = "auto"
+    allow_overlap: bool = False
+    budget_s: float = BUDGET_S
+    measure: Measurer | None = None
+    cache: BuildCache | None = None
+    jobs: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_drop, self.max_class_drop)
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """What one target may get: `engines` in order of preference, and the `precisions` to try for each, in this order."""
+
+    profile: DeviceProfile
+    engines: tuple[str, ...]
+    precisions: tuple[Precision, ...]
+    with_reference: bool
+
+    @property
+    def is_auto(self) -> bool:
+        return len(self.precisions) > 1
+
+
+def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
+    """Return what the request means for each of its targets."""
+    return tuple(
+        TargetRequest(
+            profile,
+            profile.engines[:1] if request.engines == "first" else profile.engines,
+            PRECISIONS_OF[request.precision or profile.precision],
+            request.with_reference,
+        )
+        for profile in request.targets
+    )
+
+
+def check_request(request: BuildRequest, out: Path) -> None:
+    """Raise ConfigInvalid or CalibrationInvalid for a request that cannot be built."""
+    if not out.parent.is_dir() or out.is_dir():
+        raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
+    if not MODEL_NAME.fullmatch(request.model):
+        raise ConfigInvalid(
+            f"model name {request.model[:80]!r}: give one with --name, a letter and then at most 62 of a-z 0-9 _ -"
+        )
+    names = [profile.name for profile in request.targets]
+    if not names or len(set(names)) != len(names):
+        raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")
+    shared = overlap(request.calibration, request.holdout)
+    if shared and not request.allow_overlap:
+        one, other = shared[0]
+        raise CalibrationInvalid(
+            f"hold-out sample {one} is also calibration sample {other} ({len(shared)} of {len(request.holdout)} hold-out "
+            "samples overlap): remove it from one of them. With --allow-overlap the gate accepts it, and proves less"
+        )
+
+
+def overlap(calibration: CalibrationSet, holdout: CalibrationSet) -> list[tuple[int, int]]:
+    """Return (hold-out row, calibration row) for each hold-out sample that has the inputs of a calibration sample."""
+    known = {digest: row for row, digest in reversed(list(enumerate(_digests(calibration))))}
+    return [(row, known[digest]) for row, digest in enumerate(_digests(holdout)) if digest in known]
+
+
+def _digests(samples: CalibrationSet) -> list[bytes]:
+    arrays = [array for _, array in sorted(samples.inputs.items())]
+    return [hashlib.sha256(b"".join(array[row].tobytes() for array in arrays)).digest() for row in range(len(samples))]
