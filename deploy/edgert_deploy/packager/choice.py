@@ -52,9 +52,7 @@ def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
     return dict(sorted(packed.items()))
 
 
-def choose(
-    builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None
-) -> Choice:
+def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, measure: Measurer | None = None) -> Choice:
     """Build and judge the candidates of a target. With `measure` the fastest that passes comes first.
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine takes none.
@@ -104,9 +102,7 @@ def choose(
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(Order(packed[0].artifact.engine, "fp32", profile))
-    return Choice(
-        profile, packed, tuple(tried), tuple(left_out), tuple(warnings), tuple(searches), timings, reference
-    )
+    return Choice(profile, packed, tuple(tried), tuple(left_out), tuple(warnings), tuple(searches), timings, reference)
 
 
 def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:

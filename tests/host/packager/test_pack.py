@@ -158,7 +158,15 @@ def test_an_operator_that_one_target_cannot_take_names_the_target_to_leave_out(
     )
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     pi = profile("pi", "tflite", "aarch64")
-    asked = replace(request_, source=source, calibration=samples, holdout=samples, allow_overlap=True, preprocess=None, classify=None)
+    asked = replace(
+        request_,
+        source=source,
+        calibration=samples,
+        holdout=samples,
+        allow_overlap=True,
+        preprocess=None,
+        classify=None,
+    )
     with pytest.raises(OperatorUnsupported, match=r"Hardmax .* omit --target pi$"):
         pack(replace(asked, targets=(pi, profile("one"))), signing_key, tmp_path / "x.edgert")
     with pytest.raises(OperatorUnsupported) as caught:
@@ -252,7 +260,14 @@ def test_every_engine_of_the_profile_gets_an_artifact_and_one_that_cannot_is_lef
     samples = CalibrationSet({"x": models.random(20, 4)}, None)
     target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
     asked = replace(
-        request_, source=source, calibration=samples, holdout=samples, allow_overlap=True, targets=(target,), preprocess=None, classify=None
+        request_,
+        source=source,
+        calibration=samples,
+        holdout=samples,
+        allow_overlap=True,
+        targets=(target,),
+        preprocess=None,
+        classify=None,
     )
     result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
     assert [one.id for _, one in result.packed] == ["onnxruntime-fp32", "tensorrt-fp32"]

@@ -218,7 +218,9 @@ def test_a_detectors_precision_is_cocos() -> None:
     answers[:, 0] = [10, 10, 40, 40, 0.9, 0]
     answers[:2, 1] = [60, 60, 90, 90, 0, 0.8]
     rule = Detect("boxes", form="anchors_first", box_format="xyxy", labels=("cat", "dog"))
-    asked = reference_to((spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog"))
+    asked = reference_to(
+        (spec,), [answers], boxes=truth, detect=rule, image_size=(100, 100), class_names=("cat", "dog")
+    )
     exact = result_of(asked, [answers])
     assert (exact.accuracy.metric, exact.accuracy.fp32, exact.accuracy.artifact) == ("map", 1.0, 1.0)
     worse = answers.copy()

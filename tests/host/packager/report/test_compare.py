@@ -76,7 +76,12 @@ def a_receipt(seven: float, **changes: Any) -> dict[str, Any]:
         "slices": [],
         "tools": {"a": "1"},
     }
-    value = {"format": 2, "gate": {"max_drop": 0.01}, "targets": [{"profile": "box", "artifacts": ["null"]}], "notes": ""}
+    value = {
+        "format": 2,
+        "gate": {"max_drop": 0.01},
+        "targets": [{"profile": "box", "artifacts": ["null"]}],
+        "notes": "",
+    }
     return {**value, "candidates": [{**candidate, **changes}]}
 
 

@@ -49,8 +49,13 @@ def test_it_is_built_judged_and_packed_for_tflite(
     )
     result = build_bundle(request, signing_key, tmp_path / "d.edgert", lambda line: None, lambda choice: None)
     ((_, one),) = result.packed
-    assert (one.artifact.engine, one.artifact.kind, one.result.accuracy.metric, one.passed) == ("tflite", "int8", "top1", True)
-    assert one.size_bytes < source.size_bytes
+    assert (one.artifact.engine, one.artifact.kind, one.result.accuracy.metric, one.passed) == (
+        "tflite",
+        "int8",
+        "top1",
+        True,
+    )
+    assert one.size_bytes < request.source.size_bytes
 
 
 def test_for_another_engine_the_error_says_the_way_round(
