@@ -210,9 +210,14 @@ def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
         unknown = {**holdout, "image2": holdout["image"]}
     np.savez(shell.folder / "shifted.npz", **shifted)
     np.savez(shell.folder / "unknown.npz", **unknown)
-    done = shell.build("--json", "--precision", "fp32", holdout="shifted.npz", calibration="shifted.npz")
-    same, chance = json.loads(done.stdout)["warnings"]
-    assert "same samples" in same
+    same: dict[str, str | None] = {"holdout": "shifted.npz", "calibration": "shifted.npz"}
+    done = shell.build("--json", "--precision", "fp32", **same)
+    assert code_of(done) == "input.calibration_invalid"
+    assert "hold-out sample 0 is also calibration sample 0" in done.stdout
+    assert "--allow-overlap" in done.stdout
+    done = shell.build("--json", "--precision", "fp32", "--allow-overlap", **same)
+    overlap, chance = json.loads(done.stdout)["warnings"]
+    assert "hold-out samples are calibration samples too" in overlap
     assert "chance is 0.1" in chance
     assert f"warning: {chance}" in done.stderr
     done = shell.build("--json", holdout="unknown.npz")
