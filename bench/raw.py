@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgert.config import StateDir, read_config
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
-from edgert.versions.installed import load_version
-from edgert.versions.slots import SlotStore
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
 
 
 def open_session(state_folder: Path, threads: int, model: str = "digits") -> Session:
@@ -20,10 +20,5 @@ def live_artifact(state_folder: Path, model: str = "digits") -> LocalArtifact:
     """The first artifact of `model`'s live version."""
     state = StateDir(state_folder)
     config = read_config(state)
-    store = SlotStore(state.models / model)
-    slots = store.read()
-    active = slots.version(slots.active)
-    assert active is not None, f"{model} is not live in {state_folder}"
-    assert slots.active is not None
-    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    version = load_live(SlotStore(state.models / model), config)
     return version.local(version.artifacts[0])

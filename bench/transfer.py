@@ -89,7 +89,7 @@ def measure(folder: Path, link: Link, size_bytes: int) -> list[dict[str, object]
             for tool in ("scp", "rsync"):
                 assert (folder / "copies" / f"{tool}.edgert").read_bytes() == bundle.read_bytes()
         live = next(model for model in edgertd(sshd.state, "status")["models"] if model["model"] == "model")
-        assert live["active"]["release"] == len(bundles)
+        assert live["live"]["release"] == len(bundles)
     finally:
         if sshd.state.exists():
             edgertd(sshd.state, "stop")

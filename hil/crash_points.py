@@ -36,7 +36,8 @@ from edgert.config import read_config
 from edgert.errors import BundleCorrupt, ConfigInvalid, EdgeRTError
 from edgert.versions.install import held_files, install
 from edgert.versions.installed import load_version
-from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotStore
+from edgert.versions.slot_store import STAGE_NAME, SlotStore
+from edgert.versions.slots import ON_TRIAL, SLOT_NAMES
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.delta import Deltas, Has
 from tests.support.devices import Device
@@ -154,17 +155,16 @@ def active_release(device: Device) -> int | None:
     """The release that serves, after checking that every byte of it is there."""
     store = _store(device)
     slots = store.read()
-    active = slots.version(slots.active)
-    if active is None or slots.active is None:
+    if slots.live is None:
         return None
     config = read_config(device.state)
-    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    version = load_version(store.live_folder(slots), slots.live.digest, config)
     for entry in version.manifest.files_for(version.manifest.target_for(config.profile, config.machine)):
         there = (version.folder / entry.path).read_bytes()
         assert hashlib.sha256(there).hexdigest() == entry.sha256, (
-            f"{entry.path} of release {active.release} is not whole"
+            f"{entry.path} of release {slots.live.release} is not whole"
         )
-    return active.release
+    return slots.live.release
 
 
 def recover(device: Device, new: Delivery) -> None:
@@ -177,7 +177,7 @@ def recover(device: Device, new: Delivery) -> None:
     except BundleCorrupt:  # a delta of what is gone meanwhile: whoever deploys sends the whole then
         assert new.sent != new.bundle
         installed = install(new.bundle, device.state, read_config(device.state))
-    if not installed.already_active:
+    if not installed.already_live:
         store.activate(60)
         store.mark_good()
     assert active_release(device) == NEW, "the release cannot be deployed again"
@@ -218,7 +218,7 @@ def _on_trial(device: Device) -> None:
 def _watched(device: Device) -> None:
     """On trial with limits, and the watch has begun."""
     _to_watch(device)
-    _store(device).begin_watch()
+    _store(device).start_watch()
 
 
 def _to_watch(device: Device, *, unattended: bool = False) -> None:
@@ -228,7 +228,7 @@ def _to_watch(device: Device, *, unattended: bool = False) -> None:
 
 def _unattended(device: Device) -> None:
     _to_watch(device, unattended=True)
-    _store(device).begin_watch()
+    _store(device).start_watch()
 
 
 def _littered(device: Device) -> None:
@@ -285,10 +285,9 @@ def _collect(device: Device, _: Delivery) -> None:
 
 
 def _held(device: Device, _: Delivery) -> None:
-    slots = _store(device).read()
-    active = slots.version(slots.active)
-    assert active is not None
-    _store(device).pass_gate(active.digest)
+    live = _store(device).read().live
+    assert live is not None
+    _store(device).pass_limits(live.digest)
 
 
 def _deliver(device: Device, new: Delivery) -> None:
@@ -305,7 +304,7 @@ OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Deliver
     "activate": (_staged, _whole, lambda device, _: _store(device).activate(60)),
     "mark-good": (_on_trial, _whole, lambda device, _: _store(device).mark_good()),
     "rollback": (_on_trial, _whole, lambda device, _: _store(device).rollback()),
-    "begin to watch limits": (_to_watch, _whole, lambda device, _: _store(device).begin_watch()),
+    "begin to watch limits": (_to_watch, _whole, lambda device, _: _store(device).start_watch()),
     "limits held": (_watched, _whole, _held),
     "limits held, unattended": (_unattended, _whole, _held),
     "collect": (_littered, _whole, _collect),

@@ -96,7 +96,7 @@ class Rig:
         now = agent.must("slots")
         back = now["spare"] or [0, False]  # release, and whether it was marked good
         operation = self.chance.choice([o for o in OPERATIONS if o != "rollback" or back[1]])
-        active, new = int(now["active"]), max(now["ratchet"], now["active"]) + 1
+        active, new = int(now["live"]), max(now["ratchet"], now["live"]) + 1
         if operation in ("activate", "mark-good", "collect"):
             self.calmly(agent, "install", new)
         if operation in ("mark-good", "collect"):
@@ -149,7 +149,7 @@ def judged(cut: Cut, found: dict[str, Any]) -> Cut:
         cut.problem = f"release {cut.serves} serves, not one of {cut.allowed}"
     elif not found["exact"]:
         cut.problem = "its answer is not bit-exact"
-    elif found["state"] not in ("steady", "staged") or found["active"] != cut.serves:
+    elif found["state"] not in ("steady", "staged") or found["live"] != cut.serves:
         cut.problem = f"the slots say {found}"
     elif cut.staged is not None and (found["spare"] or [None])[0] != cut.staged:
         cut.problem = f"release {cut.staged} was installed, and is gone: {found}"

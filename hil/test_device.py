@@ -149,23 +149,23 @@ def test_a_second_release_takes_over_and_the_first_comes_back(device: UnderTest)
     """With limits that every board keeps, which its daemon measures from within its sandbox."""
     told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_rate=0", "--watch", "3s")
     assert told["devices"][0]["watched"]["readings"]["golden"] > 0
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
     device.host.edgert("rollback", "digits", "--on", device.dut.name)
-    assert device.live()["active"]["release"] == 1
+    assert device.live()["live"]["release"] == 1
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
 
 def test_an_older_release_is_refused(device: UnderTest) -> None:
     device.deploy(2)
     device.deploy(1, code=5)
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
 
 
 def test_a_release_that_breaks_a_limit_is_taken_back_by_the_device_itself(device: UnderTest) -> None:
     device.deploy(2)
     told = device.deploy(3, "--limit", "p99_ms=0.0001", "--watch", "3s", code=9)
     assert "the limit is at most 0.0001 ms" in told["devices"][0]["error"]["message"]
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
     assert "p99_ms is" in device.live()["rolled_back"]["reason"]
 
 
@@ -177,7 +177,7 @@ def test_a_bad_release_returns_to_the_one_before(device: UnderTest) -> None:
     )
     told = device.host.edgert("deploy", bad, "--to", device.dut.name, "--trial-s", TRIAL_S, code=9)
     assert told["devices"][0]["serving"] == 2
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
 
@@ -195,7 +195,7 @@ def test_after_a_reboot_it_serves_without_an_operator(device: UnderTest) -> None
     finally:
         transport.close()
     device.wait_until_it_serves(before)
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
 
@@ -210,10 +210,10 @@ def test_power_lost_in_a_trial_brings_the_good_release_back(device: UnderTest) -
     transport.close()
     host.edgertd(name, "install", there)
     host.edgertd(name, "activate", "digits", "--trial-s", "3600")
-    assert device.live()["active"]["release"] == 3
+    assert device.live()["live"]["release"] == 3
     before = device.boot_id()
     device.bench.switch.cycle()
     device.wait_until_it_serves(before)
-    assert device.live()["active"]["release"] == 2
+    assert device.live()["live"]["release"] == 2
     assert device.live()["state"] == "steady"
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN

@@ -160,7 +160,7 @@ def test_a_trial_that_a_restart_of_the_daemon_interrupts_goes_on(world: World) -
     world.wait_until_it_serves(pid)
     assert world.host.model(NAME, "echo")["state"] == "trial"
     world.host.edgertd(NAME, "rollback", "echo")
-    assert world.host.model(NAME, "echo")["active"]["release"] == 1
+    assert world.host.model(NAME, "echo")["live"]["release"] == 1
 
 
 def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a_reboot(
@@ -187,7 +187,7 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
     wait_until(serves, "the user's own daemon serves after a power cut", 60)
     assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
-    assert world.host.model(NAME, "echo")["active"]["release"] == 1
+    assert world.host.model(NAME, "echo")["live"]["release"] == 1
     host.edgert("unbootstrap", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
     assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # bootstrap did not make it linger

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 from edgert.bundle.signing import write_key_pair
 from edgert.config import read_config
+from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
-from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore
+from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.transports import open_transport
 from hil import containers, images, machines, mounted
 from hil.containers import running_container

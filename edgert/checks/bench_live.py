@@ -20,21 +20,12 @@ from edgert.checks.bench import machine
 from edgert.checks.status import ServingStatus, ask_daemon
 from edgert.client.blocking import Client
 from edgert.config import DeviceConfig, StateDir
-from edgert.errors import EdgeRTError, ModelNotFound
-from edgert.versions.installed import InstalledVersion, load_version
-from edgert.versions.slots import SlotStore
+from edgert.errors import EdgeRTError
+from edgert.versions.installed import InstalledVersion, load_live
+from edgert.versions.slot_store import SlotStore
 
 WARM_ASKS = 5
 ASK_S_MAX = 60.0
-
-
-def live_version(model: str, store: SlotStore, config: DeviceConfig) -> InstalledVersion:
-    """What is live of `model`. Raises ModelNotFound where nothing is."""
-    slots = store.read()
-    active = slots.version(slots.active)
-    if active is None or slots.active is None:
-        raise ModelNotFound(f"nothing of model {model} is live here: deploy it first")
-    return load_version(store.slot_folder(slots.active), active.digest, config)
 
 
 def serving_of(model: str, state: StateDir) -> ServingStatus:
@@ -52,7 +43,7 @@ def bench_live(
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure for about `seconds`, half of it with one client, half with `clients`. Raises what the daemon answers."""
-    version = live_version(model, store, config)
+    version = load_live(store, config)
     before_c = host.temp_c()
     progress(f"{model}: one client for {seconds / 2:g} s")
     alone_s, _ = _asked(version, state, config, 1, seconds / 2)

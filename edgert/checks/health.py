@@ -9,26 +9,23 @@ from typing import Any
 from edgert.checks import golden_samples as golden
 from edgert.client.blocking import Client
 from edgert.config import DeviceConfig, StateDir
-from edgert.errors import HealthCheckFailed, ModelNotFound
-from edgert.versions.installed import load_version
-from edgert.versions.slots import SlotStore
+from edgert.errors import HealthCheckFailed
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
 
 TIMEOUT_S = 60.0
 
 
 def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceConfig) -> dict[str, Any]:
     """Ask for each golden sample by itself and compare. Raises HealthCheckFailed, DaemonUnreachable, ModelNotFound."""
-    slots = store.read()
-    active = slots.version(slots.active)
-    if active is None or slots.active is None:
-        raise ModelNotFound(f"model {model} is not active; install and activate a bundle first")
-    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    version = load_live(store, config)
+    release = version.manifest.release
     names = [spec.name for spec in version.manifest.inputs]
     times_ms: list[float] = []
     with Client(state.socket(config), timeout_s=TIMEOUT_S) as client:
         served = client.metadata(model)
-        if served["release"] != active.release:
-            raise HealthCheckFailed(f"the daemon serves release {served['release']}, the slots say {active.release}")
+        if served["release"] != release:
+            raise HealthCheckFailed(f"the daemon serves release {served['release']}, the slots say {release}")
         # Two artifacts of a ladder may be of one engine, in different precisions.
         artifact = version.manifest.artifact(served["artifact"])
 
@@ -41,7 +38,7 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
         worst = golden.check(version, artifact, ask)
     return {
         "model": model,
-        "release": active.release,
+        "release": release,
         "engine": artifact.engine,
         "artifact": artifact.id,
         "ok": True,

@@ -11,9 +11,9 @@ from typing import Any
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, engine_by_name
-from edgert.errors import EdgeRTError, ModelNotFound
-from edgert.versions.installed import check_files, load_version
-from edgert.versions.slots import SlotStore
+from edgert.errors import EdgeRTError
+from edgert.versions.installed import check_files, load_live
+from edgert.versions.slot_store import SlotStore
 
 
 def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -22,11 +22,7 @@ def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Calla
     Raises ModelNotFound, and the last engine's error where none answers rightly.
     """
     store = SlotStore(state.models / model)
-    slots = store.read()
-    active = slots.version(slots.active)
-    if active is None or slots.active is None:
-        raise ModelNotFound(f"model {model} is not active: there is nothing to test")
-    version = load_version(store.slot_folder(slots.active), active.digest, config)
+    version = load_live(store, config)
     tried: list[str] = []
     failure: EdgeRTError | None = None
     for artifact in version.artifacts:
@@ -48,7 +44,7 @@ def self_test(model: str, state: StateDir, config: DeviceConfig, progress: Calla
             continue
         return {
             "model": model,
-            "release": active.release,
+            "release": version.manifest.release,
             "engine": artifact.engine,
             "engine_version": engine_version,
             "worst": worst,

@@ -15,7 +15,7 @@ from edgert.errors import DeviceError
 from edgert.protocol.control import ask
 from edgert.telemetry.link import Link
 from edgert.typed_json import FLAT, Mistyped, from_json, to_json
-from edgert.versions.slots import ON_TRIAL, Returned, Version
+from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
 
 ASK_S_MAX = 5.0
@@ -272,11 +272,11 @@ class ModelStatus:
 
     model: str
     state: str
-    active: Version | None
+    live: Version | None
     spare: Version | None
     ratchet: int = 0
     trial_limits: TrialLimits | None = None
-    rolled_back: Returned | None = None
+    rolled_back: RolledBackVersion | None = None
     damaged: str = ""
     serving: ServingStatus | None = None
 
@@ -287,7 +287,7 @@ class ModelStatus:
     @property
     def release(self) -> int | None:
         """The live release."""
-        return None if self.active is None else self.active.release
+        return None if self.live is None else self.live.release
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from edgert.client.blocking import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError, TransitionRefused
 from edgert.versions.installed import InstalledVersion, load_version
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from edgert.versions.trial_limits import TrialLimits
 
 ASK_S_MAX = 30.0  # for one golden sample
@@ -39,27 +39,26 @@ class GoldenAsker:
         return asked
 
 
-def fit_for(gate: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
-    """The gate as this device can judge it for the version that is staged, and what it leaves out, in words.
+def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tuple[TrialLimits, tuple[str, ...]]:
+    """The limits as this device can judge it for the version that is staged, and what it leaves out, in words.
 
     Raises TransitionRefused for a limit that nothing here could ever tell: better now than at the end of the watch.
     """
-    if "temp_c" in gate.limits and host.temp_c() is None:
+    if "temp_c" in limits.bounds and host.temp_c() is None:
         raise TransitionRefused("this device has no thermometer that can be read: leave the limit temp_c out for it")
-    if "agreement" not in gate.limits:
-        return gate, ()
+    if "agreement" not in limits.bounds:
+        return limits, ()
     slots = store.read()
-    old, new = slots.version(slots.active), slots.version(slots.spare)
+    old, new = slots.live, slots.spare
     if old is None or not old.good or new is None:
-        limits = {name: value for name, value in gate.limits.items() if name != "agreement"}
-        return replace(gate, limits=limits), ("agreement: there is no version before to agree with",)
-    assert slots.active is not None  # a good version is active
-    before = load_version(store.slot_folder(slots.active), old.digest, config).manifest
-    after = load_version(store.slot_folder(slots.spare), new.digest, config).manifest
+        bounds = {name: value for name, value in limits.bounds.items() if name != "agreement"}
+        return replace(limits, bounds=bounds), ("agreement: there is no version before to agree with",)
+    before = load_version(store.live_folder(slots), old.digest, config).manifest
+    after = load_version(store.slot_folder(slots.spare_slot), new.digest, config).manifest
     for what in ("inputs", "outputs", "preprocess"):
         if getattr(before, what) != getattr(after, what):
             raise TransitionRefused(
                 f"release {new.release} has other {what} than release {old.release}, so their answers cannot be "
                 "compared: leave the limit agreement out"
             )
-    return gate, ()
+    return limits, ()

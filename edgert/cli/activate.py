@@ -57,33 +57,33 @@ def activate(
     if unattended and not limits and watch_s is None:
         raise click.UsageError("--unattended keeps what was watched: give --limit or --watch-s as well")
     store = store_of(state, model)
-    gate = _gate(limits, watch_s, unattended, trial_s)
-    if gate is not None:
-        gate, left_out = fit_for(gate, store, read_config(state))
+    watched = _limits(limits, watch_s, unattended, trial_s)
+    if watched is not None:
+        watched, left_out = fit_for(watched, store, read_config(state))
         for note in left_out:
             progress(f"not watched: {note}")
     with under_claim(state, token):
-        slots = store.activate(trial_s, gate)
+        slots = store.activate(trial_s, watched)
         serving = follow(state, model)
-    version = slots.version(slots.active)
+    version = slots.live
     assert version is not None  # activate leaves an active version or raises
     emit(
         {"model": model, "release": version.release, "state": slots.state.value, "serving": serving},
-        _text(model, version.release, trial_s, gate),
+        _text(model, version.release, trial_s, watched),
         as_json,
     )
 
 
-def _gate(limits: tuple[str, ...], watch_s: float | None, unattended: bool, trial_s: float) -> TrialLimits | None:
+def _limits(limits: tuple[str, ...], watch_s: float | None, unattended: bool, trial_s: float) -> TrialLimits | None:
     if not limits and watch_s is None:
         return None
     given = {name: value for name, value in parse_limits(limits).items() if value is not None}
     return TrialLimits(given, WATCH_S if watch_s is None else watch_s, unattended, trial_s)
 
 
-def _text(model: str, release: int, trial_s: float, gate: TrialLimits | None) -> str:
-    if gate is None:
+def _text(model: str, release: int, trial_s: float, limits: TrialLimits | None) -> str:
+    if limits is None:
         keep = f"for {trial_s:.0f} s; keep it with: edgertd mark-good {model}"
     else:
-        keep = f"and watched for {gate.watch_s:g} s; see how it does with: edgertd trial {model} --wait"
+        keep = f"and watched for {limits.watch_s:g} s; see how it does with: edgertd trial {model} --wait"
     return f"release {release} of {model} is live on trial {keep}"

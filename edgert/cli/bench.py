@@ -12,7 +12,8 @@ from edgert.cli.output import emit, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import TransitionRefused
-from edgert.versions.slots import ON_TRIAL, SlotStore
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
 
 CLIENTS_MAX = 64
 
@@ -45,7 +46,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
     """
     from edgert.checks.bench import bench as measure
     from edgert.checks.bench import live_piece, read_work
-    from edgert.checks.bench_live import bench_live, live_version, serving_of
+    from edgert.checks.bench_live import bench_live, serving_of
 
     if folder is None:
         if model is None:
@@ -57,7 +58,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
     else:
         work = read_work(folder)
         if model is not None:
-            version = live_version(model, store_of(state, model), read_config(state))
+            version = load_live(store_of(state, model), read_config(state))
             loaded = serving_of(model, state).loaded
             work.append(live_piece(version, loaded.artifact if loaded else version.artifacts[0].id))
         measured = measure(work, seconds, state.cache, progress)
@@ -67,7 +68,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
 def _refuse_watched(model: str, store: SlotStore) -> None:
     """What is asked here would count as apps' requests. Raises TransitionRefused while a trial's limits are watched."""
     slots = store.read()
-    if slots.state in ON_TRIAL and slots.gate is not None and not slots.gate.passed:
+    if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(
             f"the limits of {model}'s trial are being watched, and a benchmark's requests would count as those of apps: "
             f"measure when it is over (edgertd trial {model} --wait)"

@@ -28,7 +28,7 @@ def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
 
     with under_claim(state, token):
         done = install_bundle(bundle, state, read_config(state), progress)
-    if done.already_active:
+    if done.already_live:
         text = f"release {done.release} of {done.model} is live already"
     else:
         text = f"release {done.release} of {done.model} is installed; make it live with: edgertd activate {done.model}"

@@ -28,6 +28,6 @@ def mark_good(state: StateDir, model: str, force: bool, token: str, as_json: boo
     with under_claim(state, token):
         slots = store_of(state, model).mark_good(force=force)
         follow(state, model)
-    version = slots.version(slots.active)
+    version = slots.live
     assert version is not None
     emit({"model": model, "release": version.release}, f"release {version.release} of {model} is good", as_json)

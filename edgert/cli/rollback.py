@@ -43,7 +43,7 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
 
 def refuse_forward(model: str, slots: SlotState) -> None:
     """Raises TransitionRefused where going back would lead to a higher release than the one that serves."""
-    active, other = slots.version(slots.active), slots.version(slots.spare)
+    active, other = slots.live, slots.spare
     if slots.state is not State.STEADY or active is None or other is None or not other.good:
         return
     if active.release < slots.ratchet and other.release > active.release:
@@ -54,5 +54,5 @@ def refuse_forward(model: str, slots: SlotState) -> None:
 
 
 def _release(slots: SlotState) -> int | None:
-    version = slots.version(slots.active)
+    version = slots.live
     return None if version is None else version.release

@@ -9,7 +9,7 @@ import click
 from edgert import __version__
 from edgert.cli.output import emit
 from edgert.config import StateDir, read_config
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 
 
 @click.command("self-test")
@@ -30,7 +30,7 @@ def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
 
     config = read_config(state)
     names = models or tuple(
-        name for name in state.model_names() if SlotStore(state.models / name).read().active is not None
+        name for name in state.model_names() if SlotStore(state.models / name).read().live is not None
     )
     results = [test_model(name, state, config, lambda line: click.echo(line, err=True)) for name in names]
     lines = [

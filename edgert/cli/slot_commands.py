@@ -8,7 +8,7 @@ from edgert.cli.output import progress
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, ModelNotFound
 from edgert.protocol.control import ask
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 
 FOLLOW_S_MAX = 240.0  # longer than a worker may take to load
 

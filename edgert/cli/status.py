@@ -31,8 +31,9 @@ from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, Storage
 from edgert.machine import temp_c
 from edgert.telemetry.link import read_link
 from edgert.telemetry.spool import Spool, SpoolStats
+from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
-from edgert.versions.slots import BootClock, SlotStore
+from edgert.versions.slot_store import SlotStore
 
 
 @click.command()
@@ -120,11 +121,11 @@ def _model(state: StateDir, name: str, serving: ServingStatus | None) -> ModelSt
     return ModelStatus(
         model=name,
         state=slots.state.value,
-        active=slots.version(slots.active),
-        spare=slots.version(slots.spare),
+        live=slots.live,
+        spare=slots.spare,
         ratchet=slots.ratchet,
-        trial_limits=slots.gate,
-        rolled_back=slots.returned,
+        trial_limits=slots.limits,
+        rolled_back=slots.rolled_back,
         serving=serving,
     )
 
@@ -151,7 +152,7 @@ def _model_line(model: ModelStatus) -> str:
     serving = model.serving or ServingStatus("not served")
     if model.damaged:
         return f"model    {model.model}: damaged, {serving.state}; {model.damaged}"
-    release = f"release {model.release}" if model.active else "no release"
+    release = f"release {model.release}" if model.live else "no release"
     parts = [f"model    {model.model}: {release}, {model.state}, {serving.state}"]
     if loaded := serving.loaded:
         parts[0] += f" on {loaded.engine} {loaded.engine_version}, batches up to {loaded.batch_cap}"

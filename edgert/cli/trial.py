@@ -14,7 +14,7 @@ from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.typed_json import to_json
-from edgert.versions.slots import ON_TRIAL, SlotStore
+from edgert.versions.slot_store import SlotStore
 
 LOOK_S = 0.2
 UNDER_WAY = ("loading", "watching", "filling")
@@ -48,42 +48,42 @@ def trial(
         while found["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
             time.sleep(LOOK_S)
             found = trial_of(state, store, digest or found["digest"])
-    if found["state"] == "back":
-        raise RolledBack(f"release {found['release']} of {model} went back: {found['reason']}")
+    if found["state"] == "rolled-back":
+        raise RolledBack(f"release {found['release']} of {model} was rolled back: {found['reason']}")
     emit(found, _text(model, found), as_json)
 
 
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
-    """How the trial of the version `digest` ("": the live one) stands.
+    """Return the state of the trial of the version `digest` ("": the live one).
 
-    Where it is over and no daemon runs that would end it, it is ended here. `state` is loading, watching, filling (golden
-    samples are asked), held (all limits held, the host has the word), open (it has no limits), kept, back (with the
-    `reason`), or none (it is not known here).
+    Where it is over and no daemon runs that would end it, this function ends it. `state` is loading, watching, filling
+    (golden samples are sent), held (all limits held, the host decides), open (it has no limits), kept, rolled-back
+    (with the `reason`), or none (no trial of this version is known here).
     """
-    # The daemon first, as the slots have the last word: a verdict between the two must not look like no trial at all.
+    # The daemon first, as the slots decide: an outcome between the two must not look like no trial at all.
     measured = _measured(state, store.folder.name)
     slots = store.read()
-    active, returned = slots.version(slots.active), slots.returned
-    if active is not None and digest in ("", active.digest):
-        value = {"model": store.folder.name, "release": active.release, "digest": active.digest}
-        watch = {} if measured and measured.get("release") != active.release else measured
-        if watch is None and slots.state in ON_TRIAL and store.expire_trial(unwatched=True):
-            return trial_of(state, store, active.digest)
+    live, rolled_back = slots.live, slots.rolled_back
+    if live is not None and digest in ("", live.digest):
+        value = {"model": store.folder.name, "release": live.release, "digest": live.digest}
+        watch = {} if measured and measured.get("release") != live.release else measured
+        if watch is None and slots.on_trial and store.expire_trial(unwatched=True):
+            return trial_of(state, store, live.digest)
         watch = watch or {}
-        if slots.state not in ON_TRIAL:
-            return {**value, **watch, "state": "kept" if active.good else "none"}
+        if not slots.on_trial:
+            return {**value, **watch, "state": "kept" if live.good else "none"}
         left_s = 0.0 if slots.trial is None else slots.trial.left_s(store.clock)
         value["trial_left_s"] = round(left_s, 1)
-        if slots.gate is None:
+        if slots.limits is None:
             return {**value, "state": "open"}
-        value["gate"] = vars(slots.gate)
-        if slots.gate.passed:
+        value["trial_limits"] = vars(slots.limits)
+        if slots.limits.passed:
             return {**value, **watch, "state": "held"}
-        phase = watch.get("phase", "watching" if slots.gate.begun else "loading")  # a busy daemon may not have said
-        # A verdict that the slots do not bear out yet: the daemon waits for the lock or the disk, and then notes it.
+        phase = watch.get("phase", "watching" if slots.limits.started else "loading")  # a busy daemon may not answer
+        # The slots do not hold the daemon's outcome yet: it waits for the lock or the disk, and then notes it.
         return {**value, **watch, "state": phase if phase in UNDER_WAY else "watching"}
-    if returned is not None and digest in ("", returned.digest):
-        return {"model": store.folder.name, **vars(returned), "state": "back"}
+    if rolled_back is not None and digest in ("", rolled_back.digest):
+        return {"model": store.folder.name, **vars(rolled_back), "state": "rolled-back"}
     return {"model": store.folder.name, "release": None, "digest": digest, "state": "none"}
 
 

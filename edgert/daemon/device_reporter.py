@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 
 if TYPE_CHECKING:
     from edgert.telemetry.spool import Spool
@@ -56,7 +56,7 @@ class DeviceReporter:
             except EdgeRTError as error:
                 self._log(f"{model}: {error.message}")
                 continue
-            active, spare = slots.version(slots.active), slots.version(slots.spare)
+            active, spare = slots.live, slots.spare
             fields[f"{model}_state"] = slots.state.value
             fields[f"{model}_active"] = release_id(active.release) if active else "none"
             fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"

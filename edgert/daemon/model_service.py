@@ -42,7 +42,8 @@ from edgert.errors import (
 )
 from edgert.log import log
 from edgert.typed_json import from_json
-from edgert.versions.slots import ON_TRIAL, SlotState, SlotStore, Version
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import ON_TRIAL, SlotState, Version
 from edgert.worker_link import channel
 
 STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
@@ -107,8 +108,8 @@ class ModelService:
             self._settle(error)
             return
         self.trial.follow(slots)
-        version = slots.version(slots.active)
-        if version is None or slots.active is None:
+        version = slots.live
+        if version is None:
             self._abandon_next()
             self._retire(self.current)
             self.current = None
@@ -297,11 +298,10 @@ class ModelService:
         self._start(slots, version)
 
     def _start(self, slots: SlotState, version: Version) -> None:
-        assert slots.active is not None  # the caller has its version
         previous = previous_version(self.store, slots) if slots.state in ON_TRIAL else None
         order = {
             "model": self.model,
-            "folder": os.fspath(self.store.slot_folder(slots.active)),
+            "folder": os.fspath(self.store.live_folder(slots)),
             "digest": version.digest,
             "state": os.fspath(self._state_dir.root),
             "boot": self._boot,
@@ -381,7 +381,7 @@ class ModelService:
         """Load the same version beside it; the switch that follows is the same as to a new version."""
         try:
             slots = self.store.read()
-            active = slots.version(slots.active)
+            active = slots.live
             if active is None or active.digest != worker.version.digest or not self._admit(self, slots):
                 return
         except EdgeRTError:
@@ -397,7 +397,7 @@ class ModelService:
         """Whether the version that failed was on trial; then it is rolled back. `told` is for the event."""
         try:
             slots = self.store.read()
-            active = slots.version(slots.active)
+            active = slots.live
             if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
                 return False
             if not self.store.fail_trial(version.digest, fault.message):  # a command has ended it meanwhile
@@ -431,7 +431,7 @@ class ModelService:
         fault = self.fault or EngineFailed(f"model {self.model} keeps failing")
         try:
             slots = self.store.read()
-            failed, spare = slots.version(slots.active), slots.version(slots.spare)
+            failed, spare = slots.live, slots.spare
             if failed is None or giving_up not in ("", failed.digest):  # a command was faster
                 return
             trusted = spare is not None and spare.good and self._crashes.trusted(spare.digest)
@@ -502,7 +502,7 @@ class ModelService:
 
     def _is_active(self) -> bool:
         try:
-            return self.store.read().active is not None
+            return self.store.read().live is not None
         except EdgeRTError:
             return False
 

@@ -279,8 +279,8 @@ class Supervisor:
         Raises Unavailable where the version is larger than the budget leaves beside the pinned models.
         """
         limit_mb = self._config.serving.memory_mb
-        version = slots.version(slots.active)
-        if not limit_mb or version is None or slots.active is None:
+        version = slots.live
+        if not limit_mb or version is None:
             return True
         self._learn_sizes()
         claims = [claim for other in self._services.values() for claim in self._claims(other, service)]
@@ -292,7 +292,7 @@ class Supervisor:
                 f"the budget leaves {left_mb:.0f} MB beside pinned models: raise memory_mb in config.toml"
             )
         # An estimate alone refuses nothing: at worst the model is tried with all others gone.
-        need_mb = known_mb or min(left_mb, estimated_mb(service.store.slot_folder(slots.active)))
+        need_mb = known_mb or min(left_mb, estimated_mb(service.store.live_folder(slots)))
         room = make_room(need_mb, limit_mb, claims, self._clock())
         for model in room.unload:
             self._services[model].unload(f"room for {service.model}")

@@ -11,7 +11,8 @@ from edgert.daemon.trial_watch import TrialWatch, flat
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.errors import EdgeRTError, HealthCheckFailed, SlotsBusy, StorageFailed
 from edgert.log import log
-from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, SlotStore, Version, why_expired
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, Version
 
 BUSY_RETRY_S = 1.0
 STORAGE_RETRY_S = 5.0
@@ -50,7 +51,7 @@ class Trial:
         """What the slots now say of a trial."""
         self.until_s = None
         self.under_way = slots.state in ON_TRIAL
-        active = slots.version(slots.active)
+        active = slots.live
         watch = self._watch
         if not self.under_way or (watch and active and watch.worker.version.digest != active.digest):
             self._watch = None
@@ -64,10 +65,10 @@ class Trial:
         self._watch = self._to_watch = None
         try:
             slots = self._store.read()
-            active, gate = slots.version(slots.active), slots.gate
-            if gate is None or gate.passed or active is None or active.digest != worker.version.digest:
+            active, limits = slots.live, slots.limits
+            if limits is None or limits.passed or active is None or active.digest != worker.version.digest:
                 return
-            if not self._store.begin_watch():
+            if not self._store.start_watch():
                 self._go_back(active, HealthCheckFailed(CUT_OFF), None)
                 return
         except (SlotsBusy, StorageFailed) as error:  # a busy lock or a full disk: the version serves all the same
@@ -76,7 +77,7 @@ class Trial:
         except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
             log(f"model {self._model}: its limits are not watched: {error.message}")
             return
-        self._watch = TrialWatch(gate, worker, self._clock())
+        self._watch = TrialWatch(limits, worker, self._clock())
 
     def watches(self, worker: WorkerProcess) -> bool:
         """Whether the trial's limits are watched on `worker`, or are about to be."""
@@ -108,7 +109,7 @@ class Trial:
         """
         self.until_s = None
         try:
-            reason = why_expired(self._store.read(), self._store.clock)
+            reason = self._store.read().why_expired(self._store.clock)
             return reason if self._store.expire_trial(wait=False) else None
         except EdgeRTError as error:
             self.until_s = self._clock() + (BUSY_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S)
@@ -136,7 +137,7 @@ class Trial:
             self._go_back(watch.worker.version, HealthCheckFailed(reason), {**told, **broke})
             return
         try:
-            after = self._store.pass_gate(watch.worker.version.digest)
+            after = self._store.pass_limits(watch.worker.version.digest)
         except EdgeRTError as error:
             if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
                 return
@@ -144,7 +145,7 @@ class Trial:
             watch.try_later(self._clock() + retry_s(error))
             return
         self.follow(after)
-        self._tell("kept" if watch.gate.unattended else "limits_held", self._model, told)
+        self._tell("kept" if watch.limits.unattended else "limits_held", self._model, told)
 
 
 def retry_s(error: EdgeRTError) -> float:

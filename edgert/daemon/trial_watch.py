@@ -18,7 +18,8 @@ from typing import Any
 from edgert import machine as host
 from edgert.checks.status import TrialStatus
 from edgert.daemon.worker_process import WorkerProcess
-from edgert.versions.slots import SlotState, SlotStore
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import SlotState
 from edgert.versions.trial_limits import FILL_S_MAX, LOOKS_TO_BREAK, REQUESTS_MIN, Broken, Readings, TrialLimits, broken
 from edgert.worker_link import channel
 
@@ -36,19 +37,19 @@ class Phase(str, Enum):
 
 
 class TrialWatch:
-    """Watches `worker` for `gate`, from `now_s` on (monotonic). `tick` and `heard` say what to do through `phase`."""
+    """Watches `worker` for `limits`, from `now_s` on (monotonic). `tick` and `heard` say what to do through `phase`."""
 
     def __init__(
-        self, gate: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
+        self, limits: TrialLimits, worker: WorkerProcess, now_s: float, temp_c: Callable[[], float | None] = host.temp_c
     ) -> None:
-        self.gate, self.worker = gate, worker
+        self.limits, self.worker = limits, worker
         self.phase = Phase.WATCHING
         self.finding: Broken | None = None
         self.readings = Readings()
         self._temp_c = temp_c
         self._begun_s, self._heard_s = now_s, now_s
-        self._over_s = now_s + gate.watch_s
-        self._look_s = min(max(gate.watch_s * LOOK_SHARE, LOOK_S_MIN), LOOK_S_MAX)
+        self._over_s = now_s + limits.watch_s
+        self._look_s = min(max(limits.watch_s * LOOK_SHARE, LOOK_S_MIN), LOOK_S_MAX)
         self._look_at_s = now_s + self._look_s
         self._golden = 0
         self._streak = 0
@@ -96,7 +97,7 @@ class TrialWatch:
             golden=min(self._golden, int(message["requests"])),
             p99_ms=float(message["p99_ms"]),
             rss_mb=round(self.worker.measure(), 1),
-            temp_c=self._temp_c() if "temp_c" in self.gate.limits else None,
+            temp_c=self._temp_c() if "temp_c" in self.limits.bounds else None,
             compared=int(message["compared"]),
             agreed=int(message["agreed"]),
         )
@@ -107,7 +108,7 @@ class TrialWatch:
         if ended and self._too_few():
             self._fill()
             return
-        found = broken(self.gate, self.readings, at_end=ended)
+        found = broken(self.limits, self.readings, at_end=ended)
         self._streak = self._streak + 1 if found else 0
         if found and (ended or self._streak >= LOOKS_TO_BREAK):
             self._break(found[0])
@@ -115,7 +116,7 @@ class TrialWatch:
             self.phase = Phase.HELD
 
     def _too_few(self) -> bool:
-        return self.gate.fills and not self._filled and self.readings.requests < REQUESTS_MIN
+        return self.limits.fills and not self._filled and self.readings.requests < REQUESTS_MIN
 
     def _fill(self) -> None:
         self.phase = Phase.FILLING
@@ -149,7 +150,7 @@ def flat(readings: Readings) -> dict[str, Any]:
 
 def previous_version(store: SlotStore, slots: SlotState) -> tuple[Path, str] | None:
     """Folder and digest of the good version that the one on trial is compared with; None where that is not wanted."""
-    spare = slots.version(slots.spare)
-    if slots.gate is None or "agreement" not in slots.gate.limits or spare is None or not spare.good:
+    spare = slots.spare
+    if slots.limits is None or "agreement" not in slots.limits.bounds or spare is None or not spare.good:
         return None
-    return store.slot_folder(slots.spare), spare.digest
+    return store.slot_folder(slots.spare_slot), spare.digest

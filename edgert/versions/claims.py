@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edgert.durable import locked, replace_file
 from edgert.errors import DeployUnderWay, StorageFailed
-from edgert.versions.slots import BootClock, seconds_left
+from edgert.versions.boot_clock import BootClock
 
 LASTS_S_MAX = 24 * 3600.0
 
@@ -84,7 +84,7 @@ class Claims:
 
     def left_s(self, claim: Claim) -> float:
         """How long it lasts where nobody shows it again."""
-        return seconds_left(self.clock, claim.boot_id, claim.ends_at_s)
+        return self.clock.left_s(claim.boot_id, claim.ends_at_s)
 
     def _over(self, claim: Claim) -> bool:
         return not self.left_s(claim)

@@ -28,19 +28,20 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.versions.installed import InstalledVersion, load_version
-from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, STAGE_NAME, SlotState, SlotStore, Version
+from edgert.versions.slot_store import STAGE_NAME, SlotStore
+from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
 
 SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What an install did. `already_active` where the very same content serves already."""
+    """What an install did. `already_live` where the very same content serves already."""
 
     model: str
     release: int
     digest: str
-    already_active: bool
+    already_live: bool
 
 
 def install(
@@ -71,14 +72,14 @@ def install(
             before = store.read()
             if _serves(before, bundle.digest):
                 bundle.verify_files()  # a damaged copy is refused, also where nothing needs to be done
-                return Installed(manifest.model, manifest.release, bundle.digest, already_active=True)
+                return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             store.collect()  # before the free space is counted
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
-    return Installed(manifest.model, manifest.release, bundle.digest, already_active=False)
+    return Installed(manifest.model, manifest.release, bundle.digest, already_live=False)
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
@@ -88,7 +89,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
     """
     store, found = SlotStore(state.models / model), dict[str, Path]()
     slots = store.read()
-    for slot in dict.fromkeys((slots.active or slots.spare, *SLOT_NAMES)):
+    for slot in dict.fromkeys((slots.live_slot or slots.spare_slot, *SLOT_NAMES)):
         if slots.version(slot) is None:
             continue
         folder = store.slot_folder(slot)
@@ -104,7 +105,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
 
 
 def _serves(state: SlotState, digest: str) -> bool:
-    active = state.version(state.active)
+    active = state.live
     return active is not None and active.digest == digest
 
 

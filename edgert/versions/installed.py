@@ -10,7 +10,8 @@ from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.config import DeviceConfig
 from edgert.engines import LocalArtifact
-from edgert.errors import BundleCorrupt
+from edgert.errors import BundleCorrupt, ModelNotFound
+from edgert.versions.slot_store import SlotStore
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class InstalledVersion:
             outputs=self.manifest.outputs,
             sha256=entry.sha256,
         )
+
+
+def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
+    """Read the live version's manifest. Raises ModelNotFound where no version is live, and BundleCorrupt."""
+    slots = store.read()
+    if slots.live is None:
+        raise ModelNotFound(f"no version of model {store.folder.name} is live: deploy one first")
+    return load_version(store.live_folder(slots), slots.live.digest, config)
 
 
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:

@@ -1,7 +1,7 @@
-"""The health gate of a trial: the limits a user sets, for how long a device watches them, and what breaks one. Pure.
+"""The limits of a trial: their bounds, how long a device watches them, and when one is broken. Pure.
 
-A limit is judged on what the device itself measured of the version on trial. What could not be measured does not hold:
-a gate says nothing good of what it has not seen.
+A limit is judged by what the device itself measured of the version on trial. A limit that could not be measured does
+not hold.
 """
 
 from __future__ import annotations
@@ -14,84 +14,84 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 
-WATCH_S = 60.0  # where limits are given and no time
-WATCH_S_MAX = 23 * 3600.0  # with loading and confirming it stays below what a trial may last
-REQUESTS_MIN = 100  # a p99 or a share of errors says nothing before; golden samples fill up to it
-COMPARED_MIN = 20  # answers compared with the old version's before their agreement means anything
-LOOKS_TO_BREAK = 3  # in a row: one hiccup breaks nothing
-FILL_S_MAX = 60.0  # for golden samples at the end of a watch without traffic
+WATCH_S = 60.0  # where limits are given without a time
+WATCH_S_MAX = 23 * 3600.0  # with loading and confirmation, still below the longest trial
+REQUESTS_MIN = 100  # with fewer, a p99 or a share of errors means nothing; golden samples fill up to it
+COMPARED_MIN = 20  # with fewer answers compared, their agreement means nothing
+LOOKS_TO_BREAK = 3  # in a row, so that one hiccup breaks nothing
+FILL_S_MAX = 60.0  # for golden samples at the end of a watch with too little traffic
 OFF = "off"
 
-# name -> (whether a value above it breaks it, whether it is a share, its unit, what it is)
+# name -> (whether a value above it breaks it, whether it is a share, its unit, its meaning)
 _KINDS: dict[str, tuple[bool, bool, str, str]] = {
-    "p99_ms": (True, False, " ms", "99 of 100 answers come within it"),
+    "p99_ms": (True, False, " ms", "latency that 99 % of the answers do not exceed"),
     "rss_mb": (True, False, " MB", "the worker's memory"),
     "temp_c": (True, False, " °C", "the device's hottest thermal zone"),
     "error_rate": (True, True, "", "requests refused or failed"),
     "agreement": (False, True, "", "answers that agree with the version before"),
-    "min_requests": (False, False, "", "requests of apps"),
+    "min_requests": (False, False, "", "requests from apps"),
 }
 LIMIT_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """`limits` by name, and how long they are watched from the moment the version serves.
+    """`bounds` by the name of the limit, and how long they are watched from the moment the version serves.
 
-    Once they held all the time, the device keeps the version by itself where it is `unattended`, else the host has
-    `confirm_s` to mark it good. `begun` and `passed` say how far the device is.
+    Once they have held for the whole watch, the device marks an `unattended` trial good by itself; else the host has
+    `confirm_s` to do so. `started` (the watch) and `passed` are the progress of the device.
     """
 
-    limits: dict[str, float]
+    bounds: dict[str, float]
     watch_s: float = WATCH_S
     unattended: bool = False
     confirm_s: float = 60.0
-    begun: bool = False
+    started: bool = False
     passed: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in self.limits.items():
+        for name, value in self.bounds.items():
             _check(name, value)
         if not 0 < self.watch_s <= WATCH_S_MAX:
             raise ConfigInvalid(f"a watch of {self.watch_s:g} s; give more than 0 and at most {WATCH_S_MAX:g} s")
 
     @property
     def fills(self) -> bool:
-        """Whether the device asks golden samples where apps asked too little."""
-        return "p99_ms" in self.limits or "error_rate" in self.limits
+        """Whether the device sends golden samples to the model where apps sent too few requests."""
+        return "p99_ms" in self.bounds or "error_rate" in self.bounds
 
     @property
     def trial_s(self) -> float:
-        """What it adds to a trial: when that is over, the trial is, whatever happened."""
+        """The longest time that the watch adds to a trial."""
         return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
 
     def words(self) -> list[str]:
-        """As options of `edgertd activate`."""
-        limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value!r}")]
+        """Return the limits as options of `edgertd activate`."""
+        limits = [word for name, value in self.bounds.items() for word in ("--limit", f"{name}={value!r}")]
         return [*limits, "--watch-s", f"{self.watch_s:.15g}", *(["--unattended"] if self.unattended else [])]
 
     def same_as(self, other: TrialLimits) -> bool:
-        """Whether both ask for the same, however far they are."""
-        return (self.limits, self.watch_s, self.unattended) == (other.limits, other.watch_s, other.unattended)
+        """Return whether both require the same, whatever their progress."""
+        return (self.bounds, self.watch_s, self.unattended) == (other.bounds, other.watch_s, other.unattended)
 
     def described(self) -> str:
-        """What it asks for, in words."""
-        kinds = [(name, _KINDS[name], value) for name, value in self.limits.items()]
+        """Return the limits as text for people."""
+        kinds = [(name, _KINDS[name], value) for name, value in self.bounds.items()]
         limits = [
             f"{name} {'<=' if above else '>='} {_text(value, share)}{unit}"
             for name, (above, share, unit, _), value in kinds
         ]
-        return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', kept by the device itself' * self.unattended}"
+        return f"{', '.join(limits) or 'no crash'} over {self.watch_s:g} s{', marked good by the device itself' * self.unattended}"
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrialLimits:
         """Raises KeyError, TypeError, ValueError or ConfigInvalid."""
         return cls(
-            {str(name): float(limit) for name, limit in dict(value["limits"]).items()},
+            {str(name): float(bound) for name, bound in dict(value["bounds"]).items()},
             float(value["watch_s"]),
             bool(value["unattended"]),
             float(value["confirm_s"]),
-            bool(value["begun"]),
+            bool(value["started"]),
             bool(value["passed"]),
         )
 
@@ -100,8 +100,8 @@ class TrialLimits:
 class Readings:
     """What a device has measured since the version on trial serves.
 
-    `requests` counts all, `failed` those refused or failed, `golden` those that edgert itself asked; `compared` are
-    the answers that were put beside the old version's.
+    `requests` counts all of them, `failed` those refused or failed, `golden` those that EdgeRT itself sent.
+    `compared` counts the answers that were compared with the old version's, `agreed` those that agreed.
     """
 
     requests: int = 0
@@ -122,7 +122,7 @@ class Readings:
         return self.requests - self.failed
 
     def value(self, name: str) -> float | None:
-        """What limit `name` is compared with; None where nothing is known yet."""
+        """Return the value that limit `name` is compared with; None where nothing is known yet."""
         if name == "p99_ms":
             return self.p99_ms if self.answered else None
         if name == "error_rate":
@@ -134,7 +134,7 @@ class Readings:
         return self.temp_c if name == "temp_c" else self.rss_mb
 
     def described(self) -> str:
-        """The figures in words."""
+        """Return the figures as text for people."""
         parts = [f"{self.of_apps} requests"]
         if self.golden:
             parts.append(f"{self.golden} golden samples")
@@ -152,7 +152,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Broken:
-    """The limit `name` does not hold. `value` is None where it could not be measured; `message` says it in words."""
+    """A limit that does not hold. `value` is None where it could not be measured."""
 
     name: str
     value: float | None
@@ -160,10 +160,10 @@ class Broken:
     message: str
 
 
-def broken(gate: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
-    """The limits that do not hold: while it is watched those that are sure, at the end those not measured, too."""
+def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
+    """Return the limits that do not hold: during the watch only the certain ones, at the end also the unmeasured ones."""
     found = []
-    for name, limit in gate.limits.items():
+    for name, limit in limits.bounds.items():
         above, share, unit, _ = _KINDS[name]
         value = readings.value(name)
         known = value is not None and (at_end or _sure(name, readings)) and not (name == "agreement" and _few(readings))
@@ -178,18 +178,18 @@ def broken(gate: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broke
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
-    """`NAME=VALUE` each; None for `NAME=off`. Raises ConfigInvalid."""
+    """Parse `NAME=VALUE` words; None stands for `NAME=off`. Raises ConfigInvalid."""
     limits: dict[str, float | None] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise ConfigInvalid(f"{word!r} is no limit: give NAME=VALUE, such as p99_ms=8")
+            raise ConfigInvalid(f"{word!r} is not a limit: give NAME=VALUE, such as p99_ms=8")
         limits[name.strip()] = limit_value(name.strip(), text.strip())
     return limits
 
 
 def limit_value(name: str, given: str | float) -> float | None:
-    """The number that `given` means for limit `name`, shares also as `99%`; None for `off`. Raises ConfigInvalid."""
+    """Parse the bound of limit `name`, shares also as `99%`; return None for `off`. Raises ConfigInvalid."""
     if given == OFF:
         _check(name, 0.5)
         return None
@@ -198,7 +198,7 @@ def limit_value(name: str, given: str | float) -> float | None:
         percent = text.endswith("%")
         value = float(text.removesuffix("%")) / (100 if percent else 1)
     except ValueError as error:
-        raise ConfigInvalid(f"limit {name}: {text!r} is no number") from error
+        raise ConfigInvalid(f"limit {name}: {text!r} is not a number") from error
     _check(name, value)
     if percent and not _KINDS[name][1]:
         raise ConfigInvalid(
@@ -208,17 +208,17 @@ def limit_value(name: str, given: str | float) -> float | None:
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `10m` or `2h` in seconds. Raises ConfigInvalid."""
+    """Parse `90`, `90s`, `10m` or `2h`. Raises ConfigInvalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if not match:
-        raise ConfigInvalid(f"{text!r} is no time: give 90s, 10m or 2h")
+        raise ConfigInvalid(f"{text!r} is not a time: give 90s, 10m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _check(name: str, value: float) -> None:
     if name not in _KINDS:
         known = "; ".join(f"{each} ({kind[3]})" for each, kind in _KINDS.items())
-        raise ConfigInvalid(f"there is no limit {name[:80]!r}; there are: {known}")
+        raise ConfigInvalid(f"unknown limit {name[:80]!r}; known: {known}")
     share = _KINDS[name][1]
     if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
         wanted = "a share from 0 to 1, or a percentage" if share else "a number from 0 up"
@@ -226,7 +226,7 @@ def _check(name: str, value: float) -> None:
 
 
 def _sure(name: str, readings: Readings) -> bool:
-    """Whether a value means something in the middle of the watch."""
+    """Return whether the value is certain enough in the middle of the watch."""
     if name == "min_requests":
         return False
     return readings.requests >= REQUESTS_MIN if name in ("p99_ms", "error_rate") else True
@@ -240,9 +240,9 @@ def _not_measured(name: str, readings: Readings) -> str:
     if name == "agreement":
         return (
             f"agreement could not be judged: {readings.compared} answers were compared, {COMPARED_MIN} are needed "
-            f"({readings.described()}): watch for longer, or do without this limit"
+            f"({readings.described()}): watch for longer, or leave this limit out"
         )
-    return f"{name} could not be measured ({readings.described()}): watch for longer, or do without this limit"
+    return f"{name} could not be measured ({readings.described()}): watch for longer, or leave this limit out"
 
 
 def _text(value: float, share: bool) -> str:

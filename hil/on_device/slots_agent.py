@@ -28,8 +28,9 @@ from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
 from edgert.protocol.control import ask
 from edgert.tensors import InferResponse
+from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
-from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore
+from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle  # sent along
 
 MODEL, PROFILE = "echo", "generic-x86-64"
@@ -89,10 +90,10 @@ def _first_answer() -> InferResponse:
 
 def slots() -> dict[str, Any]:
     state = SlotStore(StateDir(STATE).models / MODEL).read()
-    spare = state.version(state.spare)
+    spare = state.spare
     return {
         "state": state.state.value,
-        "active": getattr(state.version(state.active), "release", None),
+        "live": getattr(state.live, "release", None),
         "spare": None if spare is None else [spare.release, spare.good],
         "ratchet": state.ratchet,
     }

@@ -205,12 +205,12 @@ def test_a_version_that_keeps_crashing_gives_way_to_the_good_one_before() -> Non
         device.deploy(release=2)
         for _ in range(3):
             wait_until(lambda: device.model()["serving"]["state"] == "ready", "it serves")
-            if device.model()["active"]["release"] == 1:
+            if device.model()["live"]["release"] == 1:
                 break
             os.kill(device.model()["serving"]["pid"], signal.SIGKILL)
             time.sleep(0.2)
         wait_until(lambda: (device.model()["serving"].get("release")) == 1, "the version before serves")
-        assert device.model()["active"]["release"] == 1
+        assert device.model()["live"]["release"] == 1
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_version_that_fails_its_trial_never_serves(bad: dict[str, object], cod
         assert set(releases) == {1}
         assert errors == []
         assert device.model()["state"] == "steady"
-        assert device.model()["active"]["release"] == 1
+        assert device.model()["live"]["release"] == 1
 
 
 def test_a_trial_that_nobody_confirms_ends_by_itself() -> None:

@@ -32,8 +32,8 @@ from edgert.errors import (
     StorageFailed,
 )
 from edgert.versions.install import install
-from edgert.versions.installed import load_version
-from edgert.versions.slots import SlotStore
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
 
@@ -158,8 +158,8 @@ def test_a_bundle_whose_time_is_over_is_refused_by_a_clock_that_is_right(device:
     install(path, device.state, config, trusted_time=lambda: over_s - 1)
     store = SlotStore(device.state.models / "echo")
     store.activate(60)
-    slots = store.mark_good()
-    version = load_version(store.slot_folder(str(slots.active)), str(slots.version(slots.active).digest), config)  # type: ignore[union-attr]
+    store.mark_good()
+    version = load_live(store, config)
     assert version.manifest.expires == "2027-02-19T08:00:00Z", "loading asks no clock"
     for text in ("soon", "2027-02-19", "2027-2-19T08:00:00Z", "2027-02-30T08:00:00Z"):
         wrong = signed(path, device.key, lambda value, text=text: value.update(expires=text))  # type: ignore[misc]
@@ -260,4 +260,4 @@ def test_a_link_laid_where_a_bundle_is_unpacked_is_not_followed(device: Device, 
     with pytest.raises(StorageFailed):
         install(bundle, device.state, read_config(device.state))
     assert everything(victim) == {"precious": hashlib.sha256(b"untouched").hexdigest()}
-    assert SlotStore(model).read().active == "a"
+    assert SlotStore(model).read().live_slot == "a"

@@ -26,7 +26,7 @@ from edgert.engines.fault import MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec
 from edgert.versions.install import install
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
@@ -137,7 +137,7 @@ def test_a_crash_at_load_on_trial_brings_the_version_before_back() -> None:
             os.fspath(device.bundle(release=2, engine="fault", program={"load": {"fault": "segfault"}})),
         )
         device.run("activate", "echo", code=7)
-        assert device.model()["active"]["release"] == 1
+        assert device.model()["live"]["release"] == 1
         with device.client() as client:
             assert client.request("echo", ITEM).release == 1
 

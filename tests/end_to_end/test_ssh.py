@@ -125,7 +125,7 @@ def serving(world: World) -> World:
     """The device with release 2 of the real model live."""
     code, answer = world.deploy(world.build(2))
     assert code == 0, answer
-    assert world.live()["active"]["release"] == 2
+    assert world.live()["live"]["release"] == 2
     return world
 
 
@@ -186,7 +186,7 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
 
     code, back = world.edgert("rollback", "digits", "--on", "board")
     assert (code, back["devices"]) == (0, [{"device": "board", "was": 2, "release": 1}])
-    assert world.live()["active"]["release"] == 1
+    assert world.live()["live"]["release"] == 1
     assert accuracy(world) >= 0.97
     code, asked = world.edgert("status", "board")
     assert (code, asked["devices"][0]["status"]["models"][0]["serving"]["state"]) == (0, "ready")
@@ -311,7 +311,7 @@ def refused_there(world: World, bundle: Path) -> str:
 
 def assert_serves_on(world: World) -> None:
     digits = world.live()
-    assert (digits["active"]["release"], digits["active"]["good"], digits["state"]) == (2, True, "steady")
+    assert (digits["live"]["release"], digits["live"]["good"], digits["state"]) == (2, True, "steady")
     assert accuracy(world) >= 0.97
     assert list((world.sshd.state / "incoming").iterdir()) == []
 

@@ -21,7 +21,7 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.config import StateDir, read_config
 from edgert.protocol.control import ask
 from edgert.versions.install import install
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
 
 WAIT_S_MAX = 30.0

@@ -102,8 +102,8 @@ class SimulatedDevice:
             "model": "echo",
             "state": slots.state.value,
             "ratchet": slots.ratchet,
-            "active": described(slots.version(slots.active)),
-            "spare": described(slots.version(slots.spare)),
+            "live": described(slots.live),
+            "spare": described(slots.spare),
             "serving": None,
             "damaged": self.damaged,
         }

@@ -28,7 +28,7 @@ from edgert_deploy.cli.fleet_options import (
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.sizes import size_text
-from edgert_deploy.common.trial_limits import gate_for
+from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
@@ -140,7 +140,7 @@ def deploy(
     made ready on the way. One deployment of a model works on a device at a time; another one is refused.
 
     With --limit and --watch the device measures what it serves on trial, and goes back by itself, with the reason, once a
-    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [gate].
+    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [trial].
 
     Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
     stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
@@ -168,9 +168,9 @@ def deploy(
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    gate = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
+    watched = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch, unattended, trial_s)
     deployment = DeployRequest(
-        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, gate=gate
+        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, limits=watched
     )
     for path in delta_from:
         deployment.deltas.objects.keep_bundle(path)
@@ -191,7 +191,7 @@ def deploy(
         trial_s=trial_s,
         started_at=now_s,
         bytes_per_s=bytes_per_s,
-        gate=gate,
+        limits=watched,
     )
     store.tidy()
     run_rollout(store, rollout, deployment, devices, as_json)
@@ -206,7 +206,7 @@ def resume(rollout: Rollout, as_json: bool) -> None:
         open_transport,
         _make_ready,
         bytes_per_s=rollout.bytes_per_s,
-        gate=rollout.gate,
+        limits=rollout.limits,
     )
     if deployment.offer.digest != rollout.digest:
         raise ConfigInvalid(
@@ -292,16 +292,16 @@ def _say_what_would_be_done(
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
     text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
-    if deployment.gate is not None:
-        text += f"\non trial: {deployment.gate.described()}"
+    if deployment.limits is not None:
+        text += f"\non trial: {deployment.limits.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
 
 
-def _gate_table() -> dict[str, Any]:
-    """What the project says of trials."""
+def _trial_table() -> dict[str, Any]:
+    """Return the project's table [trial]."""
     project = find_project()
-    return {} if project is None else project.gate
+    return {} if project is None else project.trial
 
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:

@@ -31,11 +31,11 @@ PROJECT = """\
 # username = "edge"
 # password_file = "~/.config/edgert/mqtt-password"
 
-# [gate]                               # what must hold while a new version is on trial; devices go back where it does not
+# [trial]                              # what must hold while a new version is on trial; else devices roll it back
 # watch = "10m"
 # error_rate = "0.1%"
 
-# [gate.digits]                        # the same for one model
+# [trial.digits]                       # the same for one model
 # p99_ms = 8
 """
 FLEET = """\

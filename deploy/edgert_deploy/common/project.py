@@ -55,7 +55,7 @@ class Project:
     keys: Path | None = None
     devices: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
-    gate: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
+    trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
 
     def option_defaults(self) -> dict[str, Any]:
         """click's default_map: what parameters of the commands are where they were left out."""
@@ -127,10 +127,10 @@ def find_bundle(given: Path) -> Path:
 
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
-    broker, gate = value.pop("broker", {}), value.pop("gate", {})
+    broker, trial = value.pop("broker", {}), value.pop("trial", {})
     known = ("inventory", "selector", "bundles", "keys", "devices")
     if unknown := sorted(set(value) - set(known)):
-        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [gate]")
+        raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [trial]")
     for key, given in value.items():
         if not isinstance(given, str) or not given:
             raise ConfigInvalid(f"{file}: {key} must be text, got {given!r}")
@@ -139,7 +139,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         return _path(root, value[key]) if key in value else None
 
     try:
-        gate = check_table(gate)
+        trial = check_table(trial)
     except ConfigInvalid as error:
         raise ConfigInvalid(f"{file}: {error.message}") from error
     devices = path("devices") or (root / "devices" if (root / "devices").is_dir() else None)
@@ -153,7 +153,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         keys=keys,
         devices=devices,
         broker=_broker(file, broker),
-        gate=gate,
+        trial=trial,
     )
 
 

@@ -1,12 +1,12 @@
 """The limits of a deployment's trial: what stands in the project's edgert.toml, changed by the command line.
 
-    [gate]                    # for every model
+    [trial]                   # for every model
     watch = "10m"
     temp_c = 80
     error_rate = "0.1%"
     unattended = false        # devices keep it by themselves once all limits held
 
-    [gate.digits]             # for this model, before what stands above
+    [trial.digits]            # for this model, before what stands above
     p99_ms = 8
     agreement = "99%"
 
@@ -24,7 +24,7 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limi
 _OTHER_KEYS = ("watch", "unattended")
 
 
-def gate_for(
+def limits_for(
     model: str,
     table: Mapping[str, Any],
     limits: Mapping[str, float | None],
@@ -32,7 +32,7 @@ def gate_for(
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
-    """The gate of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
+    """The limits of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
 
     None where nobody set a limit or a time. Raises ConfigInvalid.
     """
@@ -52,16 +52,16 @@ def gate_for(
 def check_table(table: Any) -> dict[str, Any]:
     """`table`, where every line of it is understood. Raises ConfigInvalid."""
     if not isinstance(table, dict):
-        raise ConfigInvalid(f"[gate] must be a table, got {table!r}")
+        raise ConfigInvalid(f"[trial] must be a table, got {table!r}")
     for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:
         _said(table, model)
     return table
 
 
 def _said(table: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """What `[gate]` and then `[gate.MODEL]` say."""
+    """What `[trial]` and then `[trial.MODEL]` say."""
     general = {key: one for key, one in table.items() if not isinstance(one, dict)}
-    return {**_read(general, "[gate]"), **_read(table.get(model, {}), f"[gate.{model}]")}
+    return {**_read(general, "[trial]"), **_read(table.get(model, {}), f"[trial.{model}]")}
 
 
 def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: f
                 say(f"sending {name}")
                 transport.put(work / name, str(PurePosixPath(remote) / name))
             model = facts.model(bundle.manifest.model)
-        beside = ("--model", bundle.manifest.model) if model is not None and model.active is not None else ()
+        beside = ("--model", bundle.manifest.model) if model is not None and model.live is not None else ()
         return daemon.call("bench", remote, *beside, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
     finally:
         with contextlib.suppress(EdgeRTError):

@@ -27,7 +27,7 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.versions.slots import BY_COMMAND, Returned
+from edgert.versions.slots import BY_COMMAND, RolledBackVersion
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import AT_ONCE_MAX, Stop, for_each
 from edgert_deploy.devices.inventory import Device
@@ -38,7 +38,7 @@ from edgert_deploy.rollout.claims import claimed
 from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.plan import Offer, Plan, Step, make_plan
 from edgert_deploy.rollout.transfer import Delivery
-from edgert_deploy.rollout.trial import wait_for_verdict
+from edgert_deploy.rollout.trial import wait_for_trial
 
 TO_TAKE_BACK = ("trial", "first-trial", "staged", "first-staged")
 
@@ -96,7 +96,7 @@ class DeployRequest:
     stop: Stop = field(default_factory=Stop)
     deltas: Deltas = field(default_factory=Deltas)
     bytes_per_s: float = 0.0  # how fast it may be sent to one device; 0: as fast as it goes
-    gate: TrialLimits | None = None  # the limits that the devices watch on trial
+    limits: TrialLimits | None = None  # the limits that the devices watch on trial
 
 
 def read_offer(path: Path) -> Offer:
@@ -172,7 +172,7 @@ def _deploy(deployment: DeployRequest, device: Device, transport: Transport, say
     daemon = RemoteDaemon(transport, device, say)
     _go_on(deployment.stop, None)
     facts = _facts(deployment, device, transport, daemon, say)
-    plan = make_plan(facts, deployment.offer, deployment.gate)
+    plan = make_plan(facts, deployment.offer, deployment.limits)
     delivery = Delivery(
         deployment.bundle,
         deployment.offer,
@@ -192,7 +192,7 @@ def _deploy(deployment: DeployRequest, device: Device, transport: Transport, say
     else:
         limit = {"bytes_per_s": deployment.bytes_per_s} if deployment.bytes_per_s else {}
         with claimed(daemon, plan.model, deployment.offer.size_bytes, **limit) as claim:
-            plan = make_plan(claim.facts, deployment.offer, deployment.gate)  # another one may have ended in between
+            plan = make_plan(claim.facts, deployment.offer, deployment.limits)  # another one may have ended in between
             watched = _apply(deployment, plan, claim.facts, delivery, claim.token, say)
     changed = set(plan.steps) - {Step.START}
     say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
@@ -238,8 +238,8 @@ def _apply(
 
     def watch() -> None:
         nonlocal watched
-        assert plan.gate is not None  # what else would be watched
-        watched = wait_for_verdict(daemon, plan, plan.gate, under, deployment.stop, say)
+        assert plan.limits is not None  # what else would be watched
+        watched = wait_for_trial(daemon, plan, plan.limits, under, deployment.stop, say)
 
     act: dict[Step, Callable[[], object]] = {
         Step.START: lambda: start(transport, device),
@@ -250,7 +250,7 @@ def _apply(
             plan.model,
             "--trial-s",
             f"{deployment.trial_s:g}",
-            *(plan.gate.words() if plan.gate else ()),
+            *(plan.limits.words() if plan.limits else ()),
             *under,
             timeout_s=ACTIVATE_S_MAX,
         ),
@@ -277,15 +277,15 @@ def _apply(
         except EdgeRTError as error:
             if not on_trial:
                 raise
-            raise _put_back(plan, daemon, step, error, under, _returned(facts, plan)) from error
+            raise _put_back(plan, daemon, step, error, under, _rolled_back(facts, plan)) from error
     return watched
 
 
 def _alone(deployment: DeployRequest) -> str:
     """What a device does that the host has lost in the middle of a trial."""
-    if deployment.gate is not None and deployment.gate.unattended:
+    if deployment.limits is not None and deployment.limits.unattended:
         return "the device keeps it if all limits hold, else what was live before returns"
-    lasts_s = deployment.trial_s + (deployment.gate.trial_s if deployment.gate else 0.0)
+    lasts_s = deployment.trial_s + (deployment.limits.trial_s if deployment.limits else 0.0)
     return f"it ends by itself after {lasts_s:g} s, then what was live before returns"
 
 
@@ -310,7 +310,12 @@ def _abandoned(deployment: DeployRequest, device: Device) -> Outcome:
 
 
 def _put_back(
-    plan: Plan, daemon: RemoteDaemon, step: Step, cause: EdgeRTError, under: tuple[str, str], before: Returned | None
+    plan: Plan,
+    daemon: RemoteDaemon,
+    step: Step,
+    cause: EdgeRTError,
+    under: tuple[str, str],
+    before: RolledBackVersion | None,
 ) -> RolledBack:
     """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it.
 
@@ -323,10 +328,10 @@ def _put_back(
         then = _take_back(plan, daemon, under)
     except EdgeRTError as error:
         raise type(cause)(f"{failed}; and going back failed as well [{error.code}]: {error.message}") from error
-    returned, now = _returned(then, plan), _release(then, plan)
-    if returned is not None and returned != before and returned.reason != BY_COMMAND and returned.reason not in failed:
+    noted, now = _rolled_back(then, plan), _release(then, plan)
+    if noted is not None and noted != before and noted.reason != BY_COMMAND and noted.reason not in failed:
         # The device ended the trial while the host was on its way to the next step, which only found nothing on trial.
-        failed = f"{daemon.device.name}: release {plan.release} of {plan.model} went back: {returned.reason}"
+        failed = f"{daemon.device.name}: release {plan.release} of {plan.model} was rolled back: {noted.reason}"
     return RolledBackTo(f"{failed}. {_live(now, 'again')}", now)
 
 
@@ -361,14 +366,14 @@ def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> Devi
 def _release(facts: DeviceStatus, plan: Plan) -> int | None:
     """The release of the plan's model that is live."""
     model = facts.model(plan.model)
-    return None if model is None or model.active is None else model.active.release
+    return None if model is None or model.live is None else model.live.release
 
 
-def _returned(facts: DeviceStatus, plan: Plan) -> Returned | None:
-    """What the device keeps of the plan's version having gone back, if it has."""
+def _rolled_back(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
+    """Return the device's note that it rolled the plan's version back, where it did."""
     model = facts.model(plan.model)
-    returned = None if model is None else model.rolled_back
-    return returned if returned is not None and returned.digest == plan.digest else None
+    noted = None if model is None else model.rolled_back
+    return noted if noted is not None and noted.digest == plan.digest else None
 
 
 def _live(release: int | None, again: str = "") -> str:

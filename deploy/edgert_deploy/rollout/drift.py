@@ -96,7 +96,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
         trial = None if serving is None else serving.trial
         how = f": {trial.text}; {trial.left_s:.0f} s are left" if trial and trial.phase == "watching" else ""
         drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
-    if there.active is not None and serving is not None and serving.state not in SERVES:
+    if there.live is not None and serving is not None and serving.state not in SERVES:
         drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may come'}"))
     if serving is not None and serving.loaded is not None and serving.loaded.degraded:
         drift.append(Drift("degraded", f"not on its first engine: {'; '.join(serving.loaded.tried)}"))
@@ -106,10 +106,10 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
 def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     """How the live version differs from the wanted one."""
     release, failed = there.release, there.rolled_back
-    if there.active is not None and there.active.digest == wanted.digest:
+    if there.live is not None and there.live.digest == wanted.digest:
         return []
     if failed is not None and failed.digest == wanted.digest:
-        return [Drift("rolled-back", f"release {wanted.release} went back: {failed.reason}")]
+        return [Drift("rolled-back", f"release {wanted.release} was rolled back: {failed.reason}")]
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:

@@ -23,7 +23,7 @@ from edgert.errors import (
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 
-GATE_FORMATS = (1,)
+LIMITS_FORMATS = (1,)
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
 
 
@@ -53,18 +53,18 @@ class Offer:
 class Plan:
     """The steps for one device; none where the very same content is live and good already.
 
-    `gate` holds the limits that are watched: those of a trial under way where nobody asked for others.
+    `limits` holds the limits that are watched: those of a trial under way where nobody asked for others.
     """
 
     model: str
     release: int
     digest: str
     steps: tuple[Step, ...]
-    gate: TrialLimits | None = None
+    limits: TrialLimits | None = None
 
 
-def make_plan(facts: DeviceStatus, offer: Offer, gate: TrialLimits | None = None) -> Plan:
-    """The steps, with the limits of `gate` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
+def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = None) -> Plan:
+    """The steps, under `limits` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
     EngineMissing or StorageFailed."""
     manifest = offer.manifest
     model = facts.model(manifest.model)
@@ -79,33 +79,33 @@ def make_plan(facts: DeviceStatus, offer: Offer, gate: TrialLimits | None = None
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts.device)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
-    if gate is None and model is not None and _is(model.active, offer.digest):
-        gate = model.trial_limits
-    steps = _steps(model, offer.digest, gate)
-    if Step.WATCH in steps and gate is not None:
-        _check_gate(gate, facts, model if Step.ACTIVATE not in steps else None)
+    if limits is None and model is not None and _is(model.live, offer.digest):
+        limits = model.trial_limits
+    steps = _steps(model, offer.digest, limits)
+    if Step.WATCH in steps and limits is not None:
+        _check_limits(limits, facts, model if Step.ACTIVATE not in steps else None)
     if Step.SEND in steps:
         _check_disk(offer, target, facts)
     if not facts.daemon.running:
         steps = (Step.START, *steps)
-    return Plan(manifest.model, manifest.release, offer.digest, steps, gate)
+    return Plan(manifest.model, manifest.release, offer.digest, steps, limits)
 
 
-def _steps(model: ModelStatus | None, digest: str, gate: TrialLimits | None) -> tuple[Step, ...]:
+def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -> tuple[Step, ...]:
     """The whole way, or what an earlier deployment of the same content left to do."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
-    if gate is not None:
-        keep = () if gate.unattended else (Step.MARK_GOOD,)
+    if limits is not None:
+        keep = () if limits.unattended else (Step.MARK_GOOD,)
         make_live = (Step.ACTIVATE, Step.CHECK, Step.WATCH, *keep)
-    if model is not None and _is(model.active, digest):
-        return () if model.active is not None and model.active.good else make_live[1:]
+    if model is not None and _is(model.live, digest):
+        return () if model.live is not None and model.live.good else make_live[1:]
     if model is not None and model.state in ("staged", "first-staged") and _is(model.spare, digest):
         return make_live
     return (Step.SEND, Step.INSTALL, *make_live)
 
 
 def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, device: str) -> None:
-    if model is None or _is(model.active, digest):
+    if model is None or _is(model.live, digest):
         return
     if model.on_trial:
         raise TransitionRefused(
@@ -119,19 +119,19 @@ def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, d
         )
 
 
-def _check_gate(gate: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:
-    if facts.limits_format not in GATE_FORMATS:
+def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:
+    if facts.limits_format not in LIMITS_FORMATS:
         raise DeviceError(
             f"the edgertd of {facts.device} ({facts.edgert}) watches no limits: edgert bootstrap {facts.device} brings "
             "it up to date, or deploy without --limit and --watch"
         )
-    if "temp_c" in gate.limits and facts.temp_c is None:
+    if "temp_c" in limits.bounds and facts.temp_c is None:
         raise TransitionRefused(
             f"{facts.device} has no thermometer that can be read: leave the limit temp_c out for it (--limit temp_c=off)"
         )
     if on_trial is not None and on_trial.state == "first-trial":  # it left out what needs a version before
-        gate = replace(gate, limits={name: value for name, value in gate.limits.items() if name != "agreement"})
-    if on_trial is not None and (on_trial.trial_limits is None or not on_trial.trial_limits.same_as(gate)):
+        limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
+    if on_trial is not None and (on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits)):
         raise TransitionRefused(
             f"the same release is on trial on {facts.device} already, under other limits: wait for its end, or end it "
             f"with: edgert rollback MODEL --on {facts.device}"

@@ -50,7 +50,7 @@ class Rollout:
     reason: str = ""
     started_at: float = 0.0
     bytes_per_s: float = 0.0
-    gate: TrialLimits | None = None
+    limits: TrialLimits | None = None
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -67,14 +67,14 @@ class Rollout:
         return [device for device in self.devices if not self.took(device)]
 
     def as_json(self) -> dict[str, Any]:
-        gate = None if self.gate is None else vars(self.gate)
-        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "gate": gate}
+        limits = None if self.limits is None else vars(self.limits)
+        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "limits": limits}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Rollout:
         given = {**value, "devices": tuple(value["devices"]), "strategy": Strategy.from_json(value["strategy"])}
-        gate = value.get("gate")
-        return cls(**{**given, "gate": None if gate is None else TrialLimits.from_json(gate)})
+        limits = value.get("limits")
+        return cls(**{**given, "limits": None if limits is None else TrialLimits.from_json(limits)})
 
 
 class RolloutStore:

@@ -24,10 +24,10 @@ GRACE_S = 60.0  # beyond the end of the trial, in which a device that is slow sa
 Say = Callable[[str], None]
 
 
-def wait_for_verdict(
+def wait_for_trial(
     daemon: RemoteDaemon,
     plan: Plan,
-    gate: TrialLimits,
+    limits: TrialLimits,
     under: tuple[str, str],
     stop: Stop,
     say: Say,
@@ -36,9 +36,9 @@ def wait_for_verdict(
     """What the device measured, once all limits held. Raises RolledBack with the reason where one did not,
     DeviceUnreachable where it could not be asked for as long as the trial lasts, DaemonBusy where it has not decided even
     then, and Interrupted."""
-    say(f"watched: {gate.described()}")
-    until = clock() + gate.trial_s + gate.confirm_s
-    say_at_s = gate.watch_s * (1 - SAID_EVERY)
+    say(f"watched: {limits.described()}")
+    until = clock() + limits.trial_s + limits.confirm_s
+    say_at_s = limits.watch_s * (1 - SAID_EVERY)
     words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}", *under)
     while True:
         if stop.asked:
@@ -62,7 +62,7 @@ def wait_for_verdict(
                 f"{daemon.device.name} has not judged release {plan.release} of {plan.model} by the end of its trial: its "
                 f"daemon may hang; look with: edgert logs {daemon.device.name}, then edgert doctor {daemon.device.name}"
             )
-        left_s = float(found.get("left_s", gate.watch_s))
+        left_s = float(found.get("left_s", limits.watch_s))
         if left_s <= say_at_s:
-            say_at_s -= gate.watch_s * SAID_EVERY
+            say_at_s -= limits.watch_s * SAID_EVERY
             say(f"{left_s:.0f} s more: {found.get('text', '')}")

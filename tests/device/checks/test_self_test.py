@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgert.config import read_config
 from edgert.versions.install import install
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgert.checks.status import DeviceStatus, ModelStatus, ServingStatus, TrialStatus
 from edgert.errors import DeviceError
-from edgert.versions.slots import Returned, Version
+from edgert.versions.slots import RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
 from tests.support.statuses import LOADED, device_status, worker_figures
 
@@ -29,7 +29,7 @@ MODEL = ModelStatus(
     Version(2, "old", good=True),
     ratchet=2,
     trial_limits=TrialLimits({"p99_ms": 8.0}, 60.0),
-    rolled_back=Returned(1, "bad", "it crashed", 5.0),
+    rolled_back=RolledBackVersion(1, "bad", "it crashed", 5.0),
     serving=SERVING,
 )
 STATUS = device_status(MODEL, keys=("k",))
@@ -63,7 +63,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda v: v["daemon"].update(pid="7"), "daemon.pid is '7'"),
         (lambda v: v["models"][0]["serving"].update(pid=[7]), r"models\[0\].serving.pid is of type list"),
         (lambda v: v["models"][0]["serving"]["requests"].pop("window"), r"models\[0\].serving.requests lacks 'window'"),
-        (lambda v: v["models"][0]["trial_limits"]["limits"].update(p99_ms=-1), "limit p99_ms is -1"),
+        (lambda v: v["models"][0]["trial_limits"]["bounds"].update(p99_ms=-1), "limit p99_ms is -1"),
     ],
 )
 def test_a_status_that_is_none_is_an_error_with_a_next_step(change: Callable[[Any], object], words: str) -> None:

@@ -31,7 +31,7 @@ from edgert.http.endpoints import is_local_name
 from edgert.protocol.control import ask
 from edgert.tensors import NUMPY_NAMES, TensorSpec
 from edgert.versions.install import install
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
 from tests.support.devices import Device, a_device, wait_until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeployUnderWay
+from edgert.versions.boot_clock import BootClock
 from edgert.versions.claims import Claims
-from edgert.versions.slots import BootClock
 
 
 class Clock(BootClock):

@@ -21,8 +21,9 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.versions.install import install
-from edgert.versions.installed import check_files, load_version
-from edgert.versions.slots import SlotStore, State
+from edgert.versions.installed import check_files, load_live, load_version
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import State
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.devices import Device
 
@@ -53,13 +54,12 @@ def active_release(state: StateDir) -> int | None:
     """The release that serves, after checking that every byte of it is there."""
     store = SlotStore(state.models / "echo")
     slots = store.read()
-    active = slots.version(slots.active)
-    if active is None or slots.active is None:
+    if slots.live is None:
         return None
-    version = load_version(store.slot_folder(slots.active), active.digest, read_config(state))
+    version = load_version(store.live_folder(slots), slots.live.digest, read_config(state))
     for artifact in version.artifacts:
         check_files(version, artifact)
-    return active.release
+    return slots.live.release
 
 
 def test_installing_what_serves_already_changes_nothing(device: Device) -> None:
@@ -68,7 +68,7 @@ def test_installing_what_serves_already_changes_nothing(device: Device) -> None:
     store_of(device).activate(60)
     store_of(device).mark_good()
     before = store_of(device).read()
-    assert install(bundle, device.state, read_config(device.state)).already_active
+    assert install(bundle, device.state, read_config(device.state)).already_live
     assert store_of(device).read() == before
 
 
@@ -123,19 +123,12 @@ def test_a_reference_is_installed_where_the_bundle_has_one_and_is_no_engine_to_f
     store = store_of(device)
     store.activate(60)
     store.mark_good()
-    slots = store.read()
-    active = slots.version(slots.active)
-    assert active is not None
-    assert slots.active is not None
-    folder = store.slot_folder(slots.active)
-    version = load_version(folder, active.digest, read_config(device.state))
+    version = load_live(store, read_config(device.state))
     assert version.reference is not None
     check_files(version, version.reference)
     assert [artifact.id for artifact in version.artifacts] == ["null"]
     keep(device, release=2)
-    slots = store.read()
-    assert slots.active is not None
-    assert not (store.slot_folder(slots.active) / "reference").exists()
+    assert not (store.live_folder(store.read()) / "reference").exists()
 
 
 def test_an_artifact_that_rotted_on_disk_is_noticed(device: Device) -> None:

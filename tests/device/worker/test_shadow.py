@@ -25,12 +25,12 @@ GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
 
 
 class FixedReference:
-    """Says what it is told to; `gate` holds a comparison up, `fails` is how many of the next fail."""
+    """Says what it is told to; `limits` holds a comparison up, `fails` is how many of the next fail."""
 
     def __init__(self) -> None:
         self.answer = GOOD
         self.fails = self.opened = self.closed = self.asked = 0
-        self.gate: threading.Event | None = None
+        self.limits: threading.Event | None = None
 
     def open(self) -> FixedReference:
         self.opened += 1
@@ -38,8 +38,8 @@ class FixedReference:
 
     def compare(self, inputs: list[NDArray[Any]], outputs: list[NDArray[Any]]) -> Agreement:
         self.asked += 1
-        if self.gate is not None:
-            assert self.gate.wait(20)
+        if self.limits is not None:
+            assert self.limits.wait(20)
         if self.fails:
             self.fails -= 1
             raise Unavailable("gone")
@@ -70,14 +70,14 @@ def test_only_the_share_that_is_drawn_is_compared() -> None:
 
 def test_a_busy_reference_holds_nobody_up_and_what_is_dropped_is_counted() -> None:
     shadow, reference, _, _ = a_shadow()
-    reference.gate = threading.Event()
+    reference.limits = threading.Event()
     shadow.start()
     shadow.offer([ITEM], [ITEM])
     wait_until(lambda: reference.asked == 1, "the reference is busy")
     for _ in range(10):
         shadow.offer([ITEM], [ITEM])  # returns: that is the test
     assert shadow.dropped == 9
-    reference.gate.set()
+    reference.limits.set()
     wait_until(lambda: shadow.sampled == 2, "the one that waited is compared")
 
 

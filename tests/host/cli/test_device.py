@@ -248,7 +248,7 @@ def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
         assert edgert("deploy", bundle, "--to", "here")[1]["devices"][0]["result"] == "unchanged"
         code, asked = edgert("status")
         assert code == 6
-        assert asked["devices"][0]["status"]["models"][0]["active"]["release"] == 1
+        assert asked["devices"][0]["status"]["models"][0]["live"]["release"] == 1
         code, planned = edgert("deploy", make_null_bundle(tmp_path / "b", key, release=2), "--to", "here", "--dry-run")
         assert (code, planned["devices"][0]["result"]) == (0, "planned")
         assert planned["devices"][0]["steps"] == ["send", "install", "activate", "check", "mark-good"]
@@ -275,7 +275,7 @@ def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]
 def live(edgert: Edgert) -> tuple[int, str]:
     """The live release of `echo` on `here`, and the state of its slots."""
     (model,) = edgert("status", "here")[1]["devices"][0]["status"]["models"]
-    return model["active"]["release"], model["state"]
+    return model["live"]["release"], model["state"]
 
 
 def test_rollback_goes_back_once_and_not_forward_again(edgert: Edgert, here: Path) -> None:

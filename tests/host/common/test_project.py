@@ -90,7 +90,7 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
         username="edge",
         password_file=str(Path("~/.config/edgert/mqtt-password").expanduser()),
     )
-    assert project.gate == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
+    assert project.trial == {"watch": "10m", "error_rate": "0.1%", "digits": {"p99_ms": 8}}
 
 
 def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

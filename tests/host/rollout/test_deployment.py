@@ -31,7 +31,7 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.deployment import DeployRequest, Outcome, deploy, deploy_one, exit_code, read_offer
 from edgert_deploy.rollout.plan import Plan, Step
-from edgert_deploy.rollout.trial import wait_for_verdict
+from edgert_deploy.rollout.trial import wait_for_trial
 from tests.support.bundles import make_null_bundle
 from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
@@ -83,7 +83,7 @@ def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: st
     assert f"at {verb} [device.health_check_failed]" in outcome.error.message
     assert "off by 3" in outcome.error.message
     assert "Release 1 is live again" in outcome.error.message
-    assert (device.done[-1], device.slots.state, device.slots.active) == ("rollback", State.STEADY, "a")
+    assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", State.STEADY, "a")
 
 
 def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
@@ -110,7 +110,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Pat
 
 def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: SigningKey) -> None:
     """It never says what became of the trial; the device itself answers every question."""
-    gate, now = TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
+    limits, now = TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
     asked: list[tuple[str, ...]] = []
 
     class Hung(RemoteDaemon):
@@ -119,11 +119,11 @@ def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: Signi
             now[0] += 5.0
             return {"state": "loading"}
 
-    plan = Plan("echo", 2, "digest", (Step.WATCH,), gate)
+    plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
     daemon = Hung(SimulatedDevice(key), BOARD)
     with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
-        wait_for_verdict(daemon, plan, gate, ("--claim", "t"), Stop(), lambda line: None, lambda: now[0])
-    assert gate.trial_s + gate.confirm_s < now[0] < gate.trial_s + gate.confirm_s + 100
+        wait_for_trial(daemon, plan, limits, ("--claim", "t"), Stop(), lambda line: None, lambda: now[0])
+    assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
     assert len(asked) == now[0] / 5
 
 
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, exit_code([outcome.error])) == ("stopped", "deploy.interrupted", 130)
     assert device.done == done
-    assert (device.slots.state, device.slots.active, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (State.STEADY, "a", 1)
     assert device.claims == {}
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 

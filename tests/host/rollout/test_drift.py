@@ -9,7 +9,7 @@ import pytest
 
 from edgert import __version__
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
-from edgert.versions.slots import Returned, Version
+from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.waves import Strategy
@@ -56,15 +56,15 @@ def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
     ("changes", "kinds"),
     [
         ({}, []),
-        ({"active": Version(6, "six", good=True)}, ["behind"]),
-        ({"active": Version(8, "eight", good=True)}, ["ahead"]),
-        ({"active": Version(7, "other", good=True)}, ["other-digest"]),
-        ({"active": None, "state": "empty", "serving": None}, ["missing"]),
+        ({"live": Version(6, "six", good=True)}, ["behind"]),
+        ({"live": Version(8, "eight", good=True)}, ["ahead"]),
+        ({"live": Version(7, "other", good=True)}, ["other-digest"]),
+        ({"live": None, "state": "empty", "serving": None}, ["missing"]),
         ({"state": "trial"}, ["trial"]),
         (
             {
-                "active": Version(6, "six", good=True),
-                "rolled_back": Returned(7, "seven", "p99_ms is 9 ms", 0.0),
+                "live": Version(6, "six", good=True),
+                "rolled_back": RolledBackVersion(7, "seven", "p99_ms is 9 ms", 0.0),
             },
             ["rolled-back"],
         ),
@@ -77,7 +77,7 @@ def test_each_difference_has_its_name(changes: dict[str, Any], kinds: list[str])
     (found,) = model_drifts(device_status(model), WANTED)
     assert [one.kind for one in found.drift] == kinds
     if kinds == ["rolled-back"]:
-        assert found.drift[0].text == "release 7 went back: p99_ms is 9 ms"
+        assert found.drift[0].text == "release 7 was rolled back: p99_ms is 9 ms"
     (unasked,) = model_drifts(device_status(replace(model, serving=READY)), {})
     assert unasked.drift == () or unasked.drift[0].kind == "trial", "what no rollout says is no drift"
 

@@ -1,0 +1,208 @@
+"""A/B slots of one model on disk: `folder/{state.json, lock, install.lock, a/, b/, stage/}`.
+
+`state.json` alone says what is true of the slots. Each change writes a new one beside it, then fsync, rename, fsync of
+the folder, so a crash at any instant leaves the old state or the new one. A slot's folder is only written while
+`state.json` does not name it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from edgert.durable import locked, replace_file, sync_folder
+from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
+from edgert.versions.boot_clock import BootClock
+from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
+from edgert.versions.trial_limits import TrialLimits
+
+STAGE_NAME = "stage"
+TRIAL_S_MAX = 24 * 3600.0
+LOCK_S_MAX = 10.0
+
+
+class SlotStore:
+    """The slots of the model whose folder is `folder`."""
+
+    def __init__(self, folder: Path, clock: BootClock | None = None) -> None:
+        self.folder = folder
+        self.clock = clock or BootClock()
+
+    def read(self) -> SlotState:
+        """Return the present state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
+        path = self.folder / "state.json"
+        try:
+            return SlotState.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return SlotState()
+        except (
+            OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigInvalid
+        ) as error:  # fmt: skip
+            raise StorageFailed(
+                f"{path} cannot be read ({type(error).__name__}: {error}); remove {self.folder} and deploy the model again"
+            ) from error
+
+    @contextmanager
+    def installing(self) -> Iterator[None]:
+        """Lock the stage against every other install. Raises SlotsBusy where one runs.
+
+        This is not the slots' lock: an install may take minutes, and a rollback must not wait for it.
+        """
+        with self._holding("install.lock", 0.0):
+            yield
+
+    @contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """Lock the model's slots against every other process.
+
+        Raises SlotsBusy where another process holds them for LOCK_S_MAX; without `wait`, at once.
+        """
+        with self._holding("lock", LOCK_S_MAX if wait else 0.0):
+            yield
+
+    @contextmanager
+    def _holding(self, name: str, wait_s: float) -> Iterator[None]:
+        try:
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(self.folder.parent)
+            lock = locked(self.folder / name, wait_s)
+        except BlockingIOError as error:
+            raise SlotsBusy(f"another command works on {self.folder.name} now; try again") from error
+        except OSError as error:
+            raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error
+        with lock:
+            yield
+
+    def slot_folder(self, slot: str) -> Path:
+        return self.folder / slot
+
+    def live_folder(self, slots: SlotState) -> Path:
+        """Return the folder of the version that is live in `slots`, which has one."""
+        assert slots.live_slot is not None
+        return self.folder / slots.live_slot
+
+    def activate(self, trial_s: float, limits: TrialLimits | None = None) -> SlotState:
+        """Make the staged version live, on trial for `trial_s` seconds plus the watch of `limits`."""
+        if not (math.isfinite(trial_s) and trial_s > 0):
+            raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
+        trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
+        with self.locked():
+            return self.commit(step(self.read(), Event.ACTIVATE, trial=trial, limits=limits))
+
+    def mark_good(self, *, force: bool = False) -> SlotState:
+        """End the trial: from now on the live version is the one to roll back to.
+
+        Raises TransitionRefused where its limits have not passed yet, unless `force`.
+        """
+        with self.locked():
+            before = self.read()
+            if before.limits is not None and not before.limits.passed and not force:
+                raise TransitionRefused(
+                    "its limits are being watched and have not held for long enough: wait with edgertd trial --wait, "
+                    "or keep it regardless of them with --force"
+                )
+            return self.commit(step(before, Event.MARK_GOOD))
+
+    def rollback(self, *, wait: bool = True, reason: str = BY_COMMAND) -> SlotState:
+        """Make the good version before live again, or drop what is staged. `reason` is kept for people."""
+        with self.locked(wait=wait):
+            return self._roll_back(self.read(), reason)
+
+    def fail_trial(self, digest: str, reason: str) -> bool:
+        """Roll back the version `digest`; return False and change nothing where it is not on trial (any more)."""
+        with self.locked(wait=False):
+            before = self.read()
+            if not before.on_trial or before.live is None or before.live.digest != digest:
+                return False
+            self._roll_back(before, reason)
+            return True
+
+    def start_watch(self) -> bool:
+        """Note that the watch of the trial's limits starts; return False where an earlier watch was cut off."""
+        with self.locked(wait=False):
+            before = self.read()
+            if before.limits is None or before.limits.started:
+                return False
+            self.commit(replace(before, limits=replace(before.limits, started=True)))
+            return True
+
+    def pass_limits(self, digest: str) -> SlotState:
+        """Note that the limits held: an unattended trial ends well, else the host has `confirm_s` from now on.
+
+        Raises TransitionRefused where another version than `digest` is on trial by now, or none.
+        """
+        with self.locked(wait=False):
+            before = self.read()
+            if before.limits is None or before.live is None or before.live.digest != digest:
+                raise TransitionRefused("the version that was watched is not on trial any more")
+            trial = self._trial(before.limits.confirm_s)
+            after = replace(before, trial=trial, limits=replace(before.limits, passed=True))
+            return self.commit(step(after, Event.MARK_GOOD) if before.limits.unattended else after)
+
+    def expire_trial(self, *, wait: bool = True, unwatched: bool = False) -> bool:
+        """Roll back a trial that nobody confirmed in time or that a reboot cut short; return whether there was one.
+
+        With `unwatched`, as no daemon runs, also one whose limits were being watched: that watch was cut off.
+        """
+        with self.locked(wait=wait):
+            before = self.read()
+            if not before.on_trial:
+                return False
+            reason = before.why_expired(self.clock)
+            if before.trial is not None and not before.trial.over(self.clock):
+                if not unwatched or before.limits is None or not before.limits.started or before.limits.passed:
+                    return False
+                reason = CUT_OFF
+            self._roll_back(before, reason)
+            return True
+
+    def collect(self, *, wait: bool = True) -> None:
+        """Remove what no state names: the remains of a killed install, and versions that failed.
+
+        The caller holds the stage (`installing`). What cannot be removed stays until the next call.
+        """
+        with self.locked(wait=wait):
+            state = self.read()
+            for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def put_staged(self, version: Version) -> SlotState:
+        """Move the finished `stage/` into the spare slot and name it there. The caller holds the lock."""
+        before = self.read()
+        staged = step(before, Event.INSTALL, version=version)
+        try:
+            # state.json must not name the slot while its folder is replaced.
+            unnamed = before.with_slot(before.spare_slot, None)
+            if before.staged:
+                unnamed = step(before, Event.ROLLBACK)
+            if unnamed != before:
+                self.commit(unnamed)
+            target = self.slot_folder(before.spare_slot)
+            shutil.rmtree(target, ignore_errors=True)
+            (self.folder / STAGE_NAME).rename(target)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise StorageFailed(f"cannot fill slot {before.spare_slot} in {self.folder}: {error.strerror}") from error
+        return self.commit(staged)
+
+    def commit(self, state: SlotState) -> SlotState:
+        """Replace `state.json`, durably, and return `state`. The caller holds the lock."""
+        path = self.folder / "state.json"
+        try:
+            replace_file(path, json.dumps(state.as_json(), indent=1).encode())
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+        return state
+
+    def _trial(self, lasts_s: float) -> Trial:
+        return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
+
+    def _roll_back(self, before: SlotState, reason: str) -> SlotState:
+        return self.commit(step(before, Event.ROLLBACK, reason=reason, now_s=time.time()))
