@@ -336,7 +336,7 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
             device.run("stop")
             store.activate(0.001)
         told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
-        assert told.endswith("that was cut off" if limits else "was not confirmed in time")
+        assert told.endswith("was cut off" if limits else "was not confirmed in time")
         slots = store.read()
         assert (slots.state, slots.live.release) == (State.STEADY, 1)  # type: ignore[union-attr]
 
@@ -358,7 +358,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
         assert reason == (
             "the device was restarted in the middle of the trial"
             if rebooted
-            else "its limits were watched, and that was cut off"
+            else "the watch of its limits was cut off"
         )
 
 
