@@ -356,9 +356,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
         device.run("start")
         reason = reason_of_return(device, store, release)
         assert reason == (
-            "the device was restarted in the middle of the trial"
-            if rebooted
-            else "the watch of its limits was cut off"
+            "the device was restarted in the middle of the trial" if rebooted else "the watch of its limits was cut off"
         )
 
 
