@@ -1,12 +1,13 @@
-"""A real cluster of brokers on loopback: three RabbitMQ nodes with the MQTT plugin, and HAProxy before them, with the
-configuration that ships (examples/telemetry/cluster).
+"""A real cluster of brokers on loopback: three RabbitMQ nodes with the MQTT plugin behind HAProxy.
+
+It runs the configuration of examples/telemetry/cluster.
 
 with BrokerCluster(folder) as cluster:
-    settings = cluster.settings             # by way of HAProxy, as devices and subscribers would
+    settings = cluster.settings             # through HAProxy, like devices and subscribers
     cluster.kill(1)                         # kill -9; HAProxy notices within a second
-    cluster.start(1)                        # it joins the others again by itself
+    cluster.start(1)                        # the node joins the others again on its own
 
-Everything is this cluster's own: folders, ports, the cookie, the port mapper (epmd). Processes are ended by their id.
+Folders, ports, the cookie and the port mapper (epmd) belong to this cluster alone. Processes are ended by their id.
 Debian: apt-get install rabbitmq-server haproxy
 """
 
@@ -29,20 +30,20 @@ from tests.support.brokers import free_port, until
 NODES = 3
 STARTS_WITHIN_S = 300.0  # three Erlang machines on two busy cores
 STOPS_WITHIN_S = 30.0
-_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's own wrapper insists on the system's folders
+_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's wrapper uses the system's folders
 
 _SHIPPED = Path(__file__).parents[1] / "examples" / "telemetry" / "cluster"
 
 
 def why_not() -> str:
-    """Why no such cluster can run here; empty where one can."""
+    """Return why no such cluster can run here, or "" if one can."""
     missing = [name for name, there in (("rabbitmq-server", _SERVER.exists()), ("haproxy", _haproxy())) if not there]
     return f"not installed: apt-get install {' '.join(missing)}" if missing else ""
 
 
 @dataclass
 class BrokerCluster:
-    """Three nodes and a balancer; `start` and `kill` take the number of a node, from 0."""
+    """Three nodes and a load balancer; `start` and `kill` take the number of a node, from 0."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -56,16 +57,16 @@ class BrokerCluster:
         return MqttSettings("127.0.0.1", self.port)
 
     def node(self, number: int) -> MqttSettings:
-        """A node itself, past the balancer."""
+        """Return the settings of a node itself, without the balancer."""
         return MqttSettings("127.0.0.1", self._ports[number])
 
     def start(self, number: int) -> None:
-        """Start a node, and wait until it takes devices."""
+        """Start a node, and wait until it accepts devices."""
         self._launch(number)
         until(lambda: self._serves(number), f"node {number} serves; see {self._home(number)}/log", STARTS_WITHIN_S)
 
     def kill(self, number: int) -> None:
-        """kill -9: the node has no time to hand anything over."""
+        """Kill a node with SIGKILL: it has no time to hand anything over."""
         node = self._nodes.pop(number)
         os.killpg(node.pid, signal.SIGKILL)
         node.wait(STOPS_WITHIN_S)
@@ -92,7 +93,7 @@ class BrokerCluster:
             "RABBITMQ_LOG_BASE": str(home / "log"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
             "RABBITMQ_PID_FILE": str(home / "pid"),
-            # One scheduler and no spinning: three nodes share this machine with what is tested.
+            # One scheduler and no spinning: three nodes share this machine with the tests.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
         }
         with open(home / "said", "ab") as said:
@@ -161,7 +162,7 @@ class BrokerCluster:
 
 
 def _shipped(name: str, here: dict[str, str]) -> str:
-    """A file of examples/telemetry/cluster, with this machine's names and addresses in place of its own."""
+    """Return a file of examples/telemetry/cluster with this machine's names and addresses."""
     text = (_SHIPPED / name).read_text()
     for theirs, ours in here.items():
         assert theirs in text, f"{name} names no {theirs}"

@@ -1,4 +1,4 @@
-"""What tests on virtual devices share."""
+"""Fixtures that the tests on virtual devices share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hil.containers import running_container, why_not
 
 @pytest.fixture(scope="session")
 def containers_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skips, with the reason, where no container comes up here; with $EDGERT_HIL_REQUIRED set that is a failure.
+    """Skip, with the reason, if no container starts here; fail instead if $EDGERT_HIL_REQUIRED is set.
 
-    Only starting one shows it: a mirror out of reach, a folder that takes no overlay, a root without rights.
+    Only a start shows it: the mirror may be unreachable, the folder may take no overlay, or root may lack rights.
     """
     reason = why_not()
     if not reason:

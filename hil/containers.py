@@ -1,8 +1,8 @@
 """Virtual devices with a real systemd and sshd: systemd-nspawn over one shared root filesystem.
 
-Each has a network namespace with one link to this host, a cgroup of its own, and an overlay that holds what it changed.
-It comes up in about a second. It shares this machine's kernel, clock and page cache: a power cut of a container ends its
-processes at once, and loses no data that was written (hil/machines.py does).
+Each container has a network namespace with one link to this host, a cgroup, and an overlay for its changes. It starts in
+about a second. It shares this machine's kernel, clock and page cache: a power cut ends its processes at once and loses
+no written data. `hil/machines.py` has devices that do lose data.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ START_S_MAX = 60.0
 STOP_S_MAX = 20.0
 NUMBERS_MAX = 4096
 CGROUPS = Path("/sys/fs/cgroup")
-REBOOT = 133  # with what systemd-nspawn ends where the system inside wants to start again
+REBOOT = 133  # exit code of systemd-nspawn when the system inside reboots
 PROGRAMS = {"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"}
-INSTANCES_WANTED = 1024  # inotify instances: systemd takes five, and a kernel's default is 128
+INSTANCES_WANTED = 1024  # inotify instances: systemd needs five; the kernel's default is 128
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
-    """Why no container can run here; "" where they can."""
+    """Return why no container can run here, or "" if one can."""
     if reason := rootfs.why_not(_arch()):
         return reason
     for program, package in PROGRAMS.items():
@@ -43,17 +43,17 @@ def why_not() -> str:
             return f"{program} is not installed: apt-get install {package}"
     name = f"edgert-try-{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
-        return "this root may not make network namespaces"
+        return "this root user may not make network namespaces"
     subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     if not any(os.access(folder / "cgroup.procs", os.W_OK) for folder in _hierarchies()):
-        return "this root may not make control groups"
+        return "this root user may not make control groups"
     return ""
 
 
 class Container(HasKeys):
-    """One device; also its own power switch. `below` are overlays of other, ended containers to start from.
+    """One device, which is also its own power switch. `below` are overlays of ended containers to start from.
 
-    `folder` is where all it writes lies; `client_key` lets in root and the user `pi`.
+    `folder` holds everything that it writes; `client_key` may log in as root and as `pi`.
     """
 
     def __init__(self, folder: Path, below: tuple[Path, ...] = ()) -> None:
@@ -67,7 +67,7 @@ class Container(HasKeys):
         high, low = divmod(2 * self._number, 256)
         self._host_ip, self.ip = f"10.213.{high}.{low}", f"10.213.{high}.{low + 1}"
 
-    # --- what a device under test is ----------------------------------------------------------
+    # --- the device under test ----------------------------------------------------------------
 
     @property
     def address(self) -> str:
@@ -79,12 +79,12 @@ class Container(HasKeys):
 
     @property
     def host_ip(self) -> str:
-        """This host as the device sees it."""
+        """Return the address of this host on the device's link."""
         return self._host_ip
 
     @property
     def root(self) -> Path:
-        """The device's file system, as it sees it itself."""
+        """Return the device's root folder."""
         return self.folder / "root"
 
     @property
@@ -94,14 +94,14 @@ class Container(HasKeys):
     # --- power --------------------------------------------------------------------------------
 
     def on(self) -> None:
-        """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
+        """Start, and wait until SSH answers. Raises ConfigInvalid with the end of the console log."""
         self._wanted = True
         self._runner = threading.Thread(target=self._keep_running, name=self.name, daemon=True)
         self._runner.start()
         self.wait_for_ssh()
 
     def off(self) -> None:
-        """End every process at once, as a hand on the plug does."""
+        """End every process at once, like a pulled plug."""
         self._wanted = False
         until = time.monotonic() + STOP_S_MAX
         while self._runner is not None and self._runner.is_alive():
@@ -117,15 +117,15 @@ class Container(HasKeys):
     # --- its link -----------------------------------------------------------------------------
 
     def link(self, up: bool) -> None:
-        """Cut the cable at the device, or put it back: from this host packets vanish, and nobody is told."""
+        """Cut or restore the network link; packets from this host vanish without an error."""
         _ip("-n", self.name, "link", "set", "eth0", "up" if up else "down")
-        if up:  # the route went with the link
+        if up:  # the kernel dropped the route with the link
             _ip("-n", self.name, "route", "replace", "default", "via", self._host_ip)
 
     # --- life ---------------------------------------------------------------------------------
 
     def make(self) -> None:
-        """Its overlay, its keys, its link. Raises ConfigInvalid."""
+        """Make the overlay, the keys and the network link. Raises ConfigInvalid."""
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._mount()
@@ -141,11 +141,11 @@ class Container(HasKeys):
         self.link(up=True)
 
     def remove(self) -> None:
-        """End it, and leave nothing but what lies in `folder/upper`."""
+        """End the container and keep only `folder/upper`."""
         with contextlib.suppress(ConfigInvalid):
             self.off()
         subprocess.run(["umount", "--lazy", self.root], capture_output=True)
-        # At once: with its namespace alone it would go a moment later, when the number may be another's already.
+        # The link would vanish a moment after its namespace, when another container may have the number.
         subprocess.run(["ip", "link", "delete", _link_name(self._number)], capture_output=True)
         subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
         for hierarchy in _hierarchies():
@@ -173,14 +173,14 @@ class Container(HasKeys):
         )
         if done.returncode != 0:
             raise ConfigInvalid(
-                f"no overlay can be mounted in {self.folder} ({done.stderr.strip()}): where that is an overlay itself, "
-                "as in a Docker container, let TMPDIR name a folder on a volume or a tmpfs"
+                f"cannot mount an overlay in {self.folder}: {done.stderr.strip()}. If the folder is on an overlay itself, "
+                "as in a Docker container, set TMPDIR to a folder on a volume or a tmpfs"
             )
 
     def _keep_running(self) -> None:
         while self._wanted:
             with (self.folder / "console.log").open("ab") as console:
-                # The child ends with this thread, which waits for it: a test run that is killed leaves no device.
+                # The child ends with this thread, so a killed test run leaves no device behind.
                 self._process = subprocess.Popen(
                     self._command(),
                     stdin=subprocess.DEVNULL,
@@ -199,12 +199,12 @@ class Container(HasKeys):
             "--keep-unit", f"--network-namespace-path=/run/netns/{self.name}", "--console=pipe", "--resolv-conf=off",
             "--link-journal=no", "--kill-signal=SIGRTMIN+3",
         ]  # fmt: skip
-        # Without a cgroup of its own every unit inside would fail with EIO.
+        # Without its own cgroup every unit inside would fail with EIO.
         enter = 'for d in $1; do mkdir -p "$d" && echo $$ >"$d/cgroup.procs" || exit 1; done; shift; exec "$@"'
         return ["sh", "-c", enter, "sh", " ".join(folders), *nspawn]
 
     def _kill_init(self) -> None:
-        """SIGKILL for the system's first process, which takes every other along."""
+        """Kill the system's first process, which ends all others."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -218,7 +218,7 @@ class Container(HasKeys):
 
 @contextlib.contextmanager
 def running_container(folder: Path, below: tuple[Path, ...] = ()) -> Iterator[Container]:
-    """Make a device whose files all lie in `folder`, start it, and remove it. Raises ConfigInvalid."""
+    """Make a device in `folder`, start it, and remove it afterwards. Raises ConfigInvalid."""
     _allow_inotify()
     container = Container(folder, below)
     try:
@@ -234,14 +234,14 @@ def _arch() -> str:
 
 
 def _hierarchies() -> list[Path]:
-    """Where a process's place among the control groups is set: version 2, or version 1 with systemd's own beside it."""
+    """Return the cgroup hierarchies that a process joins: version 2, or version 1 and systemd's own."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [folder for folder in (CGROUPS / "systemd", CGROUPS / "unified") if folder.is_dir()]
 
 
 def _claim_number() -> int:
-    """A number that no other container on this machine has: its network namespace is the claim."""
+    """Return a number that no other container here has; its network namespace reserves it."""
     for number in range(NUMBERS_MAX):
         if not Path(f"/run/netns/edgert-{number}").exists():
             done = subprocess.run(["ip", "netns", "add", f"edgert-{number}"], capture_output=True, text=True)
@@ -249,7 +249,7 @@ def _claim_number() -> int:
                 return number
             if "File exists" not in done.stderr:
                 raise ConfigInvalid(f"cannot make a network namespace: {done.stderr.strip()}")
-    raise ConfigInvalid(f"{NUMBERS_MAX} virtual devices are there already: ip netns list")
+    raise ConfigInvalid(f"{NUMBERS_MAX} virtual devices exist already; `ip netns list` shows them")
 
 
 def _link_name(number: int) -> str:

@@ -1,15 +1,15 @@
-"""Every instant at which an operation on a model's slots can be cut short, and what is left then.
+"""Every point at which a slot operation can be interrupted, and the state that is left.
 
     python -m hil.crash_points              # try them all, and print the table of docs/reliability.md
     python -m hil.crash_points --list       # every single one
 
-Each call that changes files (as the C library sees it: open for writing, write, fsync, rename, mkdir, unlink ...) is a point.
-At each of them, one after the other, a fresh device's operation is killed, or the call fails with ENOSPC, or with EIO. Then
-the device must serve the old version or the new one, every byte of it there; an error must be one of ours; and the same
-release, deployed again, must come up. `faults.c` is preloaded and does the counting and the striking.
+A point is a call of the C library that changes files: open for writing, write, fsync, rename, mkdir, unlink ... At
+each point a new device's operation is killed, or the call fails with ENOSPC or EIO. Then the device must serve the
+old version or the new one with every byte; an error must be one of ours; and the same release must deploy again.
+`faults.c` is preloaded; it counts the calls and injects the fault.
 
-What is installed is a bundle, or a delta of what the device lacks: a patch, a compressed file, one as it is, and the rest
-from a version that it has.
+The operation installs a bundle, or a delta with a patch, a compressed file, an unchanged file, and files that the
+device already has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edgert_deploy.rollout.delta import Deltas, Has
 from tests.support.devices import Device
 
 MODEL = "echo"
-OLD, NEW, OTHER = 1, 2, 3  # other: nobody's release, but weights of its own
+OLD, NEW, OTHER = 1, 2, 3  # other: no release, only other weights
 WEIGHTS, WEIGHTS_BYTES = "null/weights.bin", 64 * 1024
 FAULTS = {"killed": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 NEVER = 1 << 30
@@ -53,9 +53,9 @@ SOURCE = Path(__file__).with_name("faults.c")
 
 @dataclass(frozen=True)
 class Point:
-    """What became of one operation, struck at one call. `serves` is the release that was live afterwards.
+    """One operation, interrupted at one call. `serves` is the release that is live afterwards.
 
-    `problem` is "" where the promise held.
+    `problem` is "" if the device kept the promise.
     """
 
     operation: str
@@ -68,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The new release: `sent` is what the device gets, and `bundle` what it gets where that is not enough."""
+    """The new release: `sent` goes to the device, `bundle` follows where that is not enough."""
 
     bundle: Path
     sent: Path
@@ -78,8 +78,8 @@ Act = Callable[[Device, Delivery], object]
 
 
 def try_all(say: Callable[[Point], None] = lambda _: None) -> list[Point]:
-    """Every point of every operation with every fault, in a process of its own. Raises ConfigInvalid without a compiler."""
-    # Nothing has to last here: on a busy disk the flushes alone would take minutes.
+    """Try every point of every operation with every fault in its own process. Raises ConfigInvalid without a compiler."""
+    # No data has to last here, and on a busy disk the flushes alone would take minutes.
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="edgert-crash-") as made,
@@ -126,7 +126,7 @@ def _points(faults: _Faults, template: Device, new: Delivery, at: Path, name: st
 
 
 def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act) -> list[str]:
-    """What the operation does where nobody disturbs it."""
+    """Return the calls of an undisturbed operation."""
     device, log = _copy(template, at), at.with_name("calls")
     run, arm = partial(act, device, new), partial(faults.arm, device.folder, NEVER, 0, log)
     code, said = _in_child(run, arm, faults)
@@ -135,13 +135,13 @@ def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act)
 
 
 def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -> Point:
-    """Whether the promise holds on `device`, whose operation ended with `code` and `said`."""
+    """Return the point: whether `device` kept the promise after its operation ended with `code` and `said`."""
     seen: dict[str, object] = asdict(point)
     try:
         if point.fault == "killed":
             assert code == -signal.SIGKILL, f"it was not killed: {code} {said}"
         else:
-            # A clean-up that fails may be left for the next time; whatever is told must be one of our errors.
+            # A failed clean-up may wait for the next one; any reported error must be one of ours.
             assert code in (0, 1), said
         seen["serves"] = active_release(device)
         assert seen["serves"] in (OLD, NEW), f"release {seen['serves']} is live"
@@ -152,7 +152,7 @@ def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -
 
 
 def active_release(device: Device) -> int | None:
-    """The release that serves, after checking that every byte of it is there."""
+    """Return the live release, after checking every byte of it."""
     store = _store(device)
     slots = store.read()
     if slots.live is None:
@@ -168,13 +168,13 @@ def active_release(device: Device) -> int | None:
 
 
 def recover(device: Device, new: Delivery) -> None:
-    """From whatever was left, the same release can be brought up without an operator, and no garbage stays."""
+    """Deploy the same release without an operator, and check that no garbage is left."""
     store = _store(device)
     if store.read().state in ON_TRIAL:
         store.mark_good(force=True)
     try:
         installed = install(new.sent, device.state, read_config(device.state))
-    except BundleCorrupt:  # a delta of what is gone meanwhile: whoever deploys sends the whole then
+    except BundleCorrupt:  # the base of the delta is gone: the host sends the whole bundle then
         assert new.sent != new.bundle
         installed = install(new.bundle, device.state, read_config(device.state))
     if not installed.already_live:
@@ -188,7 +188,7 @@ def recover(device: Device, new: Delivery) -> None:
     assert folders == named, f"garbage stays: {folders - named}"
 
 
-# --- the operations, and what was there before ----------------------------------------------------------
+# --- the operations, and the state before each ----------------------------------------------------------
 
 
 def _keep(device: Device, release: int) -> None:
@@ -216,7 +216,7 @@ def _on_trial(device: Device) -> None:
 
 
 def _watched(device: Device) -> None:
-    """On trial with limits, and the watch has begun."""
+    """Put a version on trial with limits; the measurement has begun."""
     _to_watch(device)
     _store(device).start_watch()
 
@@ -232,7 +232,7 @@ def _unattended(device: Device) -> None:
 
 
 def _littered(device: Device) -> None:
-    """A version that failed its trial, and half an install: nothing names either."""
+    """Leave a version that failed its trial and half an install, which no state names."""
     _on_trial(device)
     _store(device).rollback()
     stage = _store(device).folder / STAGE_NAME
@@ -241,13 +241,13 @@ def _littered(device: Device) -> None:
 
 
 def _staged_otherwise(device: Device) -> None:
-    """What is staged has the new one's number and other weights."""
+    """Stage a release with the same number and other weights."""
     _serving_old(device)
     _install(device, device.bundle(release=NEW, padding=_weights(OTHER)))
 
 
 def _weights(release: int) -> bytes:
-    """Incompressible; the releases differ a little."""
+    """Return incompressible weights; releases differ a little."""
     data = bytearray(random.Random(0).randbytes(WEIGHTS_BYTES))
     data[: 64 * release] = random.Random(release).randbytes(64 * release)
     return bytes(data)
@@ -259,9 +259,9 @@ def _whole(device: Device) -> Delivery:
 
 
 def _delta(device: Device) -> Delivery:
-    """What `device` lacks of a release with a file to patch, one to compress, one to send as it is, and some to keep.
+    """Make the delta of a release: a file to patch, one to compress, one to send unchanged, and some to keep.
 
-    The host has the weights that the device got last.
+    The host has the weights that the device received last.
     """
     long = {"op": "copy", "note": " ".join(map(str, range(500)))}
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
@@ -294,7 +294,7 @@ def _deliver(device: Device, new: Delivery) -> None:
     _install(device, new.sent)
 
 
-# operation: (what was there before, what the new release comes as, what is struck)
+# operation: (state before, form of the new release, operation to interrupt)
 OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device], Delivery], Act]] = {
     "install": (_serving_old, _whole, _deliver),
     "install over a staged one": (_staged, _whole, _deliver),
@@ -315,7 +315,7 @@ def _store(device: Device) -> SlotStore:
     return SlotStore(device.state.models / MODEL)
 
 
-# --- one struck run -------------------------------------------------------------------------------------
+# --- one interrupted run -------------------------------------------------------------------------------------
 
 
 class _Faults:
@@ -335,7 +335,7 @@ class _Faults:
 
 
 def _in_child(act: Callable[[], object], arm: Callable[[], object], faults: _Faults) -> tuple[int, str]:
-    """Run `act` in a fork: 0, or 1 with one of our errors, or 2 with another, or -SIGKILL; and what was said."""
+    """Run `act` in a fork; return 0, 1 (one of our errors), 2 (another error) or -SIGKILL, and the message."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -363,7 +363,7 @@ def _copy(template: Device, at: Path) -> Device:
 
 
 def table(points: list[Point]) -> str:
-    """Markdown: a row for each call, and what was live after each fault."""
+    """Return Markdown: a row per call, and the live release after each fault."""
     lines = ["| operation | | call | killed | ENOSPC | EIO |", "|---|---|---|---|---|---|"]
     rows: dict[tuple[str, int, str], dict[str, str]] = {}
     for point in points:
@@ -377,7 +377,7 @@ def table(points: list[Point]) -> str:
 
 
 def summary(points: list[Point]) -> str:
-    """Markdown: a row for each operation, and what was live after how many of its runs."""
+    """Return Markdown: a row per operation, and how many of its runs left which release live."""
     lines = [
         "| operation | points | runs | old version live | new version live | failed |",
         "|---|---|---|---|---|---|",

@@ -1,10 +1,11 @@
-"""A disk that forgets: what was written and not flushed is lost in part when its power goes, as with a real one's cache.
+"""A disk that loses unflushed writes in part when its power is cut, like a real disk with a cache.
 
-It speaks NBD (the NBD project's doc/proto.md) on a Unix socket, which qemu takes for a disk. All lies in memory. A write
-is acknowledged at once and kept apart; a flush makes everything before it last. `cut` keeps what was flushed, and of the
-rest each sector or not, as the random numbers have it: neither order nor whole writes survive. One thing is kept whole: the
-superblock of an ext4, two such sectors with one checksum. Half of it written, ext4 mounts no more and `e2fsck -p` gives
-up, whatever else lies there: it counts on a disk that writes them together, as flash with its pages does.
+It speaks NBD (the NBD project's doc/proto.md) on a Unix socket, which qemu uses as a disk. All content is in memory. A
+write is acknowledged at once and kept apart; a flush makes all earlier writes last. `cut` keeps everything that was
+flushed. Of the rest it keeps or drops each sector by chance, so neither order nor whole writes survive.
+
+One unit stays whole: the superblock of an ext4, two such sectors with one checksum. With half of it written, ext4 does
+not mount and `e2fsck -p` fails, because ext4 expects a disk to write both together, as flash with its pages does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import struct
 import threading
 from pathlib import Path
 
-SECTOR_BYTES = 512  # what a disk writes whole or not at all
+SECTOR_BYTES = 512  # a disk writes it whole or not at all
 SUPERBLOCK_AT = 1024
 _MAGIC, _OPTION_MAGIC = 0x4E42444D41474943, 0x49484156454F5054
 _REPLY_MAGIC, _REQUEST_MAGIC, _ANSWER_MAGIC = 0x3E889045565A9, 0x25609513, 0x67446698
@@ -27,11 +28,11 @@ _FLAGS = 1 | 4  # has flags, takes flushes
 _EINVAL = 22
 
 
-class ForgetfulDisk:
-    """`content` is what lies on it at first.
+class LossyDisk:
+    """A disk with `content` at the start.
 
-    `requests` counts writes and flushes; `strike_at` is the one before
-    which the power goes, `struck` whether it has. What is written after that is answered, and lost.
+    `requests` counts writes and flushes. The power is cut before request number `strike_at`; then `struck` is set. Later
+    writes are answered and lost.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -53,7 +54,7 @@ class ForgetfulDisk:
         return f"nbd+unix:///?socket={self.path}"
 
     def cut(self, chance: random.Random) -> int:
-        """The power is gone and comes back: what of the unflushed writes survives is chance. How many sectors were lost."""
+        """Cut and restore the power, and return how many sectors were lost. Unflushed writes survive by chance."""
         with self._lock:
             share, lost = chance.choice((0.0, 0.5, 0.9, 1.0)), 0
             for at, data in self._pending:
@@ -73,7 +74,7 @@ class ForgetfulDisk:
 
     @property
     def content(self) -> bytes:
-        """What lies on it after a cut."""
+        """Return the content of the disk after a cut."""
         return bytes(self._kept)
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class ForgetfulDisk:
                     pass
 
     def _shake_hands(self, link: socket.socket) -> bool:
-        """Agree on the one export there is; whether the client stays."""
+        """Negotiate the one export; return whether the client stays."""
         link.sendall(struct.pack(">QQH", _MAGIC, _OPTION_MAGIC, 3))  # fixed newstyle, no padding
         _exactly(link, 4)
         export = struct.pack(">QH", len(self._seen), _FLAGS)
@@ -124,7 +125,7 @@ class ForgetfulDisk:
                     self.struck.set()
                 self.requests += 1
             if self.struck.is_set() and kind != _READ:
-                pass  # the power is gone: nothing is done any more, and nobody is told
+                pass  # the power is gone: ignore the request without an answer
             elif kind == _READ:
                 answer = bytes(self._seen[at : at + size])
             elif kind == _WRITE:

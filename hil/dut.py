@@ -1,12 +1,12 @@
-"""The device under test: one TOML file says how to reach it and what it is.
+"""The device under test, described by one TOML file.
 
 name = "orin"                       # any name
 profile = "jetson-orin-nano"        # of devices/
 address = "nvidia@10.0.0.9"         # [USER@]HOST[:PORT]; or virtual = "container" for one on this machine
 fingerprint = "SHA256:..."          # its SSH host key, as `edgert device add` shows it
-identity = "~/.ssh/id_ed25519"      # optional, as are home and state
-sudo = true                         # optional: whoever logs in acts as root by it
-power = "uhubctl -l 1-1 -p 2 -a {}" # optional: what switches its power; {} stands for on and off
+identity = "~/.ssh/id_ed25519"      # optional, like home and state
+sudo = true                         # optional: the user becomes root by sudo
+power = "uhubctl -l 1-1 -p 2 -a {}" # optional: a command that switches its power; {} stands for on or off
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VIRTUAL = ("sshd", "container", "machine-arm64", "machine-amd64")
 
 @dataclass(frozen=True)
 class Dut:
-    """`virtual` names a device that the tests make and remove; otherwise `address` and `fingerprint` are needed."""
+    """One device under test: a `virtual` one that the tests make, or `address` and `fingerprint` of a real one."""
 
     name: str
     profile: str
@@ -51,14 +51,14 @@ class Dut:
 
 @dataclass(frozen=True)
 class Bench:
-    """A device under test that can be reached; `switch` where something can cut its power."""
+    """A device under test that answers over SSH; `switch` cuts its power, if that is possible."""
 
     dut: Dut
     switch: PowerSwitch | None
 
 
 def read_dut(path: Path) -> Dut:
-    """Raises ConfigInvalid, naming what is missing."""
+    """Read the TOML file at `path`; raise ConfigInvalid if a field is missing or wrong."""
     try:
         value: dict[str, Any] = tomllib.loads(path.read_text())
         known = {field.name for field in fields(Dut)}
@@ -75,7 +75,7 @@ def read_dut(path: Path) -> Dut:
 
 
 def why_not(dut: Dut) -> str:
-    """Why this device cannot be made here; "" where it can, and for one that is there already."""
+    """Return why this device cannot be made here, or "" if it can or already exists."""
     if dut.virtual == "container":
         return containers.why_not()
     return machines.why_not(_arch(dut)) if dut.virtual.startswith("machine-") else ""
@@ -83,7 +83,7 @@ def why_not(dut: Dut) -> str:
 
 @contextlib.contextmanager
 def opened(dut: Dut, folder: Path) -> Iterator[Bench]:
-    """The device, made in `folder` and removed again where it is a virtual one. Raises ConfigInvalid."""
+    """Make a virtual device in `folder` and remove it afterwards. Raises ConfigInvalid."""
     if dut.virtual == "sshd":
         with running_sshd(folder) as sshd:
             home = replace(dut, home=str(sshd.home / "edgert"), state=str(sshd.state))
@@ -99,7 +99,7 @@ def opened(dut: Dut, folder: Path) -> Iterator[Bench]:
 
 
 def reached(dut: Dut, there: SshDevice | Container | Machine, user: str = "") -> Dut:
-    """`dut`, which is reached `there`; as `user`, where another is meant than the one it lets in first."""
+    """Return `dut` with the address, keys and fingerprint of `there`; `user` logs in instead of root."""
     address = f"{user}@{there.address.partition('@')[2]}" if user else there.address
     return replace(dut, address=address, fingerprint=there.fingerprint, identity=str(there.client_key))
 

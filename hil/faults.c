@@ -1,5 +1,5 @@
-/* Preloaded into a process: counts the calls that change files below one folder, and at the n-th one kills the process
- * or fails the call with an errno. Nothing is counted until faults_arm() was called. See hil/crash_points.py.
+/* A preloaded library that counts the calls that change files below one folder. At the n-th call it kills the process
+ * or fails the call with an errno. It counts nothing until faults_arm() was called. See hil/crash_points.py.
  *
  *     cc -shared -fPIC -O1 -U_FORTIFY_SOURCE -o faults.so hil/faults.c -ldl
  */
@@ -19,10 +19,10 @@
 static char folder[PATH_MAX];
 static long left = -1; /* calls until the fault; -1: not armed */
 static int error_number; /* 0: SIGKILL */
-static int log_fd = -1; /* one line a call, for the list */
+static int log_fd = -1; /* one line per call, for the list */
 static char struck[64 + PATH_MAX];
 
-/* From now on; the n-th call (from 0) is struck. n beyond the last one only counts. */
+/* Start counting; the n-th call (from 0) gets the fault. An n beyond the last call only counts. */
 void faults_arm(const char *below, long n, int error, int log)
 {
     snprintf(folder, sizeof folder, "%s", below);
@@ -32,7 +32,7 @@ void faults_arm(const char *below, long n, int error, int log)
     left = n;
 }
 
-/* Disarm; what was struck, "" where nothing was. */
+/* Stop counting; return the call that got the fault, or "". */
 const char *faults_disarm(void)
 {
     left = -1;

@@ -1,4 +1,4 @@
-"""The host's side of a test: `edgert` with a configuration folder of its own, as a user has it."""
+"""The host's side of a test: `edgert` with its own configuration folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _EDGERT = (sys.executable, "-c", "import sys; from edgert_deploy.cli import main
 
 @dataclass(frozen=True)
 class Host:
-    """`folder` holds its keys, its inventory and what it builds; `tree` is the source tree of its EdgeRT."""
+    """A host with its keys, inventory and bundles in `folder`, running the source tree `tree`."""
 
     folder: Path
     tree: Path = ROOT
 
     def edgert(self, *words: object, code: int = 0) -> dict[str, Any]:
-        """`edgert WORDS --json`; its answer, after checking how it ended."""
+        """Run `edgert WORDS --json`, check its exit code, and return its answer."""
         done = subprocess.run(
             [*_EDGERT, *map(str, words), "--json"],
             capture_output=True,
@@ -43,7 +43,7 @@ class Host:
         return dict(json.loads(done.stdout))
 
     def started(self, *words: object) -> subprocess.Popen[str]:
-        """`edgert WORDS` under way, its stderr to read; for tests of what ends it early."""
+        """Start `edgert WORDS` with its stderr readable, for tests that end it early."""
         return subprocess.Popen(
             [*_EDGERT, *map(str, words)],
             stdout=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ class Host:
         return Inventory(self.folder / "inventory.toml").device(name)
 
     def digits(self, profile: str, release: int) -> Path:
-        """The example's bundle for `profile`, built once."""
+        """Build the example's bundle for `profile` once, and return its path."""
         out = self.folder / f"digits-{profile}-{release}.edgert"
         if not out.exists():
             self.edgert(
@@ -84,12 +84,12 @@ class Host:
         return out
 
     def model(self, device: str, model: str) -> dict[str, Any]:
-        """What the device says of one of its models."""
+        """Return the status of one of a device's models."""
         (row,) = self.edgert("status", device)["devices"]
         return next(each for each in row["status"]["models"] if each["model"] == model)
 
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
-        """Run a command there, and require that it ends well."""
+        """Run a command on a device and require that it succeeds."""
         transport = open_transport(self.device(device))
         try:
             result = transport.run(argv, timeout_s)
@@ -99,7 +99,7 @@ class Host:
             transport.close()
 
     def edgertd(self, device: str, *words: str) -> dict[str, Any]:
-        """`edgertd WORDS` on the device."""
+        """Run `edgertd WORDS` on a device."""
         transport = open_transport(self.device(device))
         try:
             return RemoteDaemon(transport, self.device(device)).call(*words, timeout_s=300)

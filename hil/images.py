@@ -1,8 +1,8 @@
-"""Disk images for emulated machines: a root filesystem, a kernel and what starts it, made without booting anything.
+"""Disk images for emulated machines: a root filesystem, a kernel and an initrd, built without a boot.
 
-    python -m hil.images amd64|arm64       # build it now, and print where it lies
+    python -m hil.images amd64|arm64       # build it now, and print its path
 
-The image has the system of `rootfs.py`, the kernel's modules, DHCP on its one link, and the keys that lie beside it.
+The image holds the system of `rootfs.py`, the kernel's modules, DHCP on its one link, and the keys beside it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hil.keys import new_keys
 
 RECIPE = "2"
 SIZE = "4G"  # sparse
-DATA_LABEL = "edgert-data"  # a second disk of this label is mounted where the state lies
+DATA_LABEL = "edgert-data"  # a second disk with this label is mounted as the state folder
 STATE = "/var/lib/edgert"
 NAME = "edgert-machine"
 PROGRAMS = {"mke2fs": "e2fsprogs", "depmod": "kmod", "modprobe": "kmod", "cpio": "cpio", "ssh-keygen": "openssh-client"}
 MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "ext4")
 KEPT_MODULES = ("net", "drivers/virtio", "drivers/block", "drivers/net", "drivers/char", "drivers/nvme", "fs", "lib", "crypto",
                 "arch")  # fmt: skip
-# Whoever emulates a processor can do without these.
+# Units that only cost time on an emulated processor.
 MASKED = (
     "systemd-timesyncd.service", "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
     "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer", "getty@tty1.service", "serial-getty@ttyAMA0.service",
@@ -51,7 +51,7 @@ exec /bin/busybox switch_root /newroot /lib/systemd/systemd
 
 @dataclass(frozen=True)
 class Image:
-    """What an emulated machine starts from. The disk is never written: each machine writes beside it."""
+    """An image to start a machine from. The disk is read-only; each machine writes to its own overlay."""
 
     folder: Path
 
@@ -69,12 +69,12 @@ class Image:
 
     @property
     def keys(self) -> Path:
-        """client_key, which lets in root and the user `pi`, and host_key."""
+        """Return the folder of host_key and of client_key, which may log in as root and as `pi`."""
         return self.folder
 
 
 def why_not(arch: str) -> str:
-    """Why no image can be had here; "" where it can."""
+    """Return why no image can be made here, or "" if one can."""
     if reason := rootfs.why_not(arch):
         return reason
     for program, package in PROGRAMS.items():
@@ -84,7 +84,7 @@ def why_not(arch: str) -> str:
 
 
 def image(arch: str, say: Callable[[str], None] = lambda _: None) -> Image:
-    """The image for `arch`, built where it is not there yet. Raises ConfigInvalid."""
+    """Return the image for `arch`; build it if needed. Raises ConfigInvalid."""
     if reason := why_not(arch):
         raise ConfigInvalid(reason)
     below, kernel = rootfs.rootfs(arch, say), rootfs.kernel(arch, say)
@@ -101,7 +101,7 @@ def image(arch: str, say: Callable[[str], None] = lambda _: None) -> Image:
 
 
 def image_over(folder: Path, arch: str, changes: Path) -> Image:
-    """An image in `folder`, of the system with the `changes` that an ended container made, and a second disk for its state.
+    """Make an image of the system with the `changes` of an ended container, and a second disk for its state.
 
     Raises ConfigInvalid.
     """
@@ -151,7 +151,7 @@ def _fill(root: Path, keys: Path, fstab: str, modules: Path) -> None:
 
 
 def _make_initrd(out: Path, below: Path, kernel: Path, release: str) -> None:
-    """A static shell that loads what the root disk needs, and hands over to systemd."""
+    """Make an initrd with a static shell that loads the modules of the root disk and starts systemd."""
     listed: dict[str, None] = {}
     for module in MODULES:
         words = ("modprobe", "-d", str(kernel), "-S", release, "--show-depends", module)

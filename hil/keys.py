@@ -1,4 +1,4 @@
-"""The keys of a virtual device: its own, and the one that opens it. And whether an SSH server answers somewhere."""
+"""SSH keys of virtual devices: the host key, and the client key that may log in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "apt-get install openssh-server openssh-client"
 
 
 class HasKeys:
-    """What every virtual device is to those who log in: `host_key` and `client_key` lie in `keys`."""
+    """A virtual device with `host_key` and `client_key` in the folder `keys`."""
 
     @property
     def keys(self) -> Path:
@@ -27,7 +27,7 @@ class HasKeys:
 
     @property
     def host_key(self) -> str:
-        """Kind and key, as an inventory has them."""
+        """Return kind and key, as an inventory stores them."""
         return " ".join((self.keys / "host_key.pub").read_text().split()[:2])
 
     @property
@@ -36,13 +36,13 @@ class HasKeys:
 
 
 def new_keys(folder: Path) -> None:
-    """Both pairs, in place of those that are there. Raises ConfigInvalid."""
+    """Make both key pairs, replacing existing ones. Raises ConfigInvalid."""
     for name in ("host_key", "client_key"):
         new_ssh_key(folder / name)
 
 
 def new_ssh_key(path: Path, kind: str = "ed25519") -> None:
-    """Make a key pair at `path`, in place of one that is there."""
+    """Make a key pair at `path`, replacing an existing one."""
     for old in (path, path.with_name(path.name + ".pub")):
         old.unlink(missing_ok=True)
     if shutil.which("ssh-keygen") is None:
@@ -51,7 +51,10 @@ def new_ssh_key(path: Path, kind: str = "ed25519") -> None:
 
 
 def greets(host: str, port: int, within_s: float) -> bool:
-    """Whether an SSH server says its greeting there. A port alone tells nothing: qemu opens it before its machine does."""
+    """Return whether an SSH server sends its greeting.
+
+    An open port proves nothing: qemu opens it before its machine listens.
+    """
     with contextlib.suppress(OSError), socket.create_connection((host, port), within_s) as probe:
         return probe.recv(4) == b"SSH-"
     return False

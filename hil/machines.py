@@ -1,8 +1,8 @@
-"""Emulated machines: a kernel of their own, so that cutting the power really loses what was not written to the disk.
+"""Emulated machines with their own kernel: a power cut really loses data that was not written to the disk.
 
-qemu-system with full emulation of the processor (a Cortex-A72 as in a Raspberry Pi 4, or x86-64), Debian with systemd and
-sshd. Emulation is slow: these machines show what is right, never what is fast. The link is qemu's own; the machine sees
-this host and nothing beyond it.
+qemu-system emulates the whole processor (a Cortex-A72 as in a Raspberry Pi 4, or x86-64) and runs Debian with systemd
+and sshd. Emulation is slow: these machines prove correctness, never speed. The machine reaches this host and nothing
+else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hil import images
 from hil.keys import HasKeys, greets
 from hil.sshd import free_port
 
-START_S_MAX = 400.0  # an emulated processor, beside others' work
+START_S_MAX = 400.0  # for an emulated processor on a busy machine
 QUICK_S_MAX = 60.0
 GREETING_S_MAX = 20.0
 MEMORY_MB = 2048
@@ -39,7 +39,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not(arch: str) -> str:
-    """Why no such machine can run here; "" where it can."""
+    """Return why no such machine can run here, or "" if one can."""
     program, package, _, _ = EMULATORS[arch]
     for name, where in ((program, package), ("qemu-img", "qemu-utils")):
         if shutil.which(name) is None:
@@ -48,11 +48,11 @@ def why_not(arch: str) -> str:
 
 
 class Machine(HasKeys):
-    """One machine; also its own power switch. What it writes lies in `folder`.
+    """One machine, which is also its own power switch. It writes to `folder`.
 
-    `more` are further words for qemu, `forwarded` a further port of the machine that can be reached at `forward_port`.
-    The disk's writes go to this host's page cache, which outlives qemu: a power cut
-    loses what lies in the machine's own memory, as it would beside a disk that keeps no cache.
+    `more` are further options of qemu. `forwarded` is another port of the machine, reachable at `forward_port`.
+    The disk's writes go to this host's page cache, which outlives qemu. A power cut therefore loses the data in the
+    machine's own memory, as with a disk without a cache.
     """
 
     def __init__(
@@ -90,36 +90,36 @@ class Machine(HasKeys):
         return log.read_text(errors="replace") if log.exists() else ""
 
     def on(self) -> None:
-        """Start, and wait until SSH answers. Raises ConfigInvalid with the console's last words."""
+        """Start, and wait until SSH answers. Raises ConfigInvalid with the end of the console log."""
         self.start()
         self.wait_for_ssh()
-        self.sh("systemctl is-system-running --wait || true")  # busy with its boot it would keep others waiting
+        self.sh("systemctl is-system-running --wait || true")  # until the boot is over, everything is slow
 
     def sh(self, script: str) -> None:
-        """Run a script as root, however long the machine takes to let anybody in. Raises ConfigInvalid."""
-        never = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")  # it is our own, on loopback
+        """Run a script as root, waiting until the machine accepts logins. Raises ConfigInvalid."""
+        never = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")  # our own machine, on loopback
         options = (*never, "-o", "LogLevel=ERROR", "-o", f"ConnectTimeout={START_S_MAX:.0f}")
         _run("ssh", "-i", str(self.client_key), "-p", str(self.port), *options, "root@127.0.0.1", script)
 
     def save(self, memory: Path) -> None:
-        """Write the machine's memory to a file, and end it: `resume` goes on from there, any number of times."""
+        """Write the machine's memory to a file and end it; `resume` continues from there any number of times."""
         said = self.tell("stop", f'migrate "exec:cat >{memory}"', "info migrate")
         if "completed" not in said:
-            raise ConfigInvalid(f"qemu did not save the machine: {said}")
+            raise ConfigInvalid(f"qemu could not save the machine: {said}")
         self.off()
 
     def resume(self, memory: Path) -> None:
-        """Go on where `save` left it, in well under a second of the machine's time; its disk forgets what it writes then."""
+        """Continue from the state that `save` wrote, in under a second; writes to its disk are discarded."""
         self.start(("-incoming", f"exec:cat {memory}"), keep=False)
         until = time.monotonic() + START_S_MAX
         while "inmigrate" in self.tell("info status"):
             if time.monotonic() > until:
-                raise ConfigInvalid("qemu did not take the machine's memory back")
+                raise ConfigInvalid("qemu could not restore the machine's memory")
             time.sleep(0.05)
         self.tell("cont")
 
     def start(self, words: Sequence[str] = (), *, keep: bool = True) -> None:
-        """Start qemu, and wait for nothing but its monitor."""
+        """Start qemu and wait for its monitor only."""
         self.monitor.unlink(missing_ok=True)
         if not self.disk.exists():
             _run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(self.image.disk), "-F", "raw", str(self.disk))
@@ -137,7 +137,7 @@ class Machine(HasKeys):
             time.sleep(0.01)
 
     def off(self) -> None:
-        """SIGKILL for qemu: its processor stops between two instructions."""
+        """Kill qemu: its processor stops between two instructions."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -159,11 +159,11 @@ class Machine(HasKeys):
         raise ConfigInvalid(f"the {self.arch} machine does not answer over SSH: {log[-1000:]} {self.console[-1000:]}")
 
     def tell(self, *commands: str) -> str:
-        """Give commands to qemu's monitor; what it said to the last."""
+        """Send commands to qemu's monitor and return the answer to the last."""
         said = ""
         until = time.monotonic() + QUICK_S_MAX
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as monitor:
-            while monitor.connect_ex(os.fspath(self.monitor)):  # its file is there before anybody listens
+            while monitor.connect_ex(os.fspath(self.monitor)):  # the socket file appears before qemu listens
                 if time.monotonic() > until:
                     raise ConfigInvalid(f"qemu's monitor {self.monitor} does not answer")
                 time.sleep(0.02)
@@ -192,7 +192,7 @@ class Machine(HasKeys):
 
 @contextlib.contextmanager
 def running_machine(folder: Path, arch: str) -> Iterator[Machine]:
-    """Make a machine whose files lie in `folder`, start it, and end it. Raises ConfigInvalid."""
+    """Make a machine in `folder`, start it, and end it afterwards. Raises ConfigInvalid."""
     machine = Machine(folder, arch)
     try:
         machine.on()

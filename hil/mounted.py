@@ -1,4 +1,4 @@
-"""An ext4 of this machine's own kernel on a disk that forgets: mounted, and gone as when the power goes."""
+"""An ext4 on this machine's kernel, on a disk that loses unflushed writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from edgert.errors import ConfigInvalid
-from hil.disk import ForgetfulDisk
+from hil.disk import LossyDisk
 
 MOUNT_S_MAX = 60.0
 COMMAND_S_MAX = 300
@@ -17,9 +17,9 @@ PROGRAMS = {"qemu-storage-daemon": "qemu-utils", "losetup": "mount", "mke2fs": "
 
 
 class MountedDisk:
-    """`disk` through a server, a loop device and the kernel at `place`. Only root can; see `why_not`."""
+    """`disk` mounted at `place` through a block server and a loop device. Needs root; see `why_not`."""
 
-    def __init__(self, folder: Path, disk: ForgetfulDisk, place: Path, size_bytes: int) -> None:
+    def __init__(self, folder: Path, disk: LossyDisk, place: Path, size_bytes: int) -> None:
         self._file, self._disk, self._place, self._size_bytes = folder / "disk-file", disk, place, size_bytes
         self._loop = ""
         self._server: subprocess.Popen[bytes] | None = None
@@ -27,7 +27,7 @@ class MountedDisk:
         place.mkdir(exist_ok=True)
 
     def on(self) -> None:
-        """Mount what lies on the disk. Raises ConfigInvalid."""
+        """Mount the disk. Raises ConfigInvalid."""
         words = ["--blockdev", f"driver=nbd,node-name=disk,server.type=unix,server.path={self._disk.path}"]
         words += ["--export", f"type=fuse,id=disk,node-name=disk,mountpoint={self._file},writable=on"]
         self._server = subprocess.Popen(["qemu-storage-daemon", *words], stdin=subprocess.DEVNULL)
@@ -40,7 +40,7 @@ class MountedDisk:
         run("mount", "-t", "ext4", self._loop, str(self._place))
 
     def off(self) -> None:
-        """Nothing reaches the disk any more; whoever used it has ended."""
+        """Detach the disk, so that nothing reaches it any more; its users have ended."""
         self._disk.struck.set()
         subprocess.run(["umount", "--lazy", self._place], capture_output=True)
         subprocess.run(["losetup", "--detach", self._loop], capture_output=True)
@@ -52,7 +52,7 @@ class MountedDisk:
 
 
 def why_not() -> str:
-    """Why no such disk can be mounted here; "" where it can."""
+    """Return why no such disk can be mounted here, or "" if one can."""
     if os.geteuid() != 0:
         return "only root can mount file systems"
     for program, package in PROGRAMS.items():
@@ -62,10 +62,10 @@ def why_not() -> str:
 
 
 def ext4(path: Path, content: Path, size_bytes: int, label: str = "") -> bytes:
-    """A file system with `content`."""
+    """Make a filesystem with `content` and return it."""
     with path.open("wb") as file:
         file.truncate(size_bytes)
-    owner = f"root_owner={content.stat().st_uid}:{content.stat().st_gid}"  # which -d does not take over
+    owner = f"root_owner={content.stat().st_uid}:{content.stat().st_gid}"  # mke2fs -d does not copy it
     run("mke2fs", "-q", "-t", "ext4", "-E", owner, "-L", label, "-d", str(content), "-F", str(path))
     return path.read_bytes()
 

@@ -1,4 +1,4 @@
-"""The seam between a test and a device's power: a virtual device's own, or the user's relay command."""
+"""Power switches: of a virtual device, or a command of the user that drives a relay."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Protocol
 from edgert.errors import DeviceError
 
 COMMAND_S_MAX = 60.0
-OFF_S = 2.0  # what a board's capacitors need
+OFF_S = 2.0  # until a board's capacitors are empty
 
 
 class PowerSwitch(Protocol):
-    """Power as a hand on the plug has it: nothing over there is told. Each raises DeviceError where it fails."""
+    """A switch that cuts the power without a warning to the device. Methods raise DeviceError on failure."""
 
     def on(self) -> None: ...
 
     def off(self) -> None: ...
 
     def cycle(self) -> None:
-        """Off, a while, on."""
+        """Switch off, wait, switch on."""
         ...
 
 
 class CommandSwitch:
-    """A relay behind a command of the user's, such as `uhubctl -l 1-1 -p 2 -a {}`; {} stands for on or off."""
+    """A relay behind a command such as `uhubctl -l 1-1 -p 2 -a {}`; {} stands for on or off."""
 
     def __init__(self, command: str) -> None:
         self._command = command

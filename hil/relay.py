@@ -1,4 +1,4 @@
-"""A TCP relay that stands in a link, to cut, freeze or slow it in the middle of a transfer."""
+"""A TCP relay that cuts, freezes or slows a link in the middle of a transfer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 
 
 class Relay:
-    """Passes connections on to a port; per connection it can cut or freeze after so many bytes towards the server.
+    """A relay to a port that cuts or freezes each connection after a number of bytes towards the server.
 
-    `bytes_per_s` bounds what passes in that direction. It listens on `port` (0: a free one).
+    `bytes_per_s` limits the rate in that direction. The relay listens on `port` (0: a free one).
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Relay:
     ) -> None:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
-        self._cut_after = list(cut_after or [])  # one entry a connection, then no more cuts
+        self._cut_after = list(cut_after or [])  # one entry per connection, then no more cuts
         self._freeze_after = freeze_after
         self._listener = socket.create_server(("127.0.0.1", port))
         self._sockets: list[socket.socket] = [self._listener]
@@ -65,7 +65,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := source.recv(16384):
                 if freeze is not None and passed > freeze:
-                    return  # reads no more, closes nothing: the link is dead and does not say so
+                    return  # reads nothing and closes nothing: the link is dead without a notice
                 if cut is not None and passed + len(data) > cut:
                     target.sendall(data[: cut - passed])
                     self.bytes_towards_server += cut - passed

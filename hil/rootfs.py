@@ -1,9 +1,9 @@
-"""Root filesystems and kernels of virtual devices, built from the distribution's packages and kept in a cache folder.
+"""Root filesystems and kernels of virtual devices, built from Debian packages and kept in a cache folder.
 
-    python -m hil.rootfs [amd64|arm64]     # build it now, and print where it lies
+    python -m hil.rootfs [amd64|arm64]     # build it now, and print its path
 
-A file system is built once for a recipe (suite, processor, packages) and only read afterwards: a container lays its own
-changes over it, an emulated machine gets a copy. The cache, $EDGERT_HIL_CACHE, else ~/.cache/edgert-hil, may be removed.
+A filesystem is built once per recipe (suite, processor, packages) and is only read afterwards. A container puts an
+overlay over it; an emulated machine gets a copy. You may remove the cache: $EDGERT_HIL_CACHE, else ~/.cache/edgert-hil.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from edgert.durable import locked
 from edgert.errors import ConfigInvalid
 
 SUITE = "bookworm"
-# What a small board's system has after its installer: systemd, SSH, Python with venv. No compiler, no pip.
+# The packages of a fresh board: systemd, SSH, Python with venv. No compiler, no pip.
 PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "libpam-systemd", "udev", "openssh-server", "openssh-sftp-server", "python3",
     "python3-venv", "iproute2", "iputils-ping", "sudo", "procps", "netbase", "e2fsprogs", "kmod", "libgomp1",
     "busybox-static",
 )  # fmt: skip
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
-USER = "pi"  # somebody who is not root and may log in
-RECIPE = "1"  # other steps below: another number
+USER = "pi"  # a user without root rights who may log in
+RECIPE = "1"  # raise it when the steps below change
 BUILD_S_MAX = 1800.0
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# MACHINES[what Debian calls it] = (what `uname -m` says, the emulator's name)
+# Debian's name of an architecture: the name that `uname -m` prints
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
@@ -48,7 +48,7 @@ def cache_folder() -> Path:
 
 
 def why_not(arch: str = "amd64") -> str:
-    """Why no root filesystem can be had here; "" where one is there or can be built."""
+    """Return why no root filesystem can be built here, or "" if one exists or can be built."""
     if os.geteuid() != 0:
         return "only root can make root filesystems"
     if _folder("rootfs", arch, PACKAGES).is_dir():
@@ -56,12 +56,12 @@ def why_not(arch: str = "amd64") -> str:
     if shutil.which("mmdebstrap") is None:
         return "mmdebstrap is not installed: apt-get install mmdebstrap"
     if not KEYRING.exists():
-        return "Debian's keys are not installed: apt-get install debian-archive-keyring"
+        return "Debian's archive keys are not installed: apt-get install debian-archive-keyring"
     return _why_not_foreign(arch)
 
 
 def rootfs(arch: str = "amd64", say: Say = lambda _: None) -> Path:
-    """The folder with the root filesystem, built where it is not there yet. Raises ConfigInvalid."""
+    """Return the folder of the root filesystem; build it if needed. Raises ConfigInvalid."""
     if reason := why_not(arch):
         raise ConfigInvalid(reason)
     foreign = MACHINES[arch] != platform.machine()
@@ -82,7 +82,7 @@ def rootfs(arch: str = "amd64", say: Say = lambda _: None) -> Path:
 
 
 def kernel(arch: str, say: Say = lambda _: None) -> Path:
-    """A folder with `boot/vmlinuz-*` and `lib/modules/*`: unpacked, nothing of it installed. Raises ConfigInvalid."""
+    """Return a folder with `boot/vmlinuz-*` and `lib/modules/*`, unpacked only. Raises ConfigInvalid."""
     packages = (f"linux-image-cloud-{arch}",)
     folder = _folder("kernel", arch, packages)
     return _built(folder, ["--variant=extract"], arch, packages, f"fetching a kernel for {arch}", say)
@@ -100,7 +100,7 @@ def _built(folder: Path, options: list[str], arch: str, packages: tuple[str, ...
             "mmdebstrap", f"--arch={arch}", f"--include={','.join(packages)}", f"--keyring={KEYRING}",
             '--aptopt=Apt::Install-Recommends "false"', *options, SUITE, str(partial), *([mirror] if mirror else []),
         ]  # fmt: skip
-        # The default processor of the user-mode emulator shows features that it gets wrong.
+        # The emulator's default processor offers features that it computes wrongly.
         environment = {**os.environ, "QEMU_CPU": "cortex-a72", "DEBIAN_FRONTEND": "noninteractive"}
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_S_MAX, env=environment
@@ -109,14 +109,14 @@ def _built(folder: Path, options: list[str], arch: str, packages: tuple[str, ...
             said = " ".join(done.stderr.strip().splitlines()[-4:])
             shutil.rmtree(partial, ignore_errors=True)
             raise ConfigInvalid(
-                f"mmdebstrap failed: {said[-600:]}; is a mirror within reach? ($EDGERT_HIL_MIRROR names one)"
+                f"mmdebstrap failed: {said[-600:]}. Check that a Debian mirror can be reached; $EDGERT_HIL_MIRROR names one"
             )
         partial.rename(folder)
     return folder
 
 
 def personalise(root: Path, name: str, keys: Path) -> None:
-    """Give the system at `root` a name, an identity, and the keys that lie in `keys` (host_key, client_key.pub)."""
+    """Give the system at `root` a name, a machine id, and the keys in `keys` (host_key, client_key.pub)."""
     (root / "etc/hostname").write_text(f"{name}\n")
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost {name}\n::1 localhost\n")
     (root / "etc/machine-id").write_text(os.urandom(16).hex() + "\n")
@@ -146,7 +146,10 @@ def _folder(what: str, arch: str, packages: tuple[str, ...]) -> Path:
 
 
 def _why_not_foreign(arch: str) -> str:
-    """Maintainers' scripts of another processor need its user-mode emulator, registered with the kernel."""
+    """Return why packages of another processor cannot be installed here.
+
+    Their scripts need its user-mode emulator, registered with the kernel.
+    """
     machine = MACHINES[arch]
     if machine == platform.machine():
         return ""
@@ -159,7 +162,7 @@ def _why_not_foreign(arch: str) -> str:
             subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", BINFMT], capture_output=True)
             recipe = Path(f"/usr/lib/binfmt.d/qemu-{machine}.conf").read_text()
             (BINFMT / "register").write_text(recipe.strip())
-    return "" if registered.exists() else f"the kernel does not know how to start {machine} programs (binfmt_misc)"
+    return "" if registered.exists() else f"the kernel cannot start {machine} programs: register qemu with binfmt_misc"
 
 
 def main() -> None:

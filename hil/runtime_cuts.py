@@ -1,10 +1,11 @@
-"""Power cuts while a runtime is installed and tried: afterwards the old one or the new one is in use, every byte of it.
+"""Power cuts while a runtime is installed and on trial: the old or the new one must be in use, every byte of it.
 
     python -m hil.runtime_cuts --cuts 60 --seed 1      # as root; on this machine's kernel
 
-HOME lies in an ext4 on a disk that forgets (`disk.py`). A new environment is written into it, finished and tried by the very
-script that a device has; the power goes at a random write or flush of that. Then the disk is mounted as it is and the unit's
-`before-start` runs, under another boot's identity. A stand-in answers for the daemon: `test_bootstrap.py` has the real one.
+HOME is in an ext4 on a disk that loses unflushed writes (`disk.py`). The device's own script installs a new
+environment, finishes it and puts it on trial; the power is cut at a random write or flush. Then the disk is mounted,
+and the unit's `before-start` runs under another boot id. A stand-in answers for the daemon; `test_bootstrap.py` has
+the real one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.runtime import FINISH, script_text
-from hil.disk import ForgetfulDisk
+from hil.disk import LossyDisk
 from hil.mounted import MountedDisk, ext4, why_not
 from tests.support.runtimes import NEW, OLD, STAND_IN
 
@@ -39,7 +40,7 @@ exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 
 
 class Rig:
-    """A device's HOME, made anew for each cut. Without `sync` nothing waits for the disk: the proof that cuts are seen."""
+    """A device's HOME, made anew for each cut. Without `sync` nothing is flushed: that must show as failures."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self._folder = folder
@@ -63,8 +64,8 @@ class Rig:
         return self._folder / "home"
 
     def cut(self, strike_at: int | None, chance: random.Random) -> tuple[str, int]:
-        """Cut before write or flush `strike_at`, or behind the end; what is wrong afterwards ("" nothing), and the requests."""
-        disk = ForgetfulDisk(self._folder / "disk", self._image)
+        """Cut before write or flush `strike_at`, or after the end; return the problem ("" for none) and the requests."""
+        disk = LossyDisk(self._folder / "disk", self._image)
         mounted = MountedDisk(self._folder, disk, self.home, DISK_BYTES)
         try:
             mounted.on()
@@ -82,8 +83,8 @@ class Rig:
             mounted.off()
             disk.close()
 
-    def _operate(self, disk: ForgetfulDisk) -> bool:
-        """Install and try the new runtime; whether that ended before the power went."""
+    def _operate(self, disk: LossyDisk) -> bool:
+        """Install the new runtime and put it on trial; return whether that ended before the cut."""
         words = [str(self.home), NEW, str(self._folder / "runtimes" / NEW), FINISH, str(self._folder / "state")]
         process = self._popen(["sh", "-c", _INSTALL, "sh", *words], "b1")
         until = time.monotonic() + OPERATION_S_MAX
@@ -101,11 +102,11 @@ class Rig:
         if in_use not in (OLD, NEW):
             return f"{in_use!r} is in use"
         if ended and in_use != NEW:
-            return "what was acknowledged is gone"
+            return "an acknowledged change is lost"
         if on_trial and in_use != OLD:
             return "a trial was not ended by the boot"
         if (self.home / "trial").exists():
-            return "the trial is still there"
+            return "the trial did not end"
         want, got = _content(self._folder / "runtimes" / in_use), _content(self.home / "venvs" / in_use)
         damaged = [name for name in want if got.get(name) != want[name]]
         if damaged:
@@ -125,14 +126,14 @@ class Rig:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Every process of its session: the stand-in, too."""
+    """Kill every process of its session, the stand-in included."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _make_runtime(folder: Path, name: str) -> None:
-    """An environment of the shape that matters: many files, large and small, and the commands that the script asks."""
+    """Make an environment of a realistic shape: many files, large and small, and the commands that the script calls."""
     chance = random.Random(name)
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()
@@ -152,10 +153,10 @@ def _content(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Power cuts while a runtime is installed and tried; as root.")
+    parser = argparse.ArgumentParser(description="Cut the power while a runtime is installed and on trial; needs root.")
     parser.add_argument("--cuts", type=int, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--without-sync", action="store_true", help="Flush nothing: cuts must then be seen to fail.")
+    parser.add_argument("--without-sync", action="store_true", help="Flush nothing: cuts must then fail.")
     given = parser.parse_args()
     if os.geteuid() != 0 or (reason := why_not()):
         sys.exit(f"error: {reason if os.geteuid() == 0 else 'only root can mount file systems'}")

@@ -1,7 +1,7 @@
-"""A real OpenSSH server as a device: a free loopback port, its own host key, its own home, stopped by its pid.
+"""A real OpenSSH server as a device: a free loopback port, its own host key and home folder, stopped by its pid.
 
-The lightest virtual device: no root, no emulator, 1.3 MB each. It shares this machine's kernel and files. It has no
-SFTP, as small systems often have none.
+It is the lightest virtual device: no root, no emulator, 1.3 MB each. It shares this machine's kernel and files. It has
+no SFTP, like many small systems.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SetEnv HOME={home} PATH={path}
 
 @dataclass
 class SshDevice(HasKeys):
-    """One running sshd. `client_key` opens it; `home` is what $HOME says to whoever logs in."""
+    """One running sshd. `client_key` may log in; `home` is $HOME of its sessions."""
 
     folder: Path
     port: int
@@ -69,7 +69,7 @@ class SshDevice(HasKeys):
         return (self.folder / "log").read_text()
 
     def device(self, name: str = "board", port: int | None = None, host_key: str = "") -> Device:
-        """This server as an inventory has it; `port` of a relay in front of it."""
+        """Return this server as an inventory entry; `port` is that of a relay in front of it."""
         return Device(
             name=name,
             transport="ssh",
@@ -88,7 +88,7 @@ class SshDevice(HasKeys):
 
 @contextlib.contextmanager
 def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> Iterator[SshDevice]:
-    """Start a server whose files all lie in `folder`, and end it. Sessions get `path` as their PATH."""
+    """Run a server with all its files in `folder`. Sessions get `path` as their PATH."""
     (folder / "home").mkdir(parents=True)
     new_keys(folder)
     shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
@@ -102,12 +102,12 @@ def running_sshd(folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin") -> It
 def start_sshd(
     folder: Path, path: str = "/usr/local/bin:/usr/bin:/bin", port: int | None = None, more: str = ""
 ) -> SshDevice:
-    """Start a server on the keys that lie in `folder`; on the same port again where one is given."""
+    """Start a server with the keys in `folder`, on the given port if there is one."""
     program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if program is None:
         raise ConfigInvalid(f"no sshd is installed here; install it with: sudo {INSTALL}")
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start as root without it
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start as root without it
     port = port or free_port()
     (folder / "sshd_config").write_text(
         _CONFIG.format(folder=folder, port=port, home=folder / "home", path=path) + more

@@ -1,6 +1,6 @@
-"""A device's software, over a user who may sudo: installed, upgraded, taken back, through a power cut, and away again.
+"""The runtime of a device over a user with sudo: install, upgrade, rollback, power cut, removal.
 
-test_service.py bootstraps as root, and as a user without rights.
+test_service.py bootstraps as root and as a user without rights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class World:
         return self.sh("basename $(readlink /opt/edgert/venv)")
 
     def another(self, name: str, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Host:
-        """A host of the same user whose EdgeRT says that it is `name`, with `old` in `file` replaced by `new`."""
+        """Return a host of the same user with another EdgeRT, called `name`, where `new` replaces `old` in `file`."""
         return Host(self.host.folder, another_tree(self.folder / name, file, old, new))
 
     def wait_until_it_serves(self) -> None:
@@ -69,7 +69,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         host = Host(tmp_path_factory.mktemp("host"))
         host.edgert("keys", "new")
         (container.root / "etc/sudoers.d/pi").write_text(f"{rootfs.USER} ALL=(ALL) NOPASSWD: ALL\n")
-        # A Python that cannot put pip into environments, as Debian's without python3-venv.
+        # A Python that cannot put pip into environments, like Debian's without python3-venv.
         shutil.rmtree(container.root / "usr/lib/python3.11/ensurepip")
         host.add(reached(Dut(NAME, PROFILE, sudo=True), container, rootfs.USER))
         made = World(host, container, tmp_path_factory.mktemp("trees"), everything(container.root))
@@ -83,13 +83,13 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield made
 
 
-# What other programs write at any time, and the copies that useradd keeps of the files it changes.
+# Files that other programs write at any time, and the backups that useradd keeps.
 PASSING = ("proc", "sys", "dev", "run", "tmp", "var/log", "var/tmp", "var/lib/systemd", "var/lib/sudo")
 COPIES = ("etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-", "etc/.pwd.lock")
 
 
 def everything(root: Path) -> dict[str, str]:
-    """Each file, link and folder below `root`: its kind, mode, owner and content."""
+    """Return each file, link and folder below `root` with its kind, mode, owner and content."""
     found = {}
     for folder, names, files in os.walk(root):
         below = os.path.relpath(folder, root)
@@ -99,7 +99,7 @@ def everything(root: Path) -> dict[str, str]:
             status = path.lstat()
             said = os.readlink(path) if path.is_symlink() else ""
             if stat.S_ISREG(status.st_mode):
-                # What the root file system came with changes its time when it is changed.
+                # A change of a file of the root filesystem shows in its time.
                 small = status.st_size < 100_000
                 said = hashlib.sha256(path.read_bytes()).hexdigest() if small else f"{status.st_mtime_ns}"
             found[os.path.normpath(os.path.join(below, name))] = (
@@ -108,19 +108,19 @@ def everything(root: Path) -> dict[str, str]:
     return {path: said for path, said in found.items() if path not in COPIES}
 
 
-def test_an_upgrade_is_tried_and_kept_and_what_it_shares_is_not_sent(world: World) -> None:
+def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: World) -> None:
     setting = "    strict: bool = False\n"
     newer = world.another("newer", "edgert/config.py", setting, f"{setting}    of_tomorrow: float = 0.0\n")
     before = world.current()
     (kept,) = newer.edgert("bootstrap", NAME, "--engines", "null")["devices"]
-    assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # not without being asked
+    assert (kept["runtime"]["action"], kept["changed"]) == ("keep", [])  # only with --upgrade
     config = world.sh("sha256sum /var/lib/edgert/config.toml")
     told = newer.edgert("bootstrap", NAME, "--engines", "null", "--set", "serving.of_tomorrow=1.0", code=4)
-    assert "--upgrade" in told["error"]["message"]  # the runtime there would not start with it
+    assert "--upgrade" in told["error"]["message"]  # the device's runtime does not know the setting
     assert world.sh("sha256sum /var/lib/edgert/config.toml") == config
     (done,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
     assert (done["runtime"]["action"], done["changed"]) == ("upgrade", ["runtime"])
-    assert done["runtime"]["sent_bytes"] < 2e6  # edgert's own wheel alone
+    assert done["runtime"]["sent_bytes"] < 2e6  # only edgert's own wheel
     assert world.current() == done["runtime"]["id"] != before
     assert world.sh("/opt/edgert/venv/bin/python -c 'import edgert; print(edgert.WHICH)'") == "newer"
     world.wait_until_it_serves()
@@ -132,7 +132,7 @@ def test_an_upgrade_is_tried_and_kept_and_what_it_shares_is_not_sent(world: Worl
     world.wait_until_it_serves()
 
 
-def test_a_runtime_that_computes_something_else_never_comes_into_use(world: World) -> None:
+def test_a_runtime_that_fails_its_self_test_is_never_used(world: World) -> None:
     wrong = world.another(
         "wrong", "edgert/engines/null.py", "array.astype(spec.dtype) for", "array.astype(spec.dtype) + 1 for"
     )
@@ -143,8 +143,8 @@ def test_a_runtime_that_computes_something_else_never_comes_into_use(world: Worl
     world.wait_until_it_serves()
 
 
-def test_a_daemon_that_does_not_come_up_is_taken_back_by_the_device(world: World) -> None:
-    """Its self-test passes: only the trial can show it."""
+def test_a_runtime_whose_daemon_does_not_start_is_rolled_back_by_the_device(world: World) -> None:
+    """The self-test passes, so only the trial can find it."""
     broken = world.another(
         "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.daemon"
     )
@@ -153,11 +153,11 @@ def test_a_daemon_that_does_not_come_up_is_taken_back_by_the_device(world: World
     assert failed["error"]["code"] == "deploy.rolled_back"
     assert world.current() == before
     world.wait_until_it_serves()
-    assert len(world.sh("ls /opt/edgert/venvs").split()) == 2  # what failed is not kept
+    assert len(world.sh("ls /opt/edgert/venvs").split()) == 2  # the failed runtime is removed
 
 
-def test_power_lost_in_a_trial_brings_the_runtime_before_back(world: World) -> None:
-    """The new one hangs and is never confirmed; nobody is there when the power comes back."""
+def test_a_power_cut_during_a_trial_rolls_the_runtime_back(world: World) -> None:
+    """The new runtime hangs and is never confirmed; no operator acts when the power returns."""
     hanging = world.another(
         "hanging",
         "edgert/cli/serve.py",
@@ -179,11 +179,11 @@ def test_power_lost_in_a_trial_brings_the_runtime_before_back(world: World) -> N
     world.wait_until_it_serves()
     assert world.current() == before
     assert not (home / "trial").exists()
-    upgrade.join(120)  # the host saw what became of it
+    upgrade.join(120)  # the host noticed the rollback
     assert not upgrade.is_alive()
 
 
-def test_without_python_it_says_what_to_install(world: World) -> None:
+def test_without_python_the_message_names_the_package_to_install(world: World) -> None:
     world.sh("mkdir /root/away && mv /usr/bin/python3* /root/away/")
     try:
         refused = world.host.edgert("bootstrap", NAME, code=7)
@@ -193,17 +193,17 @@ def test_without_python_it_says_what_to_install(world: World) -> None:
     assert "apt-get install -y python3" in refused["error"]["message"]
 
 
-def test_what_bootstrap_made_goes_and_models_may_stay(world: World) -> None:
+def test_uninstall_removes_the_runtime_and_keeps_models_unless_purged(world: World) -> None:
     (shown,) = world.host.edgert("unbootstrap", NAME, "--dry-run")["devices"]
     world.wait_until_it_serves()
     world.host.edgert("unbootstrap", NAME, "--yes")
     assert set(shown["removed"]) >= {"/etc/systemd/system/edgertd.service", "user and group edgert"}
     assert sorted(world.sh("ls /var/lib/edgert").split()) == ["config.toml", "keys", "models"]
     world.host.edgert("bootstrap", NAME, "--engines", "null")
-    world.wait_until_it_serves()  # what stayed is what the next runtime finds
+    world.wait_until_it_serves()  # the next runtime finds the models that stayed
 
 
-def test_after_a_purge_the_device_is_as_it_was(world: World) -> None:
+def test_a_purge_leaves_no_trace(world: World) -> None:
     note = world.container.root / "var/lib/edgert/note"
     note.write_text("not of edgert\n")
     (gone,) = world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"]

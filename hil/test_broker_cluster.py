@@ -1,6 +1,6 @@
-"""The telemetry through a real cluster of brokers, while its nodes are killed: nobody has to do anything.
+"""Telemetry through a real cluster of brokers while its nodes are killed; no operator acts.
 
-`make hil-brokers` runs it: about three minutes, most of it the nodes' starts.
+`make hil-brokers` runs it in about three minutes, most of it the start of the nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
 
 @dataclass
 class Reporting:
-    """A device: the real forwarder and its spool, and what was appended to it."""
+    """A reporting device: the real forwarder with its spool, and the number of reports appended."""
 
     device: Device
     topics: Topics
@@ -62,7 +62,7 @@ class Reporting:
         return reporting
 
     def report(self) -> None:
-        """A window with its histogram and figures, and an event."""
+        """Append the reports of a window: histogram, metrics and an event."""
         window = Sketch()
         for n in range(5):
             window.record(1.0 + n + self.sent["hist"] % 7)
@@ -86,7 +86,7 @@ class Reporting:
 
 @contextmanager
 def command(settings: MqttSettings, *words: str) -> Iterator[str]:
-    """An `edgert fleet` command; the first line that it says. It must end with 0 when it is told to."""
+    """Run an `edgert fleet` command and yield its first line. It must end with 0 when asked to."""
     program = [sys.executable, "-c", _MAIN, "fleet", words[0], "--broker", settings.address, *words[1:]]
     process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -122,7 +122,7 @@ def test_nodes_are_killed_under_load_and_events_and_histograms_are_complete(
         port = re.search(r"reads port (\d+)", bridging)
         assert port, bridging
         report_for(3.0)
-        for number in range(NODES):  # every node dies once, so one of them had the recorder
+        for number in range(NODES):  # every node dies once, so one of them served the recorder
             cluster.kill(number)
             report_for(8.0)
             cluster.start(number)
@@ -139,7 +139,7 @@ def test_nodes_are_killed_under_load_and_events_and_histograms_are_complete(
         each.device.stop()
     there = stored(store)
     assert (there["hist"], there["event"]) == (sent["hist"], sent["event"])
-    # `metrics` travel at QoS 0 and may be lost with a node; what was lost is what the numbers leave out.
+    # `metrics` have QoS 0 and may be lost with a node; gaps in their numbers show the loss.
     assert gaps(store) == sent["metrics"] - there["metrics"]
     query = FleetQuery(str(store))
     now_ms = time.time_ns() // 1_000_000
@@ -166,7 +166,7 @@ def stored(store: Path) -> dict[str, int]:
 
 
 def gaps(store: Path) -> int:
-    """How many `metrics` are missing between the first and the last number of each stream."""
+    """Return how many `metrics` are missing between the first and the last number of each stream."""
     engine, seq = schema.open_engine(str(store), writes=False), schema.metrics_window.c.seq
     asked = sa.select(sa.func.max(seq) - sa.func.min(seq) + 1 - sa.func.count()).group_by(schema.metrics_window.c.stream)  # fmt: skip
     try:
@@ -176,8 +176,8 @@ def gaps(store: Path) -> int:
         engine.dispose()
 
 
-def test_what_this_cluster_lacks_is_what_the_documentation_says(cluster: BrokerCluster) -> None:
-    """docs/scale.md: MQTT 3.1.1 only; what is retained stays with its node; `$share` is granted and yields nothing."""
+def test_the_cluster_has_the_limits_that_the_documentation_lists(cluster: BrokerCluster) -> None:
+    """docs/scale.md: MQTT 3.1.1 only; retained messages stay on their node; `$share` is granted and yields nothing."""
     heard: dict[str, list[tuple[str, bool]]] = {"plain": [], "shared": [], "elsewhere": []}
 
     def listening(to: str, topic_filter: str, node: int) -> Connection:

@@ -1,9 +1,9 @@
-"""The whole path on a device under test: bare, bootstrap, deploy, right answers, second release, way back, reboot, power.
+"""The whole path on a device under test: bootstrap, deploy, right answers, second release, rollback, reboot, power cut.
 
     make hil DUT=hil/duts/my-board.toml
 
-A board keeps what bootstrap installed, and the last release that was live. Where nothing can cut its power, or no service
-manager starts the daemon again, the tests of that are skipped and say so.
+A board keeps the runtime and the last live release. Tests are skipped, with the reason, where nothing can cut the
+power or no service manager starts the daemon.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.devices import wait_until
 
 DUT_FILE = Path(os.environ.get("EDGERT_DUT", ROOT / "hil/duts/container.toml"))
 COMMAND_S_MAX = 3600
-BACK_S_MAX = 900.0  # a board's boot, and an emulated one's
-TRIAL_S = 900  # an emulated processor on a busy machine takes minutes for a command
+BACK_S_MAX = 900.0  # for the boot of a board, also an emulated one
+TRIAL_S = 900  # a command takes minutes on an emulated processor of a busy machine
 ACCURACY_MIN = 0.98
 
 pytestmark = pytest.mark.timeout(COMMAND_S_MAX)
@@ -61,7 +61,7 @@ class UnderTest:
         return self.host.model(self.dut.name, "digits")
 
     def accuracy(self) -> dict[str, Any]:
-        """Hold-out accuracy, computed by a client on the device."""
+        """Return the hold-out accuracy, computed by a client on the device."""
         device = self.host.device(self.dut.name)
         transport = open_transport(device)
         try:
@@ -82,7 +82,7 @@ class UnderTest:
         return self.host.on(self.dut.name, "cat", "/proc/sys/kernel/random/boot_id").stdout.strip()
 
     def wait_until_it_serves(self, boot_before: str) -> None:
-        """Until the device has booted again, and its daemon has everything loaded: nobody starts it."""
+        """Wait until the device has booted again and the daemon has loaded every model."""
 
         def serves() -> bool:
             try:
@@ -107,7 +107,7 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         host = Host(tmp_path_factory.mktemp("host"))
         host.edgert("keys", "new")
         host.add(bench.dut)
-        # A loopback device is this very machine: no unit of ours may be left in its systemd.
+        # A loopback device is this machine: leave no unit in its systemd.
         (done,) = host.edgert("bootstrap", dut.name, *(("--service", "monitor") if dut.virtual == "sshd" else ()))[
             "devices"
         ]
@@ -125,7 +125,7 @@ def test_the_first_engine_of_the_profile_serves_right_answers(device: UnderTest)
     assert device.live()["serving"]["degraded"] is False
 
 
-def test_it_is_measured_beside_what_may_come_and_as_apps_see_it(device: UnderTest) -> None:
+def test_bench_measures_a_bundle_and_the_live_version(device: UnderTest) -> None:
     device.deploy(1)
     bundle = device.host.digits(device.profile.name, 2)
     for words in ((bundle, "--seconds", "1"), ("--model", "digits", "--seconds", "2")):
@@ -145,8 +145,8 @@ def test_a_second_bootstrap_changes_nothing(device: UnderTest) -> None:
     assert again["status"]["daemon"]["running"] is True
 
 
-def test_a_second_release_takes_over_and_the_first_comes_back(device: UnderTest) -> None:
-    """With limits that every board keeps, which its daemon measures from within its sandbox."""
+def test_a_second_release_becomes_live_and_a_rollback_restores_the_first(device: UnderTest) -> None:
+    """With limits that every board holds, which the daemon measures within its sandbox."""
     told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_rate=0", "--watch", "3s")
     assert told["devices"][0]["watched"]["readings"]["golden"] > 0
     assert device.live()["live"]["release"] == 2
@@ -161,7 +161,7 @@ def test_an_older_release_is_refused(device: UnderTest) -> None:
     assert device.live()["live"]["release"] == 2
 
 
-def test_a_release_that_breaks_a_limit_is_taken_back_by_the_device_itself(device: UnderTest) -> None:
+def test_a_release_that_breaks_a_limit_is_rolled_back_by_the_device(device: UnderTest) -> None:
     device.deploy(2)
     told = device.deploy(3, "--limit", "p99_ms=0.0001", "--watch", "3s", code=9)
     assert "the limit is at most 0.0001 ms" in told["devices"][0]["error"]["message"]
@@ -169,8 +169,8 @@ def test_a_release_that_breaks_a_limit_is_taken_back_by_the_device_itself(device
     assert "p99_ms is" in device.live()["rolled_back"]["reason"]
 
 
-def test_a_bad_release_returns_to_the_one_before(device: UnderTest) -> None:
-    """Its engine answers, but not what was signed with it: only the device itself can notice."""
+def test_a_release_with_wrong_answers_is_rolled_back(device: UnderTest) -> None:
+    """The engine answers, but not with the signed golden answers: only the device can notice."""
     device.deploy(2)
     bad = make_null_bundle(
         device.host.folder, device.host.key, "digits", 9, profile=device.profile.name, golden_off_by=1.0
@@ -191,7 +191,7 @@ def test_after_a_reboot_it_serves_without_an_operator(device: UnderTest) -> None
     try:
         transport.run([*(() if facts.uid == 0 else ("sudo", "-n")), "systemctl", "reboot"], 60)
     except EdgeRTError:
-        pass  # the link ends with it
+        pass  # the reboot ends the connection
     finally:
         transport.close()
     device.wait_until_it_serves(before)
@@ -199,7 +199,7 @@ def test_after_a_reboot_it_serves_without_an_operator(device: UnderTest) -> None
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
 
-def test_power_lost_in_a_trial_brings_the_good_release_back(device: UnderTest) -> None:
+def test_a_power_cut_during_a_trial_restores_the_good_release(device: UnderTest) -> None:
     if device.bench.switch is None or not device.systemd:
         pytest.skip("nothing can cut this device's power (`power` in its TOML), or no systemd starts its daemon again")
     device.deploy(2)

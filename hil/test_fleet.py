@@ -1,4 +1,4 @@
-"""Ten containers and one host: rollouts in waves, a device that is dead, one that fails, a host that dies in the middle."""
+"""Ten containers and one host: waves, a dead device, a failing device, a host that is killed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @dataclass(frozen=True)
 class Fleet:
-    """Bootstrapped devices on which release 1 of `echo` serves."""
+    """Bootstrapped devices on which release 1 of `echo` is live."""
 
     host: Host
     containers: dict[str, Container]
@@ -51,17 +51,17 @@ class Fleet:
         return make_null_bundle(self.host.folder, self.host.key, release=release, profile=PROFILE, **options)  # type: ignore[arg-type]
 
     def states(self) -> dict[str, tuple[str, int]]:
-        """Device -> state of its slots, and the release that is live."""
+        """Return the slot state and the live release of each device."""
         with ThreadPoolExecutor(DEVICES) as pool:
             return dict(zip(self.containers, pool.map(self._state, self.containers), strict=True))
 
     def wait_for_trials(self) -> None:
-        """Until none is left on trial: a device whose host died decides alone."""
+        """Wait until no device is on trial: without its host a device decides alone."""
         wait_until(lambda: all(state in ("steady", "staged") for state, _ in self.states().values()), "no trial", 120)
 
     @contextmanager
     def asking(self, name: str, value: float) -> Iterator[None]:
-        """An app on the device that asks `echo` for `value`, over and over."""
+        """Run an app on the device that asks `echo` for `value` again and again."""
         transport = open_transport(self.host.device(name))
         program = [f"{self.host.device(name).home}/venv/bin/python", "-c", _APP, str(value)]
         with ThreadPoolExecutor(1) as pool:
@@ -83,22 +83,22 @@ class Fleet:
 
 
 def results(told: dict[str, Any]) -> dict[str, str]:
-    """Device -> what a rollout says became of it."""
+    """Return the result of each device in a rollout."""
     return {row["device"]: row["result"] for row in told["devices"]}
 
 
 def read_until(host: subprocess.Popen[str], word: str) -> None:
-    """Wait for a line of its progress."""
+    """Wait for a line of progress that contains `word`."""
     assert host.stderr is not None
     for line in host.stderr:
         if word in line:
             return
-    raise AssertionError(f"it ended, and never said {word!r}")
+    raise AssertionError(f"the command ended without the line {word!r}")
 
 
 @pytest.fixture(scope="module")
 def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One device is bootstrapped from nothing; the others start from what that left on its disk."""
+    """Bootstrap one device from nothing; the others start from a copy of its disk."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.edgert("keys", "new")
     first = tmp_path_factory.mktemp("first")
@@ -119,8 +119,8 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield made
 
 
-def test_waves_stop_at_a_device_without_a_link_or_pass_it_by_as_the_threshold_says(fleet: Fleet) -> None:
-    """A dead device holds up none of its own wave; whether the next one begins is for --max-failures to say."""
+def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet: Fleet) -> None:
+    """A dead device delays no other of its wave; --max-failures decides whether the next wave begins."""
     fleet.containers["unit-3"].link(up=False)
     in_waves = ("--to", "all", "--canary", 1, "--wave", "10%,50%,100%")
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", "10%", code=6)
@@ -138,13 +138,13 @@ def test_waves_stop_at_a_device_without_a_link_or_pass_it_by_as_the_threshold_sa
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
-def test_a_bad_release_goes_back_on_every_device(fleet: Fleet) -> None:
+def test_a_bad_release_is_rolled_back_on_every_device(fleet: Fleet) -> None:
     fleet.host.edgert("deploy", fleet.bundle(3, golden_off_by=1.0), "--to", "all", code=9)
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
-def test_a_limit_broken_on_one_device_brings_that_one_back_and_stops_the_waves(fleet: Fleet) -> None:
-    """The device's own app sends what the release fails at; the others are judged by golden samples. Then it is given up."""
+def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: Fleet) -> None:
+    """Only that device's app sends a value that the release fails on. Then the rollout is aborted."""
     fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
     words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_rate=5%", "--watch", "4s")
     with fleet.asking("unit-2", 7.0):
@@ -164,7 +164,7 @@ def test_a_limit_broken_on_one_device_brings_that_one_back_and_stops_the_waves(f
     assert "was given up" in refused.stderr.read()
 
 
-def test_a_pause_between_waves_ends_with_ctrl_c_and_what_is_left_is_done_later(fleet: Fleet) -> None:
+def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fleet) -> None:
     host = fleet.host.started("deploy", fleet.bundle(5), "--to", "all", "--canary", 1, "--pause", 600)
     read_until(host, "waiting 600 s")
     told = fleet.host.edgert("rollout", "status")
@@ -176,8 +176,8 @@ def test_a_pause_between_waves_ends_with_ctrl_c_and_what_is_left_is_done_later(f
     assert sorted(release for _, release in fleet.states().values())[-2:] == [4, 5], "no second wave was begun"
 
 
-def test_a_rollout_goes_on_where_its_host_died_in_the_middle_of_a_wave(fleet: Fleet) -> None:
-    """SIGKILL once the wave's first devices are on trial: old or new, never in between, and `resume` does what is left."""
+def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet) -> None:
+    """The host is killed while the first devices of a wave are on trial; `resume` completes the rollout."""
     before = fleet.states()
     words = ("--canary", 1, "--wave", "50%,100%", "--trial-s", TRIAL_S)
     host = fleet.host.started("deploy", fleet.bundle(6), "--to", "all", *words)
@@ -197,14 +197,14 @@ def test_a_rollout_goes_on_where_its_host_died_in_the_middle_of_a_wave(fleet: Fl
     assert set(fleet.states().values()) == {("steady", 6)}
 
 
-def test_a_power_cut_of_half_the_fleet_in_a_rollout_leaves_whole_versions(fleet: Fleet) -> None:
+def test_a_power_cut_of_half_the_fleet_during_a_rollout_leaves_complete_versions(fleet: Fleet) -> None:
     serving = {release for _, release in fleet.states().values()}
-    victims = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
+    cut = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
     bundle = fleet.bundle(7, padding_bytes=2_000_000)
     host = fleet.host.started("deploy", bundle, "--to", "all", "--trial-s", TRIAL_S)
     read_until(host, "activate")
     with ThreadPoolExecutor(DEVICES) as pool:
-        list(pool.map(Container.cycle, victims))
+        list(pool.map(Container.cycle, cut))
     assert host.wait(300) != 0
     fleet.wait_for_trials()
     assert {release for _, release in fleet.states().values()} <= {*serving, 7}

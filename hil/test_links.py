@@ -1,6 +1,6 @@
-"""Links as the field has them: cut at any byte, slow, dead without a word; and hosts that die in the middle.
+"""Bad links: cut at any byte, slow, or dead without an error.
 
-tests/host/devices/test_transports.py has the transport's own promises; here is what becomes of whole files, devices and fleets.
+tests/host/devices/test_transports.py tests the transport itself; here are whole files, devices and fleets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hil.sshd import SshDevice, running_sshd
 
 CUTS = 200
 SEED = 20261121
-FILE_BYTES = 1_500_000  # beyond the handshake, a cut falls into it
+FILE_BYTES = 1_500_000  # large enough that most cuts fall into the file
 PATIENT = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=10.0, attempts=40, pause_s=0.0)
 
 
@@ -31,10 +31,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
 
 
 @pytest.mark.timeout(900)
-def test_a_transfer_cut_at_two_hundred_random_bytes_arrives_whole_or_not_at_all(
-    sshd: SshDevice, tmp_path: Path
-) -> None:
-    """Some cuts fall into the key exchange, some into the file, some into the words around it."""
+def test_a_transfer_that_is_cut_at_random_bytes_arrives_complete_or_not_at_all(sshd: SshDevice, tmp_path: Path) -> None:
+    """Some cuts fall into the key exchange, some into the file, some into the commands around it."""
     chance = random.Random(SEED)
     source, there = tmp_path / "source", tmp_path / "far" / "file"
     there.parent.mkdir()
@@ -49,7 +47,7 @@ def test_a_transfer_cut_at_two_hundred_random_bytes_arrives_whole_or_not_at_all(
                 transport.put(source, str(there))
                 assert there.read_bytes() == source.read_bytes()
                 files += 1
-            except DeviceUnreachable:  # a command around the file was cut: that is told, and nothing is replaced
+            except DeviceUnreachable:  # a command around the file was cut: an error, and the old file stays
                 assert (there.read_bytes() if there.exists() else None) == before
             finally:
                 transport.close()
@@ -60,8 +58,8 @@ def test_a_transfer_cut_at_two_hundred_random_bytes_arrives_whole_or_not_at_all(
     assert there.read_bytes() == source.read_bytes()
 
 
-def test_a_slow_link_is_no_dead_link(sshd: SshDevice, tmp_path: Path) -> None:
-    """Each block takes longer than silence may last; yet something always moves."""
+def test_a_slow_link_is_not_taken_for_a_dead_one(sshd: SshDevice, tmp_path: Path) -> None:
+    """Each block takes longer than the time-out, but data always moves."""
     source, there = tmp_path / "source", tmp_path / "far" / "file"
     source.write_bytes(os.urandom(400_000))
     limits = LinkLimits(connect_s=20, keepalive_s=1, dead_after_s=2.0, attempts=1, pause_s=0.0)

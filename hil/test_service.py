@@ -1,6 +1,6 @@
-"""The service units where they really run: systemd in a container, as root and as another user.
+"""The service units in a container with systemd, as root and as another user.
 
-tests/host/devices/test_service.py has what can be said of a unit without starting it.
+tests/host/devices/test_service.py tests what needs no start of a unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass(frozen=True)
 class World:
-    """One host, one container, and what the container says when asked as root."""
+    """One host and one container; `sh` runs a script there as root."""
 
     host: Host
     container: Container
@@ -42,7 +42,7 @@ class World:
         return self.sh(f"systemctl show edgertd --value -p {name}")
 
     def inside(self, script: str) -> int:
-        """The exit code of a script that sees the files as the daemon does, and is its user."""
+        """Return the exit code of a script that runs as the daemon's user and sees the daemon's files."""
         words = f'nsenter -t {self.unit("MainPID")} -m -- runuser -u edgert -- sh -c "$1"; echo $?'
         return int(self.host.on(NAME, "sh", "-c", words, "sh", script).stdout.split()[-1])
 
@@ -93,7 +93,7 @@ def test_the_daemon_is_a_user_without_rights_who_can_write_its_state_only(world:
     assert world.inside("cat /root/.ssh/authorized_keys >/dev/null 2>&1") != 0
 
 
-def test_the_brokers_password_reaches_the_daemon_and_nobody_else(world: World) -> None:
+def test_only_the_daemon_can_read_the_broker_password(world: World) -> None:
     log = world.broker.folder / "mosquitto.log"
     wait_until(lambda: f"u'{USER}'" in log.read_text(), "the device reports under its user", 60)
     assert "not authorised" not in log.read_text()
@@ -101,27 +101,27 @@ def test_the_brokers_password_reaches_the_daemon_and_nobody_else(world: World) -
     assert world.inside("cat /var/lib/edgert/mqtt-password >/dev/null 2>&1") != 0
 
 
-def test_apps_of_the_group_may_ask_and_others_may_not(world: World) -> None:
+def test_only_apps_of_the_group_may_connect(world: World) -> None:
     ask = '/opt/edgert/venv/bin/python -c \'from edgert import Client; print(Client("/run/edgert/edgert.sock").metadata("echo"))\''
     assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null 2>&1; echo $?")) != 0
     world.sh(f"usermod --append --groups edgert {rootfs.USER}")
     assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null; echo $?")) == 0
 
 
-def test_a_daemon_that_is_killed_comes_back_and_serves(world: World) -> None:
+def test_a_killed_daemon_restarts_and_serves(world: World) -> None:
     pid = world.unit("MainPID")
     world.sh(f"kill -9 {pid}")
     world.wait_until_it_serves(pid)
     lines = world.host.edgert("logs", NAME, "--since", "1h")["lines"]
     assert any("status=9/KILL" in line for line in lines), "the journal, as systemd keeps the daemon"
-    # It was bootstrapped with the null engine alone, which the doctor finds; all else is well.
+    # It was bootstrapped with the null engine only, which the doctor reports.
     seen = [one for one in world.host.edgert("doctor", NAME, code=7)["findings"] if one["where"] == NAME]
     assert [one["check"] for one in seen if one["level"] != "ok"] == ["engine"], seen
     assert {one["check"] for one in seen} >= {"reachable", "clock", "service", "socket", "keys", "telemetry", "model"}
 
 
-def test_a_daemon_that_cannot_start_is_tried_until_it_can(world: World) -> None:
-    """Nobody is there to start it again: systemd's own limit of starts does not hold."""
+def test_a_daemon_that_cannot_start_is_restarted_until_it_can(world: World) -> None:
+    """No operator restarts it: systemd's own limit of starts is off."""
     config, folder = "/var/lib/edgert/config.toml", "/run/systemd/system/edgertd.service.d"
     world.sh(
         f"mkdir -p {folder}; printf '[Service]\\nRestartSec=100ms\\n' >{folder}/quick.conf; systemctl daemon-reload"
@@ -135,7 +135,7 @@ def test_a_daemon_that_cannot_start_is_tried_until_it_can(world: World) -> None:
     world.wait_until_it_serves(pid)
 
 
-def test_a_daemon_that_hangs_is_ended_by_the_watchdog_and_comes_back(world: World) -> None:
+def test_the_watchdog_restarts_a_daemon_that_hangs(world: World) -> None:
     folder = "/run/systemd/system/edgertd.service.d"
     world.sh(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=2\\n' >{folder}/quick.conf; systemctl daemon-reload")
     world.sh("systemctl restart edgertd")
@@ -148,8 +148,8 @@ def test_a_daemon_that_hangs_is_ended_by_the_watchdog_and_comes_back(world: Worl
         world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
 
 
-def test_a_trial_that_a_restart_of_the_daemon_interrupts_goes_on(world: World) -> None:
-    """A daemon that fell is no reboot: the boot's identity is the same to commands and to the unit."""
+def test_a_trial_continues_after_a_restart_of_the_daemon(world: World) -> None:
+    """A restart of the daemon is no reboot: commands and the unit see the same boot id."""
     bundle = make_null_bundle(world.host.folder, world.host.key, release=2, profile=PROFILE, op="sum")
     there = "/var/lib/edgert/incoming/two.edgert"
     world.container.root.joinpath(there[1:]).write_bytes(bundle.read_bytes())
@@ -163,15 +163,15 @@ def test_a_trial_that_a_restart_of_the_daemon_interrupts_goes_on(world: World) -
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
 
 
-def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a_reboot(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: World, tmp_path: Path) -> None:
     container = world.container
     host = Host(tmp_path)
     host.edgert("keys", "new")
     host.add(reached(Dut("mine", PROFILE), container, rootfs.USER))
     files_before = world.sh(f"ls -A /home/{rootfs.USER}").split()
-    refused = host.edgert("bootstrap", "mine", "--engine", "null", code=7)  # no polkit here: only root may allow it
+    refused = host.edgert(
+        "bootstrap", "mine", "--engine", "null", code=7
+    )  # without polkit only root may enable lingering
     assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]
     world.sh(f"loginctl enable-linger {rootfs.USER}")
     (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
@@ -190,4 +190,4 @@ def test_another_user_without_rights_gets_a_service_of_their_own_that_survives_a
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
     host.edgert("unbootstrap", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
-    assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # bootstrap did not make it linger
+    assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # root enabled lingering, so it stays

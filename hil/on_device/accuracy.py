@@ -1,4 +1,4 @@
-"""Runs on the device under test, in the environment that bootstrap made: hold-out accuracy through the daemon.
+"""Measure hold-out accuracy through the daemon; runs on the device, in the environment that bootstrap made.
 
 python accuracy.py SOCKET holdout.npz  ->  {"accuracy": ..., "p50_ms": ..., "p99_ms": ..., "engine": ...}
 """

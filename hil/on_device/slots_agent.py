@@ -1,7 +1,7 @@
-"""Runs on the device under test: does what a power-cut test asks for, one JSON line in, one out, over TCP.
+"""The agent of a power-cut test on the device: it takes a JSON line over TCP, acts, and answers with one.
 
-It has everything imported before it is asked, so that an operation is its changes on the disk and little else. Each runs
-in a fork, as the owner of the state folder, as `edgertd` does.
+It imports everything before the first command, so that an operation consists of its disk changes and little else.
+Each operation runs in a fork, as the owner of the state folder, like `edgertd`.
 
     python slots_agent.py PORT SIGNING_KEY STATE SOCKET
 """
@@ -31,7 +31,7 @@ from edgert.tensors import InferResponse
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from tests.support.bundles import make_null_bundle  # sent along
+from tests.support.bundles import make_null_bundle  # sent to the device with this file
 
 MODEL, PROFILE = "echo", "generic-x86-64"
 PORT, KEY_FILE, STATE, SOCKET = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
@@ -44,17 +44,17 @@ GOLDEN = np.linspace(-1.0, 1.5, 4, dtype=np.float32).reshape(1, 4)
 
 
 def begin(boot: str) -> dict[str, Any]:
-    """Wait until the daemon answers, and say what it is, and how long after its start.
+    """Wait until the daemon answers; return the live release, and how long after the daemon's start that was.
 
-    After a boot all is as a board's own: the disk is mounted, the daemon started. Where the machine was only resumed,
-    both are done here, and `boot` is the boot's identity.
+    After a real boot, systemd has mounted the disk and started the daemon. After a resume this function does both,
+    and `boot` is the boot id.
     """
     if not os.path.ismount(STATE):
         os.environ[BOOT_ID_VARIABLE] = boot
         DROP_IN.mkdir(parents=True, exist_ok=True)
         (DROP_IN / "boot.conf").write_text(f"[Service]\nEnvironment={BOOT_ID_VARIABLE}={boot}\n")
         _sh("systemctl", "daemon-reload")
-        _sh("blockdev", "--flushbufs", DISK)  # looked at before the machine was saved
+        _sh("blockdev", "--flushbufs", DISK)  # the machine read it before it was saved
         _sh("mount", DISK, os.fspath(STATE))
         _sh("systemctl", "start", "--no-block", "edgertd")
     answer = _first_answer()
@@ -67,7 +67,7 @@ def begin(boot: str) -> dict[str, Any]:
 
 
 def _daemon_started_s() -> float:
-    """When the daemon's process began, in seconds since the boot."""
+    """Return when the daemon's process began, in seconds since the boot."""
     fields = Path(f"/proc/{StateDir(STATE).pid.read_text().split()[0]}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -100,12 +100,12 @@ def slots() -> dict[str, Any]:
 
 
 def expected(release: int) -> Any:
-    """Releases answer differently, so that an answer tells which one gave it."""
+    """Return the right answer of a release; releases answer differently, so it shows which one answered."""
     return GOLDEN if release % 2 else np.full_like(GOLDEN, GOLDEN.sum(axis=1))
 
 
 def make(release: int) -> dict[str, Any]:
-    """A bundle of that release, outside the disk under test."""
+    """Make a bundle of a release outside the disk under test."""
     path = make_null_bundle(
         BUNDLES, KEY, MODEL, release, PROFILE, op="copy" if release % 2 else "sum", padding_bytes=BALLAST_BYTES
     )
@@ -113,7 +113,7 @@ def make(release: int) -> dict[str, Any]:
 
 
 def operate(operation: str, bundle: str = "") -> dict[str, Any]:
-    """One operation on the slots, then the daemon follows: {"s": how long}, or {"error": ...}."""
+    """Run one slot operation, then let the daemon follow: {"s": duration} or {"error": ...}."""
     begun = time.monotonic()
     reader, writer = os.pipe()
     child = os.fork()

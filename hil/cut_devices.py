@@ -1,6 +1,6 @@
-"""What power-cut tests cut: an emulated machine, or this machine's own kernel with an ext4 on a disk that forgets.
+"""Devices whose power the tests cut: an emulated machine, or an ext4 on this machine's own kernel.
 
-Both answer through `on_device/slots_agent.py`, and keep their state on a `ForgetfulDisk` that outlives them.
+Both answer through `on_device/slots_agent.py` and keep their state on a `LossyDisk`, which survives the cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.transports import open_transport
 from hil import containers, images, machines, mounted
 from hil.containers import running_container
-from hil.disk import ForgetfulDisk
+from hil.disk import LossyDisk
 from hil.dut import Dut, reached
 from hil.host import ROOT, Host
 from hil.machines import Machine
@@ -35,14 +35,14 @@ from hil.sshd import free_port
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
 
-ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "victim", "echo"
+ARCH, PROFILE, NAME, MODEL = "amd64", "generic-x86-64", "cut-device", "echo"
 AGENT_PORT, AGENT = 7777, "/opt/rig"
 SOCKET = "/run/edgert/edgert.sock"
 DISK_BYTES = 48 * 1024**2
 ANSWER_S_MAX = 900.0
 QUICK_S_MAX = 60.0
 
-# The agent is there after a boot, too.
+# systemd starts the agent after a boot, too.
 _AGENT_UNIT = f"""\
 [Service]
 Environment=PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={AGENT}
@@ -53,14 +53,14 @@ WantedBy=multi-user.target
 
 
 class Agent:
-    """The line to `on_device/slots_agent.py`."""
+    """A connection to `on_device/slots_agent.py`."""
 
     def __init__(self, port: int) -> None:
         until = time.monotonic() + ANSWER_S_MAX
         while True:
             try:
                 self._link, self._data = socket.create_connection(("127.0.0.1", port), 5), b""
-                self.ask("slots", within_s=20.0)  # qemu takes a connection before the machine does
+                self.ask("slots", within_s=20.0)  # qemu accepts the connection before the machine does
                 return
             except OSError:
                 if time.monotonic() > until:
@@ -68,7 +68,7 @@ class Agent:
                 time.sleep(0.05)
 
     def ask(self, do: str, within_s: float = ANSWER_S_MAX, **words: Any) -> dict[str, Any]:
-        """Raises OSError where nothing comes."""
+        """Send a command and return the answer. Raises OSError if none comes."""
         self.send(do, **words)
         answer = self.answer(within_s)
         if answer is None:
@@ -85,14 +85,14 @@ class Agent:
         self._link.sendall(json.dumps({"do": do, **words}).encode() + b"\n")
 
     def answer(self, within_s: float) -> dict[str, Any] | None:
-        """The next line; None where none has come by then. Raises OSError where the line is dead."""
+        """Return the next line, or None if none came in time. Raises OSError if the connection is dead."""
         until = time.monotonic() + within_s
         while b"\n" not in self._data:
             if not select.select([self._link], [], [], max(0.0, until - time.monotonic()))[0]:
                 return None
             more = self._link.recv(65536)
             if not more:
-                raise ConnectionError("the agent closed the line")
+                raise ConnectionError("the agent closed the connection")
             self._data += more
         line, _, self._data = self._data.partition(b"\n")
         return dict(json.loads(line))
@@ -101,26 +101,26 @@ class Agent:
         self._link.close()
 
 
-class Victim(Protocol):
-    """Something with a daemon, an agent, and a plug. `disk` is what of it outlives a cut."""
+class CutDevice(Protocol):
+    """A device with a daemon and an agent whose power can be cut. `disk` survives the cut."""
 
-    disk: ForgetfulDisk
+    disk: LossyDisk
 
     def on(self, boot: str, *, cold: bool) -> Agent:
-        """Start, with the disk as it is; `boot` is what this boot is called. `cold` is a real boot, where there is one."""
+        """Start with the disk as it is and return the agent. `boot` is the boot id; `cold` boots for real, if possible."""
         ...
 
     def off(self) -> None:
-        """At once, and nothing more reaches the disk."""
+        """Cut the power at once; nothing more reaches the disk."""
         ...
 
 
-class MachineVictim:
-    """An emulated machine. Unless `cold`, it goes on from a moment when its disk for the state was not mounted yet."""
+class EmulatedDevice:
+    """An emulated machine. Unless `cold`, it resumes from a state saved before its state disk was mounted."""
 
     def __init__(self, folder: Path) -> None:
         changes, state = _bootstrapped(folder)
-        self.disk = ForgetfulDisk(folder / "disk", mounted.ext4(folder / "ext4", state, DISK_BYTES, images.DATA_LABEL))
+        self.disk = LossyDisk(folder / "disk", mounted.ext4(folder / "ext4", state, DISK_BYTES, images.DATA_LABEL))
         image = images.image_over(folder / "image", ARCH, changes)
         drive = ("-drive", f"if=none,id=data,file={self.disk.url},format=raw,cache=writeback")
         words = (*drive, "-device", "virtio-blk-pci,drive=data")
@@ -144,10 +144,10 @@ class MachineVictim:
         self.disk.struck.set()
 
 
-class LocalVictim:
-    """This machine's kernel: ext4 on a loop device on a file that a process serves from the disk.
+class LocalDevice:
+    """This machine's kernel with an ext4 on a loop device over a lossy disk.
 
-    A cut stops the disk, kills what runs on it, and mounts anew: the page cache in between is lost, as in a machine.
+    A cut stops the disk, kills every process that uses it and mounts it anew: the page cache is lost, as in a machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -163,7 +163,7 @@ class LocalVictim:
             store = SlotStore(device.state.models / MODEL)
             store.activate(QUICK_S_MAX)
             store.mark_good()
-        self.disk = ForgetfulDisk(folder / "disk", mounted.ext4(folder / "ext4", device.state.root, DISK_BYTES))
+        self.disk = LossyDisk(folder / "disk", mounted.ext4(folder / "ext4", device.state.root, DISK_BYTES))
         self._mounted = mounted.MountedDisk(folder, self.disk, self._mount, DISK_BYTES)
         self._boot = ""
 
@@ -194,7 +194,7 @@ class LocalVictim:
         self._mounted.off()
 
     def _processes(self) -> list[int]:
-        """Whatever was started under this boot's name: daemon, workers, agent."""
+        """Return the daemon, workers and agent that were started with this boot id."""
         found, mark = [], f"{BOOT_ID_VARIABLE}={self._boot}".encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -203,17 +203,17 @@ class LocalVictim:
         return found
 
 
-# victim: (class, why it cannot be had here)
-VICTIMS: dict[str, tuple[Callable[[Path], Victim], Callable[[], str]]] = {
-    "machine": (MachineVictim, lambda: machines.why_not(ARCH) or containers.why_not()),
-    "local": (LocalVictim, mounted.why_not),
+# name: (class, why it cannot run here)
+CUT_DEVICES: dict[str, tuple[Callable[[Path], CutDevice], Callable[[], str]]] = {
+    "machine": (EmulatedDevice, lambda: machines.why_not(ARCH) or containers.why_not()),
+    "local": (LocalDevice, mounted.why_not),
 }
 
 
 def _bootstrapped(folder: Path) -> tuple[Path, Path]:
-    """A container that was bootstrapped as a user does, with two releases: what it changed, and its state folder.
+    """Bootstrap a container as a user does, with two releases; return its changes and its state folder.
 
-    On the machine itself it would take an emulated processor a quarter of an hour.
+    On the emulated machine itself it would take a quarter of an hour.
     """
     with running_container(folder / "made") as container:
         host = Host(folder / "host")
