@@ -39,7 +39,7 @@ from edgert.versions.installed import load_version
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import ON_TRIAL, SLOT_NAMES
 from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.rollout.delta import Deltas, Has
+from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
 
 MODEL = "echo"
@@ -266,7 +266,7 @@ def _delta(device: Device) -> Delivery:
     long = {"op": "copy", "note": " ".join(map(str, range(500)))}
     bundle = device.bundle(release=NEW, padding=_weights(NEW), program=long, reference={"op": "copy"})
     deltas = Deltas(device.folder / "cache")
-    has = Has.from_answer(device.run("have", MODEL))
+    has = DeviceFiles.from_answer(device.run("have", MODEL))
     _, sha256 = [file for file in has.files if file[0] == WEIGHTS][-1]
     with deltas.objects.workshop() as shop:
         deltas.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], shop)))

@@ -12,7 +12,7 @@ from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.versions.slots import Event, SlotState, State, Version, step
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import ByteProgress, LineSink, Result
-from edgert_deploy.rollout.deployment import read_offer
+from edgert_deploy.rollout.request import read_offer
 
 BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
 _EVENTS = {

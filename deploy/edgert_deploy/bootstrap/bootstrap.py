@@ -26,13 +26,13 @@ from edgert_deploy.bootstrap import runtime, wheelhouse
 from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
+from edgert_deploy.devices.claims import note_folders, setting_up
 from edgert_deploy.devices.device_files import Broker, DeviceFile, check_config, config_there, holds, put, wanted_files
 from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import Unit
-from edgert_deploy.devices.setup_claim import note_folders, setting_up
 from edgert_deploy.devices.transports import Transport
 
 QUICK_S_MAX = 60.0

@@ -1,7 +1,7 @@
 """The way back from a bootstrap: service, runtimes, account, credentials; models and configuration only where that is asked for.
 
 What is removed goes by name, and folders go where nothing is left in them: what somebody else put there stays, and is
-named. The work is one shell script on the device (on_device/unbootstrap.sh), which can be run again wherever it ended.
+named. The work is one shell script on the device (on_device/uninstall.sh), which can be run again wherever it ended.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.errors import DeviceError, EdgeRTError
 from edgert_deploy.bootstrap import runtime
 from edgert_deploy.devices import service
+from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
-from edgert_deploy.devices.setup_claim import KNOWN, setting_up
 from edgert_deploy.devices.transports import Result, Transport
 
 REMOVE_S_MAX = 600.0
@@ -38,7 +38,7 @@ class Removal:
     left: tuple[str, ...]
 
 
-def unbootstrap(
+def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, say: Say = lambda _: None
 ) -> Removal:
     """Take away what bootstrap made on `device`; with `purge` its models, keys and configuration, too.
@@ -48,10 +48,10 @@ def unbootstrap(
     if dry_run:
         return _removal(device, _run("show", device, purge, transport))
     with setting_up(device, transport, make=False) as held:
-        return _unbootstrap(device, held, purge, say)
+        return _uninstall(device, held, purge, say)
 
 
-def _unbootstrap(device: Device, transport: Transport, purge: bool, say: Say) -> Removal:
+def _uninstall(device: Device, transport: Transport, purge: bool, say: Say) -> Removal:
     say("stopping the daemon")
     first = _removal(device, _run("stop", device, purge, transport))
     _stop_daemon(device, transport)
@@ -66,7 +66,7 @@ def _unbootstrap(device: Device, transport: Transport, purge: bool, say: Say) ->
 
 
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
-    script = (files("edgert_deploy") / "bootstrap" / "on_device" / "unbootstrap.sh").read_text()
+    script = (files("edgert_deploy") / "bootstrap" / "on_device" / "uninstall.sh").read_text()
     words = [mode, device.home, device.state, "yes" if purge else "no"]
     return transport.run(
         [

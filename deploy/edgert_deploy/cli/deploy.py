@@ -28,13 +28,14 @@ from edgert_deploy.cli.fleet_options import (
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.sizes import size_text
-from edgert_deploy.common.trial_limits import limits_for
+from edgert_deploy.common.trial_limits import gate_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
-from edgert_deploy.rollout.deployment import DeployRequest, Outcome, Say, exit_code, read_offer
-from edgert_deploy.rollout.deployment import deploy as roll_out
-from edgert_deploy.rollout.rollout import Rollout, RolloutStore, go_on
+from edgert_deploy.rollout.deployment import HELD, Outcome
+from edgert_deploy.rollout.request import DeployRequest, Say, read_offer
+from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
+from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
@@ -140,7 +141,7 @@ def deploy(
     made ready on the way. One deployment of a model works on a device at a time; another one is refused.
 
     With --limit and --watch the device measures what it serves on trial, and goes back by itself, with the reason, once a
-    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [trial].
+    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [gate].
 
     Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
     stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
@@ -168,38 +169,40 @@ def deploy(
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    watched = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch, unattended, trial_s)
-    deployment = DeployRequest(
-        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, limits=watched
+    trial_limits = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
+    request = DeployRequest(
+        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, limits=trial_limits
     )
     for path in delta_from:
-        deployment.deltas.objects.keep_bundle(path)
+        request.deltas.objects.keep_bundle(path)
     if dry_run:
-        _say_what_would_be_done(deployment, strategy, devices, as_json)
+        _say_what_would_be_done(request, strategy, devices, as_json)
         return
-    manifest, now_s = deployment.offer.manifest, time.time()
+    manifest = request.offer.manifest
     store = RolloutStore(rollouts_folder())
+    number = store.new_number()
     rollout = Rollout(
-        id=store.new_id(manifest.model, manifest.release, now_s),
+        id=f"{manifest.model}-r{manifest.release}-{number}",
+        number=number,
         bundle=str(bundle.absolute()),
-        digest=deployment.offer.digest,
+        digest=request.offer.digest,
         model=manifest.model,
         release=manifest.release,
         inventory=str(inventory.path.absolute()),
         devices=tuple(device.name for device in devices),
         strategy=strategy,
         trial_s=trial_s,
-        started_at=now_s,
+        started_at=time.time(),
         bytes_per_s=bytes_per_s,
-        limits=watched,
+        limits=trial_limits,
     )
     store.tidy()
-    run_rollout(store, rollout, deployment, devices, as_json)
+    run_rollout(store, rollout, request, devices, as_json)
 
 
 def resume(rollout: Rollout, as_json: bool) -> None:
     """Do what is left of a rollout, with its bundle and inventory as they are now."""
-    deployment = DeployRequest(
+    request = DeployRequest(
         Path(rollout.bundle),
         read_offer(Path(rollout.bundle)),
         rollout.trial_s,
@@ -208,7 +211,7 @@ def resume(rollout: Rollout, as_json: bool) -> None:
         bytes_per_s=rollout.bytes_per_s,
         limits=rollout.limits,
     )
-    if deployment.offer.digest != rollout.digest:
+    if request.offer.digest != rollout.digest:
         raise ConfigInvalid(
             f"{rollout.bundle} is another bundle now than the one that rollout {rollout.id} began with; "
             "begin a new one with edgert deploy"
@@ -219,15 +222,15 @@ def resume(rollout: Rollout, as_json: bool) -> None:
     if not devices:
         raise ConfigInvalid(f"no device of rollout {rollout.id} is in {rollout.inventory} any more")
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
-    run_rollout(RolloutStore(rollouts_folder()), rollout, deployment, devices, as_json)
+    run_rollout(RolloutStore(rollouts_folder()), rollout, request, devices, as_json)
 
 
 def run_rollout(
-    store: RolloutStore, rollout: Rollout, deployment: DeployRequest, devices: list[Device], as_json: bool
+    store: RolloutStore, rollout: Rollout, request: DeployRequest, devices: list[Device], as_json: bool
 ) -> None:
     """Run it to its end or stop, print what became of it, and exit with the code that says so."""
-    with store.at_work(rollout.id), deployment.stop.on_interrupt(FIRST, SECOND):
-        rollout = go_on(store, rollout, deployment, devices, say)
+    with store.at_work(rollout.id), request.stop.on_interrupt(FIRST, SECOND):
+        rollout = roll_out(store, rollout, request, devices, say)
     # Stopped between two waves, no device has an error, and some have not got it.
     code = exit_code(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
     value = rollout_json(rollout) | {"ok": code == 0}
@@ -247,7 +250,7 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
     return {
         "rollout": {"id": rollout.id, "state": rollout.state, "reason": rollout.reason, "left": rollout.left},
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
-        "devices": [rollout.outcomes.get(name, Outcome(name, "held").as_json()) for name in rollout.devices],
+        "devices": [rollout.outcomes.get(name, Outcome(name, HELD).as_json()) for name in rollout.devices],
     }
 
 
@@ -264,23 +267,27 @@ def rollout_table(rollout: Rollout) -> str:
     lines += f"{rollout.model} release {rollout.release}: {done} of {len(rollout.devices)} devices"
     if rollout.left and len(rollout.devices) > 1:
         lines += f"; {rollout.state}" + (f": {rollout.reason}" if rollout.reason else "")
-        lines += (
-            f"\nnext: edgert rollout resume {rollout.id}, or take it back: edgert rollback {rollout.model} --on ..."
-        )
+        lines += _next_steps(rollout)
     return lines
 
 
-def _say_what_would_be_done(
-    deployment: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool
-) -> None:
-    with deployment.stop.on_interrupt(FIRST, SECOND):
-        outcomes = roll_out(deployment, devices, say, at_once=strategy.parallel)
+def _next_steps(rollout: Rollout) -> str:
+    """Name only the commands that help: a roll-back on devices without the release would undo something else."""
+    steps = [f"edgert rollout resume {rollout.id}"] if rollout.resumable else []
+    if rollout.changed:
+        steps.append(f"edgert rollback {rollout.model} --on {','.join(rollout.changed)}")
+    return f"\nnext: {', or '.join(steps)}" if steps else ""
+
+
+def _say_what_would_be_done(request: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
+    with request.stop.on_interrupt(FIRST, SECOND):
+        outcomes = deploy_each(request, devices, say, at_once=strategy.parallel)
     code = exit_code([outcome.error for outcome in outcomes])
-    manifest = deployment.offer.manifest
+    manifest = request.offer.manifest
     waves = [[devices[i].name for i in wave] for wave in strategy.split(len(devices))]
     value: dict[str, Any] = {
         "ok": code == 0,
-        "bundle": {"model": manifest.model, "release": manifest.release, "digest": deployment.offer.digest},
+        "bundle": {"model": manifest.model, "release": manifest.release, "digest": request.offer.digest},
         "devices": [outcome.as_json() for outcome in outcomes],
         "waves": waves,
     }
@@ -292,16 +299,16 @@ def _say_what_would_be_done(
     errors = [(o.device, o.error.code, o.error.message) for o in outcomes if o.error is not None]
     planned = sum(outcome.error is None for outcome in outcomes)
     text = f"{columns(rows)}\n{error_lines(errors)}{manifest.model} release {manifest.release}: {planned} of {len(outcomes)} devices"
-    if deployment.limits is not None:
-        text += f"\non trial: {deployment.limits.described()}"
+    if request.limits is not None:
+        text += f"\non trial: {request.limits.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
 
 
-def _trial_table() -> dict[str, Any]:
-    """Return the project's table [trial]."""
+def _gate_table() -> dict[str, Any]:
+    """What the project says of trials."""
     project = find_project()
-    return {} if project is None else project.trial
+    return {} if project is None else project.gate
 
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:

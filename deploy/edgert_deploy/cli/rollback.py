@@ -10,10 +10,10 @@ import click
 from edgert.errors import EdgeRTError, Interrupted
 from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option, json_option, say
 from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.devices.claims import claimed
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
-from edgert_deploy.rollout.claims import claimed
 
 FIRST = "stopping: devices not asked yet are left as they are. Ctrl-C again lets go of the others too"
 SECOND = "let go: look with edgert status how far the others came"
@@ -67,7 +67,7 @@ def _roll_back(device: Device, model: str, force: bool, stop: Stop) -> Answer:
         if force:
             return daemon.call("rollback", model, "--force", timeout_s=ACTIVATE_S_MAX)
         with claimed(daemon, model) as claim:
-            return daemon.call("rollback", model, "--claim", claim.token, timeout_s=ACTIVATE_S_MAX)
+            return claim.call("rollback", model, timeout_s=ACTIVATE_S_MAX)
     except EdgeRTError as error:
         return error
     finally:

@@ -9,7 +9,7 @@ import click
 
 from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table, rollouts_folder
 from edgert_deploy.cli.fleet_options import columns, emit, json_option
-from edgert_deploy.rollout.rollout import ABORTED, DONE, RUNNING, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_store import ABORTED, DONE, RUNNING, Rollout, RolloutStore
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,10 +83,10 @@ def abort(id: str | None, as_json: bool) -> None:
         if rollout.state != DONE or rollout.left:
             rollout = replace(rollout, state=ABORTED, reason="given up by the user")
             store.write(rollout)
-    took = [device for device in rollout.devices if rollout.took(device)]
-    text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {len(took)} devices"
-    if took and rollout.state == ABORTED:
-        text += f"\nnext: edgert rollback {rollout.model} --on {','.join(took)} takes it back there"
+    done = len(rollout.devices) - len(rollout.left)
+    text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {done} devices"
+    if rollout.changed and rollout.state == ABORTED:
+        text += f"\nnext: edgert rollback {rollout.model} --on {','.join(rollout.changed)} makes the version before live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
 
 

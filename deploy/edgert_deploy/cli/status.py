@@ -18,7 +18,7 @@ from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout import RolloutStore
+from edgert_deploy.rollout.rollout_store import RolloutStore
 
 EXIT_DRIFT = 12
 

@@ -12,7 +12,7 @@ import click
 
 from edgert.errors import EdgeRTError
 from edgert_deploy.bootstrap.uninstall import Removal
-from edgert_deploy.bootstrap.uninstall import unbootstrap as take_away
+from edgert_deploy.bootstrap.uninstall import uninstall as take_away
 from edgert_deploy.cli.each import on_each
 from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option, say
 from edgert_deploy.devices.inventory import Device, find_inventory

@@ -1,8 +1,8 @@
-"""What is sent to a device of a bundle: the files that it lacks, packed as small as the device can read.
+"""Deltas: the files of a bundle that a device lacks, packed as small as the device can read.
 
-A file goes as a patch of the version that the device has where this host has that version too (what it shipped
-before, or was shown by --delta-from); else compressed where that helps; else as it is. How a delta is made depends only
-on the bundle, on what the device has and on what it can read: devices of one kind get the very same file, made once.
+A file is sent as a patch if the device has an older version and this host has the same one (sent before, or given by
+--delta-from). Else it is compressed if that helps. A delta depends only on the bundle, the device's files and what the
+device can read: devices of one kind get the same delta, which is made once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 1
-PATCH_LEVEL = 9  # lower ones do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
-WINDOW_LOG_MIN = 10  # zstd's own
+PATCH_LEVEL = 9  # lower levels do not search; 19 takes many times as long and finds no more (docs/decisions/0010)
+WINDOW_LOG_MIN = 10  # of zstd
 WHOLE_LEVEL = 9
-_GOOD_PATCH = 0.5  # of the file: compressing the whole will not beat it
-_COMPRESSED_AT_MOST = 0.98  # else it is not worth the unpacking
+_GOOD_PATCH_SHARE = 0.5  # of the file: below it, compression of the whole file is not tried
+_COMPRESSED_SHARE_MAX = 0.98  # else decompression is not worth it
 
 
 @dataclass(frozen=True)
-class Has:
-    """What a device answered to `edgertd have`: its files as (path, SHA-256), the active version's first."""
+class DeviceFiles:
+    """A device's files of a model as (path, SHA-256), the live version's first, and what it can unpack."""
 
     files: tuple[tuple[str, str], ...] = ()
     zstd: bool = False
     patch_bytes_max: int = 0
 
     @classmethod
-    def from_answer(cls, value: Mapping[str, Any]) -> Has:
-        """Raises DeviceError when `value` is no answer to `edgertd have`."""
+    def from_answer(cls, value: Mapping[str, Any]) -> DeviceFiles:
+        """Read the answer to `edgertd have`. Raises DeviceError."""
         try:
             files = tuple((str(file["path"]), str(file["sha256"])) for file in value["files"])
             return cls(files, bool(value["zstd"]), min(int(value["patch_bytes_max"]), PATCH_BYTES_MAX))
@@ -52,9 +52,8 @@ class Has:
 
 
 @dataclass(frozen=True)
-class Shipment:
-    """A delta's file. `whole_bytes` is all that the device's target needs, `files` how many these are; of them `had`
-    need not be sent and `patched` go as patches."""
+class Delta:
+    """A delta on disk. The device's target needs `files` files of `whole_bytes`; `had` are there, `patched` are patches."""
 
     path: Path
     size_bytes: int
@@ -65,42 +64,42 @@ class Shipment:
 
     def described(self) -> str:
         notes = [f"{self.had} of {self.files} files are there already"] if self.had else []
-        notes += [f"{self.patched} {'goes as a patch' if self.patched == 1 else 'go as patches'}"] * bool(self.patched)
+        notes += [f"{self.patched} as {'a patch' if self.patched == 1 else 'patches'}"] * bool(self.patched)
         return f"{_mb(self.size_bytes)} for {_mb(self.whole_bytes)}" + (f": {', '.join(notes)}" if notes else "")
 
 
 def lacking(manifest: Manifest, target: TargetEntry, had: Collection[str]) -> list[FileEntry]:
-    """The files that a device of `target` needs and whose SHA-256 is not in `had`; the same content once."""
+    """Return the files that `target` needs and whose SHA-256 is not in `had`, each content once."""
     wanted = {entry.sha256: entry for entry in manifest.files_for(target)}
     return [entry for sha256, entry in wanted.items() if sha256 not in had]
 
 
 def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
-    """The SHA-256 of files (path, SHA-256) that `entry` may be patched from: of the same path, then of the same name."""
+    """Return the SHA-256 of old files to patch `entry` from: those of the same path, then those of the same name."""
     name = PurePosixPath(entry.path).name
     same_path = [sha256 for path, sha256 in old if path == entry.path]
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
 
 
 def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
-    """The smallest of a patch of `base` (SHA-256, content), compressed and as it is; what is made lies at `out`.*."""
+    """Return the smallest form of a file: a patch of `base` (SHA-256, content), compressed, or as it is. Write to `out`.*."""
     options = [(Part(entry.sha256, "raw", entry.size_bytes), path)]
     if base is not None:
         patch = out.with_suffix(".patch")
         patch.write_bytes(make_patch(path.read_bytes(), base[1]))
         options.append((Part(entry.sha256, "patch", patch.stat().st_size, base[0]), patch))
-    if zstd and options[-1][0].size_bytes > entry.size_bytes * _GOOD_PATCH:
+    if zstd and options[-1][0].size_bytes > entry.size_bytes * _GOOD_PATCH_SHARE:
         whole = out.with_suffix(".zst")
         with path.open("rb") as source, whole.open("wb") as target:
             zstandard.ZstdCompressor(level=WHOLE_LEVEL).copy_stream(source, target, size=entry.size_bytes)
         options.append((Part(entry.sha256, "zstd", whole.stat().st_size), whole))
     best = min(options, key=lambda option: option[0].size_bytes)
-    return best if best[0].size_bytes < entry.size_bytes * _COMPRESSED_AT_MOST else options[0]
+    return best if best[0].size_bytes < entry.size_bytes * _COMPRESSED_SHARE_MAX else options[0]
 
 
 @dataclass(frozen=True)
 class Deltas:
-    """Makes deltas, and keeps them and what they were made of. Several threads may ask."""
+    """Makes deltas, and caches them with the files that they are made of. Threads may share one."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
@@ -109,9 +108,8 @@ class Deltas:
     def objects(self) -> ObjectCache:
         return ObjectCache(self.folder / "objects")
 
-    def make(self, path: Path, target: TargetEntry, has: Has) -> Shipment:
-        """The delta of the bundle at `path` for a device. Raises BundleError, and OSError where the cache is not
-        writable."""
+    def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
+        """Return the delta of the bundle at `path` for a device. Raises BundleError, and OSError for the cache."""
         with open_bundle(path, trusted=None) as bundle:
             new = lacking(bundle.manifest, target, {sha256 for _, sha256 in has.files})
             bases = self._bases(new, has)
@@ -123,10 +121,10 @@ class Deltas:
         patched = sum(part.how == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
         had = sum(entry.sha256 not in {each.sha256 for each in new} for entry in files)
-        return Shipment(file, file.stat().st_size, whole, len(files), had, patched)
+        return Delta(file, file.stat().st_size, whole, len(files), had, patched)
 
-    def _bases(self, new: Sequence[FileEntry], has: Has) -> dict[str, str]:
-        """SHA-256 of a new file -> that of the old one it is patched from: of the same path, else of the same name."""
+    def _bases(self, new: Sequence[FileEntry], has: DeviceFiles) -> dict[str, str]:
+        """Return the SHA-256 of new files -> that of the old file that each is patched from."""
         bases = {}
         for entry in new:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
@@ -139,7 +137,13 @@ class Deltas:
         return bases
 
     def _make(
-        self, bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: Has, made: ObjectCache, key: str
+        self,
+        bundle: Bundle,
+        new: Sequence[FileEntry],
+        bases: Mapping[str, str],
+        has: DeviceFiles,
+        made: ObjectCache,
+        key: str,
     ) -> Path:
         with made.workshop() as shop:
             unpacked = Path(shop) / "files"
@@ -158,9 +162,9 @@ class Deltas:
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:
-    """As `zstd --patch-from` does it: the old content is a dictionary, the window spans both.
+    """Return a patch as `zstd --patch-from` makes it: the old content is a dictionary, the window spans both.
 
-    The match finder's tables must have room for all of the dictionary, or only its end is searched.
+    The match finder's tables must cover the whole dictionary, or only its end is searched.
     """
     known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     window = min(max((len(old) + len(new)).bit_length(), WINDOW_LOG_MIN), WINDOW_BYTES_MAX.bit_length() - 1)
@@ -177,8 +181,8 @@ def make_patch(new: bytes, old: bytes) -> bytes:
     return zstandard.ZstdCompressor(dict_data=known, compression_params=settings).compress(new)
 
 
-def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: Has) -> str:
-    """What a delta's bytes depend on."""
+def _key(bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], has: DeviceFiles) -> str:
+    """Return a hash of all that a delta's bytes depend on."""
     words = [FORMAT, zstandard.__version__, hashlib.sha256(bundle.envelope.raw).hexdigest(), has.zstd]
     words += [[entry.sha256, bases.get(entry.sha256, "")] for entry in new]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

@@ -1,24 +1,19 @@
-"""Apply a plan to a device: send, install, activate on trial, check on the device, mark good; else put back.
+"""A deployment: one bundle to one device. Facts give a plan, the plan gives steps, the steps give an outcome.
 
-Devices are independent: each has its own link and its own outcome, and one that does not answer holds nobody up.
-What the host cannot finish, the device does: a version that nobody marked good ends with its trial.
-
-One deployment of a model works on a device at a time: it claims the model there before it changes anything.
-Who is asked to stop (`Stop`) ends the step under way and takes back what was not marked good yet.
+A deployment claims its model on the device before it changes anything, so that no other one interferes. What the host
+cannot finish, the device does: a version that nobody marks good ends with its trial. When the user stops, the current
+step ends, and a version that is not marked good yet is rolled back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.expiry import check_expiry
 from edgert.checks.status import DeviceStatus
 from edgert.errors import (
+    BundleError,
     DeviceUnreachable,
     EdgeRTError,
     HostKeyMismatch,
@@ -27,35 +22,33 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.versions.slots import BY_COMMAND, RolledBackVersion
-from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.common.parallel import AT_ONCE_MAX, Stop, for_each
+from edgert.versions.slots import BY_COMMAND, ON_TRIAL, Returned
+from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import start
 from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.claims import claimed
-from edgert_deploy.rollout.delta import Deltas
-from edgert_deploy.rollout.plan import Offer, Plan, Step, make_plan
-from edgert_deploy.rollout.transfer import Delivery
-from edgert_deploy.rollout.trial import wait_for_trial
+from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan
+from edgert_deploy.rollout.request import DeployRequest, Say
+from edgert_deploy.rollout.transfer import Transfer
+from edgert_deploy.rollout.trial import watch_trial
 
-TO_TAKE_BACK = ("trial", "first-trial", "staged", "first-staged")
-
-Say = Callable[[str], None]
-Opener = Callable[[Device], Transport]
+LIVE = "live"
+UNCHANGED = "unchanged"  # it was live already
+PLANNED = "planned"  # a dry run
+HELD = "held"  # not begun
+REFUSED = "refused"  # the device may not take this bundle
+FAILED = "failed"
+STOPPED = "stopped"  # by the user; the device is as before
+ABANDONED = "abandoned"  # by the user; the device rolls back by itself
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a deployment on one device.
+    """The result of a deployment on one device, with `error` where it is refused, failed, stopped or abandoned.
 
-    `result` is live, unchanged (it was live already), planned (a dry run), held (not begun), failed with `error`,
-    or, where the user ended it, stopped (all is as before) or abandoned (nobody knows yet; the device goes back by
-    itself).
-    `serving` is the release that is live there now as far as known. `sent_bytes` is the size
-    of what was sent (in a dry run: of what would be), `send_s` how long it took, what had to be made for it included;
-    `watched` is what the device measured on trial, where limits were watched.
+    `serving` is the release that is live there now, where that is known. `sent_bytes` is the size of what was sent, or in
+    a dry run of what would be; `send_s` includes the making of a delta. `watched` holds the readings of a trial's limits.
     """
 
     device: str
@@ -83,314 +76,197 @@ class Outcome:
         }
 
 
-@dataclass(frozen=True)
-class DeployRequest:
-    """One bundle on its way to devices."""
-
-    bundle: Path
-    offer: Offer
-    trial_s: float
-    open_transport: Opener
-    prepare: Callable[[Device, Transport, Say], None] | None = None  # what to do with a device never bootstrapped
-    dry_run: bool = False
-    stop: Stop = field(default_factory=Stop)
-    deltas: Deltas = field(default_factory=Deltas)
-    bytes_per_s: float = 0.0  # how fast it may be sent to one device; 0: as fast as it goes
-    limits: TrialLimits | None = None  # the limits that the devices watch on trial
-
-
-def read_offer(path: Path) -> Offer:
-    """Verify every byte of the bundle against its manifest, before one leaves this host. Raises BundleError, also for
-    one that expired by this host's clock.
-
-    Who signed it is the devices' question: each has its own keys.
-    """
-    with open_bundle(path, trusted=None) as bundle:
-        bundle.verify_files()
-        manifest = bundle.manifest
-        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", time.time())
-        return Offer(bundle.manifest, bundle.digest, bundle.envelope.key_ids, path.stat().st_size)
-
-
-def deploy(
-    deployment: DeployRequest,
-    devices: Sequence[Device],
-    say: Callable[[str, str], None],
-    *,
-    at_once: int = AT_ONCE_MAX,
-    may_begin: Callable[[], bool] = lambda: True,
-    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
-    """Deploy to each device, `at_once` at a time; the outcomes in the order of `devices`.
-
-    `say(device name, line)` is called from several threads; so are `may_begin` before each device is touched (where
-    it says no, the device is held) and `on_outcome` with each outcome as it comes.
-    """
-
-    def work(device: Device) -> Outcome:
-        if not may_begin():
-            return Outcome(device.name, "held")
-        outcome = deploy_one(deployment, device, lambda line: say(device.name, line))
-        on_outcome(outcome)
-        return outcome
-
-    given = for_each(devices, work, deployment.stop, at_once)
-    outcomes = []
-    for device, outcome in zip(devices, given, strict=True):
-        if outcome is None:
-            outcome = _abandoned(deployment, device)
-            on_outcome(outcome)
-        outcomes.append(outcome)
-    return outcomes
-
-
-def deploy_one(deployment: DeployRequest, device: Device, say: Say) -> Outcome:
-    """Deploy to one device. Never raises EdgeRTError: it is part of the outcome."""
+def deploy_one(request: DeployRequest, device: Device, say: Say) -> Outcome:
+    """Deploy to one device. An EdgeRTError becomes part of the outcome; none is raised."""
     begun = time.monotonic()
     try:
-        transport = deployment.open_transport(device)
+        transport = request.open_transport(device)
         try:
-            outcome = _deploy(deployment, device, transport, say)
+            outcome = _Deployment(request, device, transport, say).run()
         finally:
             transport.close()
     except EdgeRTError as error:
-        serving = error.serving if isinstance(error, RolledBackTo | StoppedAt) else None
-        result = "stopped" if isinstance(error, Interrupted) else "failed"
-        say(f"{result} [{error.code}]")
-        outcome = Outcome(device.name, result, serving=serving, error=error)
+        outcome = _without_success(device, error)
+    if outcome.error is not None:
+        say(f"{outcome.result} [{outcome.error.code}]")
     return replace(outcome, seconds=time.monotonic() - begun)
 
 
-def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
-    """0 where no device has an error, that of Ctrl-C where it kept one from it, else that of the first."""
-    if any(isinstance(error, Interrupted) for error in errors):
-        return Interrupted.exit_code
-    return next((error.exit_code for error in errors if error is not None), 0)
-
-
-def _deploy(deployment: DeployRequest, device: Device, transport: Transport, say: Say) -> Outcome:
-    daemon = RemoteDaemon(transport, device, say)
-    _go_on(deployment.stop, None)
-    facts = _facts(deployment, device, transport, daemon, say)
-    plan = make_plan(facts, deployment.offer, deployment.limits)
-    delivery = Delivery(
-        deployment.bundle,
-        deployment.offer,
+def abandoned(request: DeployRequest, device: Device) -> Outcome:
+    """Return the outcome of a deployment whose end the user did not wait for."""
+    manifest = request.offer.manifest
+    return _without_success(
         device,
-        transport,
-        daemon,
-        deployment.deltas,
-        say,
-        deployment.stop,
-        deployment.bytes_per_s,
-    )
-    if deployment.dry_run:
-        return Outcome(device.name, "planned", plan.steps, sent_bytes=_to_send(plan, delivery, facts))
-    watched: dict[str, Any] | None = None
-    if set(plan.steps) <= {Step.START}:
-        _apply(deployment, plan, facts, delivery, "", say)
-    else:
-        limit = {"bytes_per_s": deployment.bytes_per_s} if deployment.bytes_per_s else {}
-        with claimed(daemon, plan.model, deployment.offer.size_bytes, **limit) as claim:
-            plan = make_plan(claim.facts, deployment.offer, deployment.limits)  # another one may have ended in between
-            watched = _apply(deployment, plan, claim.facts, delivery, claim.token, say)
-    changed = set(plan.steps) - {Step.START}
-    say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
-    result = "live" if changed else "unchanged"
-    return Outcome(
-        device.name,
-        result,
-        plan.steps,
-        plan.release,
-        sent_bytes=delivery.sent_bytes,
-        send_s=delivery.send_s,
-        watched=watched,
-    )
-
-
-def _to_send(plan: Plan, delivery: Delivery, facts: DeviceStatus) -> int:
-    """How many bytes the plan sends."""
-    say = delivery.say
-    delivery = replace(delivery, say=lambda line: say(f"planned: {line}"))
-    return delivery.chosen(facts).stat().st_size if Step.SEND in plan.steps else 0
-
-
-def _facts(
-    deployment: DeployRequest, device: Device, transport: Transport, daemon: RemoteDaemon, say: Say
-) -> DeviceStatus:
-    try:
-        return daemon.status()
-    except NotBootstrapped:
-        if deployment.prepare is None or deployment.dry_run:
-            raise
-        deployment.prepare(device, transport, say)
-        return daemon.status()
-
-
-def _apply(
-    deployment: DeployRequest, plan: Plan, facts: DeviceStatus, delivery: Delivery, token: str, say: Say
-) -> dict[str, Any] | None:
-    """Do the steps, or undo them; what the device measured where it watched limits."""
-    daemon, transport, device = delivery.daemon, delivery.transport, delivery.device
-    under = ("--claim", token)
-    on_trial = False
-    watched: dict[str, Any] | None = None
-
-    def watch() -> None:
-        nonlocal watched
-        assert plan.limits is not None  # what else would be watched
-        watched = wait_for_trial(daemon, plan, plan.limits, under, deployment.stop, say)
-
-    act: dict[Step, Callable[[], object]] = {
-        Step.START: lambda: start(transport, device),
-        Step.SEND: lambda: delivery.send(facts),
-        Step.INSTALL: lambda: delivery.install(under),
-        Step.ACTIVATE: lambda: daemon.call(
-            "activate",
-            plan.model,
-            "--trial-s",
-            f"{deployment.trial_s:g}",
-            *(plan.limits.words() if plan.limits else ()),
-            *under,
-            timeout_s=ACTIVATE_S_MAX,
+        Interrupted(
+            f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial there, the device "
+            f"decides: {_trial_end(request)}; look with: edgert status {device.name}"
         ),
-        Step.CHECK: lambda: daemon.call("check", plan.model, *under, timeout_s=CHECK_S_MAX),
-        Step.WATCH: watch,
-        Step.MARK_GOOD: lambda: daemon.call("mark-good", plan.model, *under),
-    }
-    for step in plan.steps:
+        ABANDONED,
+    )
+
+
+class _Deployment:
+    """One deployment under way."""
+
+    def __init__(self, request: DeployRequest, device: Device, transport: Transport, say: Say) -> None:
+        self.request, self.device, self.transport, self.say = request, device, transport, say
+        self.daemon = RemoteDaemon(transport, device, say)
+
+    def run(self) -> Outcome:
+        if self.request.stop.asked:
+            raise Interrupted("interrupted before anything was done")
+        facts = self._facts()
+        plan = make_plan(facts, self.request.offer, self.request.limits)
+        transfer = Transfer(self.request, self.daemon, self.say)
+        if self.request.dry_run:
+            size = transfer.planned_bytes(facts) if Step.SEND in plan.steps else 0
+            return Outcome(self.device.name, PLANNED, plan.steps, sent_bytes=size)
+        if set(plan.steps) <= {Step.START}:
+            return self._apply(plan, HeldClaim(self.daemon, "", facts), transfer)
+        limit = {"bytes_per_s": self.request.bytes_per_s} if self.request.bytes_per_s else {}
+        with claimed(self.daemon, plan.model, self.request.offer.size_bytes, **limit) as claim:
+            # Another deployment may have ended since the facts were read.
+            plan = make_plan(claim.facts, self.request.offer, self.request.limits)
+            return self._apply(plan, claim, transfer)
+
+    def _facts(self) -> DeviceStatus:
         try:
-            _go_on(deployment.stop, step)
-            say(step.value)
-            on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
-            act[step]()
-        except Interrupted as error:
-            if step is Step.INSTALL:  # sent, and nobody takes it away
-                delivery.take_back()
-            raise _stopped(plan, daemon, step, error, under) from error
-        except (DeviceUnreachable, HostKeyMismatch) as error:
-            if on_trial:
-                raise type(error)(
-                    f"{error.message}; release {plan.release} was on trial: {_alone(deployment)}"
-                ) from error
-            raise
-        except EdgeRTError as error:
-            if not on_trial:
+            return self.daemon.status()
+        except NotBootstrapped:
+            if self.request.prepare is None or self.request.dry_run:
                 raise
-            raise _put_back(plan, daemon, step, error, under, _rolled_back(facts, plan)) from error
-    return watched
+            self.request.prepare(self.device, self.transport, self.say)
+            return self.daemon.status()
 
-
-def _alone(deployment: DeployRequest) -> str:
-    """What a device does that the host has lost in the middle of a trial."""
-    if deployment.limits is not None and deployment.limits.unattended:
-        return "the device keeps it if all limits hold, else what was live before returns"
-    lasts_s = deployment.trial_s + (deployment.limits.trial_s if deployment.limits else 0.0)
-    return f"it ends by itself after {lasts_s:g} s, then what was live before returns"
-
-
-def _go_on(stop: Stop, step: Step | None) -> None:
-    """Raises Interrupted where the user wants no further step."""
-    if stop.asked:
-        raise Interrupted(
-            "interrupted before anything was done" if step is None else f"interrupted before {step.value}"
+    def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
+        """Do the steps, or undo them."""
+        on_trial = False
+        watched: dict[str, Any] | None = None
+        for step in plan.steps:
+            try:
+                if self.request.stop.asked:
+                    raise Interrupted(f"interrupted before {step.value}")
+                self.say(step.value)
+                on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
+                watched = self._do(step, plan, claim, transfer) or watched
+            except Interrupted as error:
+                if step is Step.INSTALL:
+                    transfer.remove()
+                return self._stopped(plan, claim, step, error)
+            except (DeviceUnreachable, HostKeyMismatch) as error:
+                if not on_trial:
+                    raise
+                raise type(error)(
+                    f"{error.message}; release {plan.release} was on trial: {_trial_end(self.request)}"
+                ) from error
+            except EdgeRTError as error:
+                if not on_trial:
+                    raise
+                return self._rolled_back(plan, claim, step, error)
+        changed = set(plan.steps) - {Step.START}
+        self.say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
+        return Outcome(
+            self.device.name,
+            LIVE if changed else UNCHANGED,
+            plan.steps,
+            plan.release,
+            sent_bytes=transfer.sent_bytes,
+            send_s=transfer.send_s,
+            watched=watched,
         )
 
+    def _do(self, step: Step, plan: Plan, claim: HeldClaim, transfer: Transfer) -> dict[str, Any] | None:
+        """Do one step; return the readings if it is the one that watches limits."""
+        match step:
+            case Step.START:
+                start(self.transport, self.device)
+            case Step.SEND:
+                transfer.send(claim.facts)
+            case Step.INSTALL:
+                transfer.install(claim)
+            case Step.ACTIVATE:
+                limits = plan.limits.words() if plan.limits else ()
+                trial = ("--trial-s", f"{self.request.trial_s:g}")
+                claim.call("activate", plan.model, *trial, *limits, timeout_s=ACTIVATE_S_MAX)
+            case Step.CHECK:
+                claim.call("check", plan.model, timeout_s=CHECK_S_MAX)
+            case Step.WATCH:
+                return watch_trial(claim, plan, self.request.stop, self.say)
+            case Step.MARK_GOOD:
+                claim.call("mark-good", plan.model)
+        return None
 
-def _abandoned(deployment: DeployRequest, device: Device) -> Outcome:
-    manifest = deployment.offer.manifest
-    return Outcome(
-        device.name,
-        "abandoned",
-        error=Interrupted(
-            f"abandoned in the middle: if release {manifest.release} of {manifest.model} went on trial there, the device "
-            f"decides alone: {_alone(deployment)}; look with: edgert status {device.name}"
-        ),
-    )
+    def _stopped(self, plan: Plan, claim: HeldClaim, step: Step, cause: Interrupted) -> Outcome:
+        """End a deployment that the user stopped."""
+        if step in (Step.START, Step.SEND, Step.INSTALL):
+            return _without_success(self.device, Interrupted(f"{cause.message}: the live version did not change"))
+        try:
+            now = _live_release(self._roll_back(plan, claim), plan)
+        except EdgeRTError as error:
+            raise Interrupted(
+                f"{cause.message}, and the roll-back failed [{error.code}]: {error.message}; a trial ends by itself"
+            ) from error
+        message = f"{cause.message}: release {plan.release} was rolled back. {_live_text(now)}"
+        return replace(_without_success(self.device, Interrupted(message)), serving=now)
+
+    def _rolled_back(self, plan: Plan, claim: HeldClaim, step: Step, cause: EdgeRTError) -> Outcome:
+        """Leave nothing of a version that failed: neither live, nor on trial, nor staged."""
+        failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
+        if isinstance(cause, RolledBack):  # the device rolled back by itself and gave the reason
+            failed = cause.message
+        try:
+            facts = self._roll_back(plan, claim)
+        except EdgeRTError as error:
+            raise type(cause)(f"{failed}; and the roll-back failed, too [{error.code}]: {error.message}") from error
+        before, returned = _returned(claim.facts, plan), _returned(facts, plan)
+        if returned not in (None, before) and returned.reason != BY_COMMAND and returned.reason not in failed:
+            # The device ended the trial between two steps of the host; the next step only found no trial.
+            failed = f"{self.device.name}: release {plan.release} of {plan.model} was rolled back: {returned.reason}"
+        now = _live_release(facts, plan)
+        return replace(_without_success(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
+
+    def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
+        """Roll back what is on trial or staged, and return the device's facts then. The model may be gone by now.
+
+        Raises StorageFailed if its slots cannot be read.
+        """
+        facts = self.daemon.status()
+        model = facts.model(plan.model)
+        if model is not None and model.damaged:
+            raise StorageFailed(model.damaged)
+        if model is not None and model.state in (*ON_TRIAL, *STAGED):
+            claim.call("rollback", plan.model, timeout_s=ACTIVATE_S_MAX)
+            facts = self.daemon.status()
+        return facts
 
 
-def _put_back(
-    plan: Plan,
-    daemon: RemoteDaemon,
-    step: Step,
-    cause: EdgeRTError,
-    under: tuple[str, str],
-    before: RolledBackVersion | None,
-) -> RolledBack:
-    """Leave nothing of the failed version: neither live, nor on trial, nor staged. The error that tells it.
-
-    `before` is what the device said of an earlier attempt at the same version.
-    """
-    failed = f"release {plan.release} of {plan.model} failed at {step.value} [{cause.code}]: {cause.message}"
-    if isinstance(cause, RolledBack):  # the device did it by itself, and said why
-        failed = cause.message
-    try:
-        then = _take_back(plan, daemon, under)
-    except EdgeRTError as error:
-        raise type(cause)(f"{failed}; and going back failed as well [{error.code}]: {error.message}") from error
-    noted, now = _rolled_back(then, plan), _release(then, plan)
-    if noted is not None and noted != before and noted.reason != BY_COMMAND and noted.reason not in failed:
-        # The device ended the trial while the host was on its way to the next step, which only found nothing on trial.
-        failed = f"{daemon.device.name}: release {plan.release} of {plan.model} was rolled back: {noted.reason}"
-    return RolledBackTo(f"{failed}. {_live(now, 'again')}", now)
+def _without_success(device: Device, error: EdgeRTError, result: str = FAILED) -> Outcome:
+    if isinstance(error, BundleError):
+        result = REFUSED
+    elif isinstance(error, Interrupted) and result == FAILED:
+        result = STOPPED
+    return Outcome(device.name, result, error=error)
 
 
-def _stopped(plan: Plan, daemon: RemoteDaemon, step: Step, cause: Interrupted, under: tuple[str, str]) -> Interrupted:
-    """The same for a deployment that the user ended."""
-    if step in (Step.START, Step.SEND, Step.INSTALL):
-        return StoppedAt(f"{cause.message}: what was live stays", None)
-    try:
-        now = _release(_take_back(plan, daemon, under), plan)
-    except EdgeRTError as error:
-        raise Interrupted(
-            f"{cause.message}, and going back failed [{error.code}]: {error.message}; a trial ends by itself"
-        ) from error
-    return StoppedAt(f"{cause.message}: release {plan.release} was taken back. {_live(now)}", now)
+def _trial_end(request: DeployRequest) -> str:
+    """Say what a device does that the host loses in the middle of a trial."""
+    if request.limits is not None and request.limits.unattended:
+        return "the device keeps it if all limits hold, else it rolls back"
+    lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)
+    return f"the trial ends by itself after {lasts_s:g} s, then the version before is live again"
 
 
-def _take_back(plan: Plan, daemon: RemoteDaemon, under: tuple[str, str]) -> DeviceStatus:
-    """Roll back what is on trial or staged; how the device stands then. The model may have gone from there meanwhile.
-
-    Raises StorageFailed where its slots cannot be read.
-    """
-    facts = daemon.status()
+def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:
     model = facts.model(plan.model)
-    if model is not None and model.damaged:
-        raise StorageFailed(model.damaged)
-    if model is not None and model.state in TO_TAKE_BACK:
-        daemon.call("rollback", plan.model, *under, timeout_s=ACTIVATE_S_MAX)
-        facts = daemon.status()
-    return facts
+    return None if model is None else model.release
 
 
-def _release(facts: DeviceStatus, plan: Plan) -> int | None:
-    """The release of the plan's model that is live."""
+def _returned(facts: DeviceStatus, plan: Plan) -> Returned | None:
+    """Return the device's record of rolling the plan's version back, if it has one."""
     model = facts.model(plan.model)
-    return None if model is None or model.live is None else model.live.release
+    returned = None if model is None else model.rolled_back
+    return returned if returned is not None and returned.digest == plan.digest else None
 
 
-def _rolled_back(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
-    """Return the device's note that it rolled the plan's version back, where it did."""
-    model = facts.model(plan.model)
-    noted = None if model is None else model.rolled_back
-    return noted if noted is not None and noted.digest == plan.digest else None
-
-
-def _live(release: int | None, again: str = "") -> str:
+def _live_text(release: int | None, again: str = "") -> str:
     return "Nothing is live now" if release is None else f"Release {release} is live {again}".rstrip()
-
-
-class RolledBackTo(RolledBack):
-    """RolledBack that knows which release is live now; None where there was none before."""
-
-    def __init__(self, message: str, serving: int | None) -> None:
-        super().__init__(message)
-        self.serving = serving
-
-
-class StoppedAt(Interrupted):
-    """Interrupted that knows which release is live now; None where nobody asked, or where there is none."""
-
-    def __init__(self, message: str, serving: int | None) -> None:
-        super().__init__(message)
-        self.serving = serving

@@ -1,7 +1,7 @@
-"""What devices should serve, by the rollouts that this host keeps, and how far they are from it. Pure.
+"""Drift: the difference between the releases that rollouts wanted on devices and those that are live. Pure.
 
-Wanted of a device is, model by model, the release of the newest rollout that names the device. A rollout that was given
-up counts only where it had come: there it was not taken back.
+The wanted release of a model on a device is that of the newest rollout that names the device. An aborted rollout counts
+only on the devices that have its release. A device that refused a bundle never counts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert_deploy.devices.facts import version as numbers
-from edgert_deploy.rollout.rollout import ABORTED, Rollout
+from edgert_deploy.rollout.rollout_store import ABORTED, Rollout
 
 SERVES = ("ready", "degraded", "unloaded")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A release, and the rollout that brought it or was to."""
+    """A wanted release, and the id of its rollout."""
 
     release: int
     digest: str
@@ -29,7 +29,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Drift:
-    """One way in which a device is not as wanted. `kind` is a word for programs, `text` says it to people.
+    """One difference. `kind` is for programs, `text` is for people.
 
     Kinds: behind, ahead, other-digest, missing, damaged, trial, rolled-back, degraded, not-serving, stopped, runtime.
     """
@@ -40,7 +40,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """A model on a device: what is live (None: nothing), what is wanted (None: no rollout of this host says)."""
+    """A model on a device: its live release (None: nothing) and the wanted one (None: no rollout names it)."""
 
     model: str
     live: int | None
@@ -53,13 +53,13 @@ class ModelDrift:
 
 
 def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
-    """By device and model, from rollouts over the inventory of that path; `rollouts` come newest first."""
+    """Return the wanted releases by device and model, from `rollouts` over that inventory, the newest first."""
     found: dict[str, dict[str, Wanted]] = {}
     for rollout in rollouts:
-        if rollout.inventory != inventory:  # names mean other devices there
+        if rollout.inventory != inventory:  # the same names mean other devices there
             continue
         for device in rollout.devices:
-            if rollout.state != ABORTED or rollout.took(device):
+            if rollout.has_release(device) or not (rollout.state == ABORTED or rollout.refused(device)):
                 wanted = Wanted(rollout.release, rollout.digest, rollout.id)
                 found.setdefault(device, {}).setdefault(rollout.model, wanted)
     return found
@@ -72,47 +72,46 @@ def model_drifts(status: DeviceStatus, wanted: Mapping[str, Wanted]) -> list[Mod
 
 
 def device_drifts(status: DeviceStatus, own_version: str = __version__) -> list[Drift]:
-    """Return what concerns the whole device: its daemon, its version of edgert."""
+    """Return the drift of the device itself: its daemon, its version of edgert."""
     found = []
     if not status.daemon.running:
-        found.append(Drift("stopped", "the daemon does not run"))
+        found.append(Drift("stopped", "the daemon is not running"))
     if status.edgert != own_version:
-        older = "older" if numbers(status.edgert) < numbers(own_version) else "other"
-        found.append(Drift("runtime", f"its edgert is {status.edgert}, {older} than this host's {own_version}"))
+        how = "older than" if numbers(status.edgert) < numbers(own_version) else "different from"
+        found.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
     return found
 
 
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:
     if there is None:
-        assert wanted is not None  # the caller has taken it from one of the two
-        return ModelDrift(
-            name, None, wanted, (Drift("missing", f"release {wanted.release} is wanted, nothing is there"),)
-        )
+        assert wanted is not None  # the name came from one of the two
+        text = f"release {wanted.release} is wanted, the model is not installed"
+        return ModelDrift(name, None, wanted, (Drift("missing", text),))
     if there.damaged:
         return ModelDrift(name, None, wanted, (Drift("damaged", there.damaged),))
     drift = [] if wanted is None else _against(there, wanted)
     serving = there.serving
     if there.on_trial:
         trial = None if serving is None else serving.trial
-        how = f": {trial.text}; {trial.left_s:.0f} s are left" if trial and trial.phase == "watching" else ""
+        how = f": {trial.text}; {trial.left_s:.0f} s left" if trial and trial.phase == "watching" else ""
         drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
-    if there.live is not None and serving is not None and serving.state not in SERVES:
-        drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may come'}"))
+    if there.active is not None and serving is not None and serving.state not in SERVES:
+        drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may become ready'}"))
     if serving is not None and serving.loaded is not None and serving.loaded.degraded:
-        drift.append(Drift("degraded", f"not on its first engine: {'; '.join(serving.loaded.tried)}"))
+        drift.append(Drift("degraded", f"does not run on its first engine: {'; '.join(serving.loaded.tried)}"))
     return ModelDrift(name, there.release, wanted, tuple(drift))
 
 
 def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
-    """How the live version differs from the wanted one."""
+    """Return how the live version differs from the wanted one."""
     release, failed = there.release, there.rolled_back
-    if there.live is not None and there.live.digest == wanted.digest:
+    if there.active is not None and there.active.digest == wanted.digest:
         return []
     if failed is not None and failed.digest == wanted.digest:
         return [Drift("rolled-back", f"release {wanted.release} was rolled back: {failed.reason}")]
     if release is None:
         return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
     if release == wanted.release:
-        return [Drift("other-digest", f"release {release} is another content than the one of {wanted.rollout}")]
+        return [Drift("other-digest", f"release {release} has other content than that of {wanted.rollout}")]
     kind = "behind" if release < wanted.release else "ahead"
     return [Drift(kind, f"release {release} is live, {wanted.release} is wanted ({wanted.rollout})")]

@@ -1,6 +1,6 @@
-"""What this host has shipped before: files by their SHA-256, kept so that their successors can go as patches.
+"""The object cache: files that this host has sent, by SHA-256, so that later versions can be sent as patches.
 
-Every fault of this cache costs bytes on the way, never a deployment. What was not used for longest goes first.
+A fault of this cache costs bytes, never a deployment. The least recently used files are removed first.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BYTES_MAX = 2 * 1024**3
 
 @dataclass(frozen=True)
 class ObjectCache:
-    """Files in `folder`, named by what identifies them, at most `bytes_max` after each `keep`."""
+    """Files in `folder` under a name that identifies their content, at most `bytes_max` after each `keep`."""
 
     folder: Path
     bytes_max: int = BYTES_MAX
 
     def find(self, name: str) -> Path | None:
-        """Where the object lies; None where it was never kept. A look makes it the last to go."""
+        """Return the object's path, or None, and mark it as just used."""
         path = self.folder / name
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -36,14 +36,14 @@ class ObjectCache:
         return None
 
     def keep(self, name: str, content: Path) -> Path:
-        """Move `content`, which lies in this cache's folder, to its name there. Raises OSError."""
+        """Move `content`, a file in this cache's folder, to its name there. Raises OSError."""
         path = self.folder / name
         content.replace(path)
         self._evict(path)
         return path
 
     def keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
-        """Copy the files of an unpacked bundle, those that are not there yet."""
+        """Copy the files of an unpacked bundle that the cache lacks."""
         for entry in entries:
             if self.find(entry.sha256) is None and entry.size_bytes < self.bytes_max:
                 with contextlib.suppress(OSError), self.workshop() as shop:
@@ -51,13 +51,13 @@ class ObjectCache:
                     self.keep(entry.sha256, Path(shop) / "copy")
 
     def keep_bundle(self, path: Path) -> None:
-        """Copy every file of the bundle. Raises BundleError."""
+        """Copy every file of a bundle that the cache lacks. Raises BundleError."""
         with self.workshop() as shop, open_bundle(path, trusted=None) as bundle:
             bundle.unpack(Path(shop), frozenset(entry.path for entry in bundle.manifest.files))
             self.keep_files(bundle.manifest.files, Path(shop))
 
     def read(self, sha256: str) -> bytes | None:
-        """The content with that hash; None where it is not there, or rotted."""
+        """Return the content with that hash; None if the cache lacks it or holds damaged bytes."""
         path = self.find(sha256)
         with contextlib.suppress(OSError):
             content = path.read_bytes() if path is not None else b""
@@ -66,7 +66,7 @@ class ObjectCache:
         return None
 
     def workshop(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder that is gone afterwards, from which `keep` moves. Raises OSError."""
+        """Make a temporary folder beside the objects, from which `keep` moves files. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=".", dir=self.folder)
 

@@ -1,7 +1,7 @@
-"""From a device's facts and a bundle to the steps that make it live there, or the reason why not. Pure.
+"""The plan: which steps make a bundle live on one device, or why the device may not take it. Pure.
 
-What a plan refuses costs the device nothing, not a byte. The device checks everything again when it installs:
-a plan is advice, the device's own refusal is the rule.
+A refusal here costs the device nothing, not a byte. The device checks everything again when it installs: its own
+refusal is the rule, the plan only predicts it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from edgert.bundle.manifest import ArtifactEntry, Manifest, TargetEntry
-from edgert.checks.status import DeviceStatus, ModelStatus
+from edgert.checks.status import LIMITS_FORMAT, DeviceStatus, ModelStatus
 from edgert.errors import (
+    DeployUnderWay,
     DeviceError,
     EngineMissing,
     ReleaseTooOld,
@@ -23,12 +24,12 @@ from edgert.errors import (
 from edgert.versions.slots import Version
 from edgert.versions.trial_limits import TrialLimits
 
-LIMITS_FORMATS = (1,)
 SPARE_BYTES = 32 * 1024**2  # stays free for state, logs and the spool
+STAGED = ("staged", "first-staged")
 
 
 class Step(str, Enum):
-    """One thing done to a device, in the order in which a plan lists them."""
+    """A step of a plan, in the order of execution."""
 
     START = "start"
     SEND = "send"
@@ -41,7 +42,7 @@ class Step(str, Enum):
 
 @dataclass(frozen=True)
 class Offer:
-    """A verified bundle, as far as a plan needs it."""
+    """What a plan needs to know of a verified bundle."""
 
     manifest: Manifest
     digest: str
@@ -51,9 +52,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for one device; none where the very same content is live and good already.
+    """The steps for one device; none if this content is live and good already.
 
-    `limits` holds the limits that are watched: those of a trial under way where nobody asked for others.
+    `limits` are watched on trial. A trial under way keeps its own limits unless others are asked for.
     """
 
     model: str
@@ -64,8 +65,11 @@ class Plan:
 
 
 def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = None) -> Plan:
-    """The steps, under `limits` on trial. Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
-    EngineMissing or StorageFailed."""
+    """Return the steps, with `limits` on trial.
+
+    Raises what the device would answer: SignatureInvalid, NotCompatible, ReleaseTooOld, TransitionRefused,
+    DeployUnderWay, EngineMissing or StorageFailed.
+    """
     manifest = offer.manifest
     model = facts.model(manifest.model)
     if not set(offer.key_ids) & set(facts.keys):
@@ -77,9 +81,9 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
     if model is not None and model.damaged:
         raise StorageFailed(f"{facts.device}: {model.damaged}")
     target = manifest.target_for(facts.profile, facts.machine)
-    _check_release(manifest, offer.digest, model, facts.device)
+    _check_release(manifest, offer.digest, model, facts)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
-    if limits is None and model is not None and _is(model.live, offer.digest):
+    if limits is None and model is not None and _is(model.active, offer.digest):
         limits = model.trial_limits
     steps = _steps(model, offer.digest, limits)
     if Step.WATCH in steps and limits is not None:
@@ -92,68 +96,75 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
 
 
 def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -> tuple[Step, ...]:
-    """The whole way, or what an earlier deployment of the same content left to do."""
+    """Return all steps, or those that an earlier deployment of the same content left to do."""
     make_live: tuple[Step, ...] = (Step.ACTIVATE, Step.CHECK, Step.MARK_GOOD)
     if limits is not None:
         keep = () if limits.unattended else (Step.MARK_GOOD,)
         make_live = (Step.ACTIVATE, Step.CHECK, Step.WATCH, *keep)
-    if model is not None and _is(model.live, digest):
-        return () if model.live is not None and model.live.good else make_live[1:]
-    if model is not None and model.state in ("staged", "first-staged") and _is(model.spare, digest):
+    if model is not None and _is(model.active, digest):
+        return () if model.active is not None and model.active.good else make_live[1:]
+    if model is not None and model.state in STAGED and _is(model.spare, digest):
         return make_live
     return (Step.SEND, Step.INSTALL, *make_live)
 
 
-def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, device: str) -> None:
-    if model is None or _is(model.live, digest):
+def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, facts: DeviceStatus) -> None:
+    if model is None or _is(model.active, digest):
         return
-    if model.on_trial:
-        raise TransitionRefused(
-            f"another version of {manifest.model} is on trial on {device}: wait for its end, "
-            f"or end it with: edgert rollback {manifest.model} --on {device}"
-        )
     if manifest.release < model.ratchet and not manifest.downgrade:
         raise ReleaseTooOld(
-            f"release {manifest.release} of {manifest.model} is older than {model.ratchet}, which was live on {device}: "
-            f"build with --release {model.ratchet + 1}, or sign a way back with --downgrade"
+            f"release {manifest.release} of {manifest.model} is older than {model.ratchet}, which was live on "
+            f"{facts.device}: build with --release {model.ratchet + 1}, or sign a downgrade with --downgrade"
         )
+    if model.on_trial:
+        _refuse_during_trial(
+            f"another version of {manifest.model} is on trial on {facts.device}", manifest.model, facts
+        )
+
+
+def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
+    """Raise what to do about a trial. A roll-back is refused as long as a deployment has the model's claim."""
+    claim = next((one for one in facts.claims if one.model == model), None)
+    if claim is not None:
+        raise DeployUnderWay(f"{found}, deployed by {claim.by} since {claim.since}: wait for its end, then try again")
+    raise TransitionRefused(f"{found}: wait for its end, or end it with: edgert rollback {model} --on {facts.device}")
 
 
 def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:
-    if facts.limits_format not in LIMITS_FORMATS:
+    if facts.limits_format != LIMITS_FORMAT:
         raise DeviceError(
-            f"the edgertd of {facts.device} ({facts.edgert}) watches no limits: edgert bootstrap {facts.device} brings "
-            "it up to date, or deploy without --limit and --watch"
+            f"the edgertd of {facts.device} ({facts.edgert}) watches no limits. Upgrade it with edgert bootstrap "
+            f"{facts.device} --upgrade, or deploy without --limit and --watch"
         )
-    if "temp_c" in limits.bounds and facts.temp_c is None:
+    if "temp_c" in limits.limits and facts.temp_c is None:
         raise TransitionRefused(
-            f"{facts.device} has no thermometer that can be read: leave the limit temp_c out for it (--limit temp_c=off)"
+            f"{facts.device} has no readable thermometer: leave the limit temp_c out for it (--limit temp_c=off)"
         )
-    if on_trial is not None and on_trial.state == "first-trial":  # it left out what needs a version before
-        limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
-    if on_trial is not None and (on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits)):
-        raise TransitionRefused(
-            f"the same release is on trial on {facts.device} already, under other limits: wait for its end, or end it "
-            f"with: edgert rollback MODEL --on {facts.device}"
-        )
+    if on_trial is None:
+        return
+    if on_trial.state == "first-trial":  # it left out the limits that need a version before
+        limits = replace(limits, limits={name: value for name, value in limits.limits.items() if name != "agreement"})
+    if on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits):
+        found = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"
+        _refuse_during_trial(found, on_trial.model, facts)
 
 
 def _check_engine(artifacts: Sequence[ArtifactEntry], facts: DeviceStatus) -> None:
     wanted = [artifact.engine for artifact in artifacts]
     if not any(engine in facts.engines for engine in wanted):
         raise EngineMissing(
-            f"{facts.device} has none of the engines that the bundle is for ({', '.join(dict.fromkeys(wanted))}); it has "
-            f"{', '.join(facts.engines) or 'none'}: edgert bootstrap {facts.device} --engines {wanted[0]}"
+            f"{facts.device} has none of the bundle's engines ({', '.join(dict.fromkeys(wanted))}); it has "
+            f"{', '.join(facts.engines) or 'none'}. Install one: edgert bootstrap {facts.device} --engines {wanted[0]}"
         )
 
 
 def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
-    """The bundle on its way in and its unpacked part lie there at the same time."""
+    """Check the room. The incoming bundle and its unpacked files are there at the same time."""
     need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
         raise StorageFailed(
             f"{facts.device} has {facts.disk_free_bytes // 1024**2} MB free, the deployment needs "
-            f"{need // 1024**2 + 1} MB: free some space there. Nothing was sent"
+            f"{need // 1024**2 + 1} MB. Nothing was sent; free some space there"
         )
 
 

@@ -1,123 +1,114 @@
-"""A bundle on its way into one device's spare slot: what it lacks is sent as a delta, else the whole; then installed.
+"""A transfer: the files that a device lacks go there as a delta, else as the whole bundle; then it installs them.
 
-Whatever is wrong with a delta (a slot that rotted, an old file that is not what the host thinks) shows in the
-device's own check of every hash, and the whole bundle is sent instead. Devices that take no deltas, and this very
-machine, get the whole bundle at once.
+The device checks every hash. If a delta turns out wrong there (a damaged slot, an old file that is not what the host
+assumes), the whole bundle is sent instead. A device that takes no deltas gets the whole bundle at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgert.checks.status import DeviceStatus
+from edgert.checks.status import DELTA_FORMAT, DeviceStatus
 from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
-from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.delta import Deltas, Has
-from edgert_deploy.rollout.plan import Offer
+from edgert_deploy.rollout.delta import DeviceFiles
+from edgert_deploy.rollout.request import DeployRequest, Say
 
 QUICK_S_MAX = 60.0
-PROGRESS_BYTES = 1024**2  # smaller transfers are over before anyone reads a line about them
-DELTA_FORMATS = (1,)
-
-Say = Callable[[str], None]
+PROGRESS_BYTES = 1024**2  # smaller transfers end before anyone reads their progress
 
 
 @dataclass
-class Delivery:
-    """One bundle to one device. `sent_bytes` and `send_s` are what it took, `whole_bytes` what the bundle has."""
+class Transfer:
+    """One bundle to one device. `sent_bytes` and `send_s` are the cost so far."""
 
-    bundle: Path
-    offer: Offer
-    device: Device
-    transport: Transport
+    request: DeployRequest
     daemon: RemoteDaemon
-    deltas: Deltas
     say: Say
-    stop: Stop
-    bytes_per_s: float = 0.0
     sent_bytes: int = 0
     send_s: float = 0.0
 
     @property
-    def whole_bytes(self) -> int:
-        return self.offer.size_bytes
-
-    @property
     def remote(self) -> str:
-        manifest = self.offer.manifest
-        name = f"{manifest.model}-{manifest.release}-{self.offer.digest[:12]}.edgert"
-        return f"{self.device.state}/incoming/{name}"
+        offer = self.request.offer
+        name = f"{offer.manifest.model}-{offer.manifest.release}-{offer.digest[:12]}.edgert"
+        return f"{self.daemon.device.state}/incoming/{name}"
+
+    def planned_bytes(self, facts: DeviceStatus) -> int:
+        """Return how many bytes `send` would send."""
+        planned = replace(self, say=lambda line: self.say(f"planned: {line}"))
+        return planned._chosen(facts).stat().st_size
 
     def send(self, facts: DeviceStatus) -> None:
-        """Have what the device lacks lie in its incoming/."""
+        """Send what the device lacks to its incoming folder."""
         begun = time.monotonic()
-        self._put(self.chosen(facts))
+        self._put(self._chosen(facts))
         self.send_s = time.monotonic() - begun
 
-    def chosen(self, facts: DeviceStatus) -> Path:
-        """The file that is sent: a delta of what the device lacks, made now, or the whole bundle."""
-        return self._delta(facts) or self.bundle
-
-    def install(self, under: tuple[str, str]) -> None:
-        """Have the device verify and unpack what was sent; the whole bundle, where the delta was not enough."""
+    def install(self, claim: HeldClaim) -> None:
+        """Have the device verify and unpack what was sent. Where a delta fails, send the whole bundle."""
         try:
-            self._install(under)
+            self._install(claim)
         except BundleCorrupt as error:
-            if self.sent_bytes >= self.whole_bytes:
+            if self.sent_bytes >= self.request.offer.size_bytes:
                 raise
             self.say(f"{error.message}; sending the whole bundle instead")
-            self._put(self.bundle)
-            self._install(under)
+            self._put(self.request.bundle)
+            self._install(claim)
 
-    def take_back(self) -> None:
+    def remove(self) -> None:
         """Remove what was sent and is not installed."""
-        self.transport.run(["rm", "-f", self.remote], QUICK_S_MAX)
+        self.daemon.transport.run(["rm", "-f", self.remote], QUICK_S_MAX)
+
+    def _chosen(self, facts: DeviceStatus) -> Path:
+        return self._delta(facts) or self.request.bundle
 
     def _delta(self, facts: DeviceStatus) -> Path | None:
-        """None where the whole bundle is to be sent."""
-        if not self.device.kind.sends_deltas or facts.delta_format not in DELTA_FORMATS:
+        """Return a delta of what the device lacks; None if the whole bundle is the better choice."""
+        if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
-        manifest = self.offer.manifest
-        has = Has.from_answer(self.daemon.call("have", manifest.model))
+        offer, deltas = self.request.offer, self.request.deltas
+        files = DeviceFiles.from_answer(self.daemon.call("have", offer.manifest.model))
         try:
-            shipment = self.deltas.make(self.bundle, manifest.target_for(facts.profile, facts.machine), has)
+            target = offer.manifest.target_for(facts.profile, facts.machine)
+            delta = deltas.make(self.request.bundle, target, files)
         except OSError as error:
-            self.say(f"no delta can be made in {self.deltas.folder} ({error.strerror}): sending the whole bundle")
+            self.say(f"cannot make a delta in {deltas.folder} ({error.strerror}): sending the whole bundle")
             return None
-        if shipment.size_bytes >= self.whole_bytes:
+        if delta.size_bytes >= offer.size_bytes:
             return None
-        self.say(f"sending {shipment.described()}")
-        return shipment.path
+        self.say(f"sending {delta.described()}")
+        return delta.path
 
     def _put(self, path: Path) -> None:
-        progress = _progress(self.say, self.stop)
-        self.transport.put(path, self.remote, progress, resumable=True, bytes_per_s=self.bytes_per_s)
+        progress = _progress(self.say, self.request.stop)
+        limit = self.request.bytes_per_s
+        self.daemon.transport.put(path, self.remote, progress, resumable=True, bytes_per_s=limit)
         self.sent_bytes += path.stat().st_size
 
-    def _install(self, under: tuple[str, str]) -> None:
+    def _install(self, claim: HeldClaim) -> None:
         try:
-            self.daemon.call("install", self.remote, *under, timeout_s=INSTALL_S_MAX)
+            claim.call("install", self.remote, timeout_s=INSTALL_S_MAX)
         finally:
-            self.take_back()
+            self.remove()
 
 
 def _progress(say: Say, stop: Stop) -> Callable[[int, int], None]:
-    """Tell each tenth of a transfer that takes long enough to be told; end it where the user wants no more."""
-    told = 0
+    """Report each tenth of a long transfer, and end it when the user stops."""
+    reported = 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal reported
         if stop.asked and done < total:
-            raise Interrupted("interrupted while it was sent")
+            raise Interrupted("interrupted during the transfer")
         tenth = 10 * done // total if total else 10
-        if total >= PROGRESS_BYTES and tenth > told:
-            told = tenth
+        if total >= PROGRESS_BYTES and tenth > reported:
+            reported = tenth
             say(f"sent {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     return progress

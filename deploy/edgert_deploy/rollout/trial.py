@@ -1,6 +1,6 @@
-"""Waiting for what a device makes of a trial with limits: the device judges, the host only asks how it stands.
+"""The host's side of a trial with limits: the device judges, the host asks for the state.
 
-A link that falls meanwhile changes nothing there; it is tried again for as long as the trial may last.
+A link that is lost meanwhile changes nothing on the device. The host tries it again for as long as the trial may last.
 """
 
 from __future__ import annotations
@@ -10,45 +10,41 @@ from collections.abc import Callable
 from typing import Any
 
 from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
-from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.rollout.plan import Plan, Step
+from edgert_deploy.rollout.request import Say
 
-SLICE_S = 5.0  # one question waits so long over there; a Ctrl-C here is heard between two of them
+SLICE_S = 5.0  # how long one question waits on the device; between two of them Ctrl-C takes effect
 RETRY_S = 2.0
 QUESTION_S_MAX = 60.0
-SAID_EVERY = 0.25  # of the watch
-GRACE_S = 60.0  # beyond the end of the trial, in which a device that is slow says what became of it
-
-Say = Callable[[str], None]
+REPORT_SHARE = 0.25  # of the watch, between two lines of progress
+GRACE_S = 60.0  # for a slow device to report its decision after the end of the trial
 
 
-def wait_for_trial(
-    daemon: RemoteDaemon,
-    plan: Plan,
-    limits: TrialLimits,
-    under: tuple[str, str],
-    stop: Stop,
-    say: Say,
-    clock: Callable[[], float] = time.monotonic,
+def watch_trial(
+    claim: HeldClaim, plan: Plan, stop: Stop, say: Say, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
-    """What the device measured, once all limits held. Raises RolledBack with the reason where one did not,
-    DeviceUnreachable where it could not be asked for as long as the trial lasts, DaemonBusy where it has not decided even
-    then, and Interrupted."""
+    """Wait for the device's decision on its trial; return its readings once all limits held.
+
+    Raises RolledBack if a limit broke, DeviceUnreachable if the device did not answer for as long as the trial lasts,
+    DaemonBusy if it has not decided even then, and Interrupted.
+    """
+    limits, name = plan.limits, claim.daemon.device.name
+    assert limits is not None  # else the plan has no such step
     say(f"watched: {limits.described()}")
     until = clock() + limits.trial_s + limits.confirm_s
-    say_at_s = limits.watch_s * (1 - SAID_EVERY)
-    words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}", *under)
+    report_at_s = limits.watch_s * (1 - REPORT_SHARE)
     while True:
         if stop.asked:
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
-            found = daemon.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
+            words = ("trial", plan.model, "--digest", plan.digest, "--wait-s", f"{SLICE_S:g}")
+            found = claim.call(*words, timeout_s=SLICE_S + QUESTION_S_MAX)
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
-            say(f"{error.message}; the device goes on by itself, asking again")
+            say(f"{error.message}; the trial goes on there, trying again")
             time.sleep(RETRY_S)
             continue
         state = str(found.get("state"))
@@ -56,13 +52,13 @@ def wait_for_trial(
             say(f"all limits held: {found.get('text', '')}")
             return {key: found[key] for key in ("state", "readings", "text") if key in found}
         if state not in ("loading", "watching", "filling"):
-            raise RolledBack(f"{daemon.device.name}: release {plan.release} of {plan.model} is not on trial any more")
+            raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
         if clock() >= until + GRACE_S:
             raise DaemonBusy(
-                f"{daemon.device.name} has not judged release {plan.release} of {plan.model} by the end of its trial: its "
-                f"daemon may hang; look with: edgert logs {daemon.device.name}, then edgert doctor {daemon.device.name}"
+                f"{name} has not judged release {plan.release} of {plan.model} by the end of its trial. Its daemon may "
+                f"hang: look with edgert logs {name}, then edgert doctor {name}"
             )
         left_s = float(found.get("left_s", limits.watch_s))
-        if left_s <= say_at_s:
-            say_at_s -= limits.watch_s * SAID_EVERY
-            say(f"{left_s:.0f} s more: {found.get('text', '')}")
+        if left_s <= report_at_s:
+            report_at_s -= limits.watch_s * REPORT_SHARE
+            say(f"{left_s:.0f} s left: {found.get('text', '')}")

@@ -1,4 +1,4 @@
-"""In which order a fleet gets a release: some devices first, then growing shares; and when to stop. Pure."""
+"""Waves: in which order devices get a release, and when a rollout stops. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ WAVES_MAX = 100
 
 @dataclass(frozen=True)
 class Share:
-    """So many devices, or so much of all of them: exactly one of the two is given."""
+    """A number of devices or a share of them: exactly one of the two is given."""
 
     count: int | None = None
     part: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """`3`, `10%` or `2.5%`. Raises ConfigInvalid."""
+        """Parse `3`, `10%` or `2.5%`. Raises ConfigInvalid."""
         match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
         if match and match[1]:
             return cls(count=int(match[1]))
         if match and float(match[2]) <= 100:
             return cls(part=float(match[2]) / 100)
-        raise ConfigInvalid(f"{text!r} is no number of devices: give a count (3) or a share (10%)")
+        raise ConfigInvalid(f"{text!r} is no number of devices: give a count (3) or a share up to 100% (10%)")
 
     def of(self, total: int) -> int:
-        """How many of `total` devices, rounded up: 10 % of three devices is one."""
+        """Return how many of `total` devices this is, rounded up: 10 % of three devices is one."""
         if self.part is not None:
             return math.ceil(round(self.part * total, 9))
         return min(self.count or 0, total)
 
     def exceeded(self, failed: int, begun: int) -> bool:
-        """Whether so many failures are more than this allows of the devices of the waves that have begun."""
+        """Return whether `failed` of `begun` devices are more than this share."""
         return failed > (self.count or 0) if self.part is None else failed > self.part * begun
 
     def __str__(self) -> str:
@@ -47,10 +47,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`canary` devices go first; then the waves, each the share of all that has the release when it is over.
+    """The order of a rollout. `canary` devices go first; each wave then ends with that share of all devices.
 
-    Between two waves the rollout waits `pause_s`. It stops where more than `failures_max` of the devices of the waves
-    that have begun failed; None never stops. `parallel` devices are worked on at a time.
+    Between two waves the rollout waits `pause_s`. It stops if more than `failures_max` of the devices in the waves so
+    far failed; None never stops. `parallel` devices are deployed to at a time.
     """
 
     canary: int = 0
@@ -61,17 +61,17 @@ class Strategy:
 
     @classmethod
     def parse(cls, canary: int, waves: str, failures_max: str | None, parallel: int, pause_s: float) -> Strategy:
-        """Raises ConfigInvalid. A rollout in steps stops at the first failure unless told otherwise."""
+        """Parse the options. In waves, the default is to stop at the first failure. Raises ConfigInvalid."""
         shares = tuple(Share.parse(word) for word in waves.split(",") if word.strip())
         if len(shares) > WAVES_MAX:
-            raise ConfigInvalid(f"{len(shares)} waves; at most {WAVES_MAX} are taken")
+            raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")
         limit = None if failures_max is None else Share.parse(failures_max)
         if limit is None and (canary or shares):
             limit = Share(count=0)
         return cls(canary, shares, limit, parallel, pause_s)
 
     def split(self, total: int) -> list[range]:
-        """The waves as ranges of the devices' numbers, none of them empty; the last one ends with the last device."""
+        """Return the waves as ranges of indexes, none of them empty; the last one ends with the last device."""
         ends = [min(self.canary, total), *(share.of(total) for share in self.waves), total]
         waves, begin = [], 0
         for end in ends:
@@ -91,7 +91,7 @@ class Strategy:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Strategy:
-        """Raises ConfigInvalid, KeyError or TypeError where it was not written by `as_json`."""
+        """Read what `as_json` wrote. Raises ConfigInvalid, KeyError or TypeError."""
         limit = value["max_failures"]
         return cls(
             int(value["canary"]),

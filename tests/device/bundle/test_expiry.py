@@ -9,7 +9,7 @@ import pytest
 from edgert.bundle.expiry import check_expiry, expiry_from, expiry_time
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BundleExpired, ConfigInvalid
-from edgert_deploy.rollout.deployment import read_offer
+from edgert_deploy.rollout.request import read_offer
 from tests.support.bundles import make_null_bundle
 
 NOW_S = expiry_time("2026-11-21T08:00:00Z")

@@ -70,3 +70,42 @@ def test_a_status_that_is_none_is_an_error_with_a_next_step(change: Callable[[An
     with pytest.raises(DeviceError, match=words) as raised:
         DeviceStatus.from_json(spoil(change))
     assert "bootstrap it again" in raised.value.message
+
+
+IN_JSON: dict[str, Any] = {
+    "edgert": "0.1.0",
+    "python": "3.11.2",
+    "machine": "aarch64",
+    "device": "board",
+    "site": "default",
+    "profile": "raspberry-pi-4",
+    "boot_id": "b",
+    "daemon": {"running": False, "pid": None},
+    "disk_free_bytes": 7,
+    "memory_total_bytes": 9,
+    "engines": {"null": "1", "tflite": "2.3.0"},
+    "keys": ["k"],
+    "models": [
+        {
+            "model": "echo",
+            "state": "steady",
+            "ratchet": 6,
+            "active": {"release": 5, "digest": "d", "good": True},
+            "spare": None,
+            "serving": None,
+        }
+    ],
+}
+
+
+def test_a_status_is_read_from_json() -> None:
+    read = DeviceStatus.from_json(IN_JSON)
+    assert read.engines == {"null": "1", "tflite": "2.3.0"}
+    assert read.models == (ModelStatus("echo", "steady", Version(5, "d", True), None, ratchet=6),)
+    assert not read.daemon.running
+
+
+@pytest.mark.parametrize("key", ["machine", "daemon", "models", "engines", "disk_free_bytes"])
+def test_a_status_that_lacks_something_is_a_devices_fault(key: str) -> None:
+    with pytest.raises(DeviceError, match="bootstrap it again"):
+        DeviceStatus.from_json({k: v for k, v in IN_JSON.items() if k != key})

@@ -87,7 +87,7 @@ def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monk
     assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
     assert "edgert/versions/install.py" in names
     assert "edgert_deploy/devices/systemd/edgertd.service" in names
-    assert {"edgert_deploy/bootstrap/on_device/runtime.sh", "edgert_deploy/bootstrap/on_device/unbootstrap.sh"} <= set(
+    assert {"edgert_deploy/bootstrap/on_device/runtime.sh", "edgert_deploy/bootstrap/on_device/uninstall.sh"} <= set(
         names
     )
     assert "edgert_deploy/devices/shipped/raspberry-pi-4.toml" in names

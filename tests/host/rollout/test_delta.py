@@ -27,15 +27,15 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.config import StateDir, read_config
 from edgert.errors import BundleCorrupt, DeviceUnreachable, EdgeRTError, SignatureInvalid
 from edgert.versions.install import held_files, install
-from edgert.versions.slot_store import SlotStore
-from edgert_deploy.common.parallel import Stop
+from edgert.versions.slots import SlotStore
+from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits
-from edgert_deploy.rollout.delta import Deltas, Has
-from edgert_deploy.rollout.deployment import read_offer
+from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from edgert_deploy.rollout.object_cache import ObjectCache
-from edgert_deploy.rollout.transfer import Delivery
+from edgert_deploy.rollout.request import DeployRequest, read_offer
+from edgert_deploy.rollout.transfer import Transfer
 from hil.relay import Relay
 from hil.sshd import SshDevice, running_sshd
 from tests.support.bundles import make_null_bundle
@@ -90,12 +90,12 @@ def keep(state: StateDir, path: Path) -> None:
 def slot(state: StateDir) -> dict[str, bytes]:
     """All files of the version that was installed last."""
     store = SlotStore(state.models / "echo")
-    folder = store.slot_folder(store.read().spare_slot)
+    folder = store.slot_folder(store.read().spare)
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class World:
-    """A delivery over a link, and what came of it."""
+    """Transfers over one link; `said` are their lines."""
 
     def __init__(self, sshd: SshDevice, state: StateDir, tmp_path: Path, port: int | None = None) -> None:
         self.state, self.deltas, self.said = state, Deltas(tmp_path / "cache"), list[str]()
@@ -109,22 +109,22 @@ class World:
         self.transport = SshTransport(device, LINK)
         self.device, self.daemon = device, RemoteDaemon(self.transport, device, self.said.append)
 
-    def delivery(self, bundle: Path) -> Delivery:
-        offer, say = read_offer(bundle), self.said.append
-        return Delivery(bundle, offer, self.device, self.transport, self.daemon, self.deltas, say, Stop())
+    def transfer(self, bundle: Path) -> Transfer:
+        request = DeployRequest(bundle, read_offer(bundle), 60.0, lambda _: self.transport, deltas=self.deltas)
+        return Transfer(request, self.daemon, self.said.append)
 
-    def send(self, bundle: Path, **changes: Any) -> Delivery:
-        delivery = self.delivery(bundle)
-        delivery.send(replace(self.daemon.status(), **changes))
-        return delivery
+    def send(self, bundle: Path, **changes: Any) -> Transfer:
+        transfer = self.transfer(bundle)
+        transfer.send(replace(self.daemon.status(), **changes))
+        return transfer
 
-    def deliver(self, bundle: Path, **changes: Any) -> Delivery:
-        delivery = self.send(bundle, **changes)
+    def deliver(self, bundle: Path, **changes: Any) -> Transfer:
+        transfer = self.send(bundle, **changes)
         token = str(self.daemon.call("claim", "echo", "--by", "test")["token"])
-        delivery.install(("--claim", token))
+        transfer.install(HeldClaim(self.daemon, token, self.daemon.status()))
         self.daemon.call("release", token)
         assert list(self.state.incoming.iterdir()) == []
-        return delivery
+        return transfer
 
 
 @pytest.fixture
@@ -143,12 +143,12 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     assert whole.sent_bytes == second.stat().st_size
     world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
-    planned = world.delivery(second).chosen(world.daemon.status())  # what a dry run counts
+    planned = world.transfer(second).planned_bytes(world.daemon.status())  # what a dry run counts
     patched = world.deliver(second)
     assert slot(state) == by_bundle
-    assert patched.sent_bytes == planned.stat().st_size
+    assert patched.sent_bytes == planned
     assert patched.sent_bytes < 0.15 * WEIGHTS_BYTES
-    assert any("goes as a patch" in line for line in world.said)
+    assert any("as a patch" in line for line in world.said)
 
 
 def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
@@ -157,8 +157,8 @@ def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
     other = make_null_bundle(
         tmp_path / "bundles", key, release=2, op="copy", delay_s=0.001, padding=weights(1), foreign_bytes=500_000
     )
-    delivery = world.deliver(other)
-    assert delivery.sent_bytes < 20_000
+    transfer = world.deliver(other)
+    assert transfer.sent_bytes < 20_000
     assert slot(state)["null/weights.bin"] == weights(1)
 
 
@@ -169,9 +169,9 @@ def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
     old = held_files(state, "echo")[hashlib.sha256(weights(1)).hexdigest()]
     old.write_bytes(old.read_bytes()[:-1] + b"?")
     second = bundle_of(tmp_path / "bundles", key, 2)
-    delivery = world.deliver(second)
+    transfer = world.deliver(second)
     assert slot(state)["null/weights.bin"] == weights(2)
-    assert second.stat().st_size < delivery.sent_bytes < 1.2 * second.stat().st_size
+    assert second.stat().st_size < transfer.sent_bytes < 1.2 * second.stat().st_size
     assert any("sending the whole bundle instead" in line for line in world.said)
 
 
@@ -271,7 +271,7 @@ def test_a_parcel_with_a_flipped_bit_or_cut_short_is_refused(state: StateDir, ke
     with open_bundle(second, None) as opened, open_bundle(first, None) as before:
         target = opened.manifest.targets[0]
         files = tuple((e.path, e.sha256) for e in before.manifest.files)
-    shipment = Deltas(tmp_path / "cache").make(second, target, Has(files, zstd=True))
+    shipment = Deltas(tmp_path / "cache").make(second, target, DeviceFiles(files, zstd=True))
     good = shipment.path.read_bytes()
     chance, path = random.Random(3), tmp_path / "hostile.edgert"
     for _ in range(60):
@@ -296,8 +296,8 @@ def test_the_same_need_gives_the_same_parcel_made_once(key: SigningKey, tmp_path
     bundle = bundle_of(tmp_path, key, 1)
     with open_bundle(bundle, None) as opened:
         target = opened.manifest.targets[0]
-    one, again = (Deltas(tmp_path / "one").make(bundle, target, Has(zstd=True)) for _ in range(2))
-    elsewhere = Deltas(tmp_path / "two").make(bundle, target, Has(zstd=True))
+    one, again = (Deltas(tmp_path / "one").make(bundle, target, DeviceFiles(zstd=True)) for _ in range(2))
+    elsewhere = Deltas(tmp_path / "two").make(bundle, target, DeviceFiles(zstd=True))
     assert one == again
     assert one.path.read_bytes() == elsewhere.path.read_bytes()
 

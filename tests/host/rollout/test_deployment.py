@@ -1,4 +1,4 @@
-"""What a rollout does when a step fails: put back, tell why, leave nothing, and never pretend.
+"""What a deployment does when a step fails: roll back, tell why, leave nothing, and never pretend.
 
 The device is simulated at the transport seam: real slots' transition table, commands that fail on request.
 """
@@ -15,7 +15,6 @@ import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import (
-    DaemonBusy,
     DeviceError,
     DeviceUnreachable,
     EdgeRTError,
@@ -24,14 +23,13 @@ from edgert.errors import (
     StorageFailed,
 )
 from edgert.versions.slots import State
-from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.deployment import DeployRequest, Outcome, deploy, deploy_one, exit_code, read_offer
-from edgert_deploy.rollout.plan import Plan, Step
-from edgert_deploy.rollout.trial import wait_for_trial
+from edgert_deploy.rollout.deployment import Outcome, deploy_one
+from edgert_deploy.rollout.plan import Step
+from edgert_deploy.rollout.request import DeployRequest, read_offer
+from edgert_deploy.rollout.rollout import deploy_each, exit_code
 from tests.support.bundles import make_null_bundle
 from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
@@ -53,8 +51,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, key: SigningKey) -> Path:
 
 
 def roll_out(bundle: Path, device: SimulatedDevice, **changes: Any) -> Outcome:
-    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
-    outcome = deploy_one(deployment, BOARD, lambda _: None)
+    request = DeployRequest(bundle, read_offer(bundle), 60.0, lambda _: device, **changes)
+    outcome = deploy_one(request, BOARD, lambda _: None)
     assert device.closed == 1
     assert device.files == set(), "what was sent must not stay"
     return outcome
@@ -83,7 +81,7 @@ def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: st
     assert f"at {verb} [device.health_check_failed]" in outcome.error.message
     assert "off by 3" in outcome.error.message
     assert "Release 1 is live again" in outcome.error.message
-    assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", State.STEADY, "a")
+    assert (device.done[-1], device.slots.state, device.slots.active) == ("rollback", State.STEADY, "a")
 
 
 def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
@@ -105,26 +103,7 @@ def test_a_model_that_goes_in_the_middle_or_is_damaged_is_told_apart(bundle: Pat
     device.before = lambda verb: vars(device).update(damaged="its file is torn") if verb == "check" else None
     error = roll_out(bundle, device).error
     assert error is not None
-    assert "going back failed as well [device.storage_failed]: its file is torn" in error.message
-
-
-def test_a_daemon_that_hangs_is_not_waited_for_for_ever(bundle: Path, key: SigningKey) -> None:
-    """It never says what became of the trial; the device itself answers every question."""
-    limits, now = TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
-    asked: list[tuple[str, ...]] = []
-
-    class Hung(RemoteDaemon):
-        def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
-            asked.append(words)
-            now[0] += 5.0
-            return {"state": "loading"}
-
-    plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
-    daemon = Hung(SimulatedDevice(key), BOARD)
-    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
-        wait_for_trial(daemon, plan, limits, ("--claim", "t"), Stop(), lambda line: None, lambda: now[0])
-    assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
-    assert len(asked) == now[0] / 5
+    assert "the roll-back failed, too [device.storage_failed]: its file is torn" in error.message
 
 
 def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path, key: SigningKey) -> None:
@@ -132,7 +111,7 @@ def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path
     error = roll_out(bundle, device).error
     assert error is not None
     assert error.code == "device.health_check_failed"
-    assert "going back failed as well [device.error]" in error.message
+    assert "the roll-back failed, too [device.error]" in error.message
 
 
 @pytest.mark.parametrize(
@@ -180,14 +159,14 @@ def test_devices_are_independent_and_keep_their_order(bundle: Path, key: Signing
         "d": SimulatedDevice(key),
     }
     opener: Callable[[Device], Transport] = lambda device: simulated[device.name]  # noqa: E731
-    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, opener)
+    request = DeployRequest(bundle, read_offer(bundle), 60.0, opener)
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in simulated]
-    outcomes = deploy(deployment, devices, lambda name, line: None)
+    outcomes = deploy_each(request, devices, lambda name, line: None)
     codes = [(o.device, o.result, o.error and o.error.code) for o in outcomes]
     assert codes == [
         ("a", "live", None),
         ("b", "failed", "device.unreachable"),
-        ("c", "failed", "bundle.signature_invalid"),
+        ("c", "refused", "bundle.signature_invalid"),
         ("d", "live", None),
     ]
     assert exit_code([o.error for o in outcomes]) == 6
@@ -248,7 +227,7 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, exit_code([outcome.error])) == ("stopped", "deploy.interrupted", 130)
     assert device.done == done
-    assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert (device.slots.state, device.slots.active, device.slots.ratchet) == (State.STEADY, "a", 1)
     assert device.claims == {}
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 
@@ -265,7 +244,7 @@ def test_ctrl_c_where_going_back_fails_does_not_claim_that_it_went_back(bundle: 
     device.before = lambda verb: stop.press() if verb == "activate" else None
     error = roll_out(bundle, device, stop=stop).error
     assert error is not None
-    assert "going back failed [device.error]" in error.message
+    assert "the roll-back failed [device.error]" in error.message
     assert "ends by itself" in error.message
 
 
@@ -281,7 +260,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     hanging.before = hang
     devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in ("hanging", "quick")]
     opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
-    deployment = DeployRequest(bundle, read_offer(bundle), 60.0, opener, stop=stop)
+    request = DeployRequest(bundle, read_offer(bundle), 60.0, opener, stop=stop)
 
     def press_twice() -> None:
         hangs.wait(60)
@@ -292,7 +271,7 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
 
     presser = threading.Thread(target=press_twice)
     presser.start()
-    outcomes = deploy(deployment, devices, lambda name, line: None)
+    outcomes = deploy_each(request, devices, lambda name, line: None)
     presser.join()
     assert [outcome.result for outcome in outcomes] == ["abandoned", "live"]
     assert outcomes[0].error is not None

@@ -11,7 +11,7 @@ from edgert import __version__
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout import ABORTED, DONE, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_store import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.statuses import LOADED, device_status
 
@@ -21,8 +21,11 @@ READY = ServingStatus("ready", loaded=LOADED)
 DEGRADED = replace(LOADED, degraded=True, tried=("tensorrt: no GPU",))
 
 
-def a_rollout(release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), **other: Any) -> Rollout:
-    outcomes = {device: {"result": "live", "error": None} for device in took or devices}
+def a_rollout(
+    release: int, *devices: str, state: str = DONE, took: tuple[str, ...] = (), refused: bool = False, **other: Any
+) -> Rollout:
+    result = "refused" if refused else "live"
+    outcomes = {device: {"result": result, "error": None} for device in took or devices}
     given = {
         "id": f"m-r{release}",
         "bundle": "m.edgert",
@@ -38,6 +41,7 @@ def a_rollout(release: int, *devices: str, state: str = DONE, took: tuple[str, .
 
 def test_wanted_is_the_newest_rollout_that_names_the_device() -> None:
     rollouts = [
+        a_rollout(10, "a", "b", "c", refused=True),
         a_rollout(9, "a", "b", state=ABORTED, took=("a",)),
         a_rollout(8, "b", state=STOPPED, took=("x",)),
         a_rollout(8, "a", "c", inventory="/other"),

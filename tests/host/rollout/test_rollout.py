@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.errors import ConfigInvalid, DeviceUnreachable, HealthCheckFailed
+from edgert.errors import DeviceUnreachable, HealthCheckFailed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.rollout.deployment import DeployRequest, exit_code, read_offer
-from edgert_deploy.rollout.rollout import ABORTED, DONE, KEPT_MAX, RUNNING, STOPPED, Rollout, RolloutStore, go_on
+from edgert_deploy.rollout.request import DeployRequest, read_offer
+from edgert_deploy.rollout.rollout import exit_code, roll_out
+from edgert_deploy.rollout.rollout_store import DONE, RUNNING, STOPPED, Rollout, RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.bundles import make_null_bundle
 from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
@@ -37,12 +34,13 @@ class Fleet:
         self.devices = [Device(**{**vars(BOARD), "name": name, "address": name}) for name in self.simulated]
         self.store = RolloutStore(folder / "rollouts")
         self.said: list[str] = []
-        self.deployment = self.a_deployment()
+        self.request = self.a_request()
         words = {"canary": 0, "waves": "", "failures_max": None, "parallel": 1, "pause_s": 0.0, **strategy}
         self.rollout = Rollout(
-            id=self.store.new_id("echo", 2, 0.0),
+            id="echo-r2-1",
+            number=1,
             bundle=str(self.bundle),
-            digest=self.deployment.offer.digest,
+            digest=self.request.offer.digest,
             model="echo",
             release=2,
             inventory="inventory.toml",
@@ -51,15 +49,15 @@ class Fleet:
             trial_s=60.0,
         )
 
-    def a_deployment(self) -> DeployRequest:
+    def a_request(self) -> DeployRequest:
         return DeployRequest(self.bundle, read_offer(self.bundle), 60.0, lambda device: self.simulated[device.name])
 
     def go_on(self) -> Rollout:
         """As `edgert deploy` begins it, or `edgert rollout resume` goes on: from the file, if there is one."""
         if self.rollout.id in {rollout.id for rollout in self.store.all()}:
             self.rollout = self.store.read(self.rollout.id)
-        self.deployment = self.a_deployment()
-        return go_on(self.store, self.rollout, self.deployment, self.devices, lambda name, line: self.said.append(line))
+        self.request = self.a_request()
+        return roll_out(self.store, self.rollout, self.request, self.devices, lambda name, line: self.said.append(line))
 
     @property
     def touched(self) -> list[str]:
@@ -136,49 +134,7 @@ def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
 
     def sleep(seconds: float) -> None:
         waited.append(fleet.store.read(fleet.rollout.id).state)
-        fleet.deployment.stop.press()
+        fleet.request.stop.press()
 
-    ended = go_on(fleet.store, fleet.rollout, fleet.deployment, fleet.devices, lambda name, line: None, sleep)
+    ended = roll_out(fleet.store, fleet.rollout, fleet.request, fleet.devices, lambda name, line: None, sleep)
     assert (waited, ended.state, ended.left) == (["paused"], STOPPED, ["d1"])
-
-
-def test_a_rollout_is_worked_on_by_one_process_at_a_time(tmp_path: Path) -> None:
-    store = RolloutStore(tmp_path)
-    with store.at_work("x"), pytest.raises(ConfigInvalid, match="at work in another process"), store.at_work("x"):
-        raise AssertionError("two at once")
-    assert not store.is_at_work("never")
-    assert not (tmp_path / "never.lock").exists()  # who looks leaves no trace
-    with store.at_work("x"):
-        assert RolloutStore(tmp_path).is_at_work("x")
-    # Who looks holds it for an instant: neither another who looks nor one who begins takes that for work.
-    with open(tmp_path / "x.lock") as looked_at:
-        fcntl.flock(looked_at, fcntl.LOCK_SH)
-        assert not store.is_at_work("x")
-        threading.Timer(0.02, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
-        with store.at_work("x"):
-            pass
-
-
-def test_old_rollouts_that_are_over_are_forgotten_and_others_never(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, 1)
-    for number in range(KEPT_MAX + 5):
-        state = STOPPED if number == 0 else ABORTED
-        fleet.store.write(replace(fleet.rollout, id=f"r{number}", state=state, started_at=float(number)))
-    fleet.store.tidy()
-    kept = [rollout.id for rollout in fleet.store.all()]
-    assert len(kept) == KEPT_MAX + 1
-    assert kept[-1] == "r0"
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"id": "x"})])
-def test_a_file_that_is_no_rollout_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigInvalid, match="cannot be read"):
-        RolloutStore(tmp_path).read("x")
-    assert RolloutStore(tmp_path).all() == []
-
-
-@pytest.mark.parametrize("id", ["../x", "", "a/b", ".x"])
-def test_an_id_is_no_path(tmp_path: Path, id: str) -> None:
-    with pytest.raises(ConfigInvalid, match="no id of a rollout"):
-        RolloutStore(tmp_path).read(id)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.rollout.rollout import RUNNING, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_store import RUNNING, Rollout, RolloutStore
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that did not take it
@@ -37,7 +37,7 @@ class Rollouts:
                 mark, kept = _mark(path), self._read.get(path)
                 read[path] = kept if kept and kept[0] == mark else (mark, _rollout(self._store.read(path.stem)))
         self._read = read
-        newest = sorted(read, key=lambda path: read[path][1]["started_ms"], reverse=True)[:SHOWN_MAX]
+        newest = sorted(read, key=lambda path: read[path][1]["number"], reverse=True)[:SHOWN_MAX]
         found = [{**read[path][1], "state": self._state(path, *read[path])} for path in newest]
         if found != self.shown:
             self.shown = found
@@ -65,17 +65,18 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
     failed = [
         {"device": name, "result": results[name], "error": rollout.outcomes[name].get("error")}
         for name in names
-        if name in rollout.outcomes and not rollout.took(name)
+        if name in rollout.outcomes and not rollout.has_release(name)
     ]
     return {
         "id": rollout.id,
+        "number": rollout.number,
         "model": rollout.model,
         "version": f"r{rollout.release}",
         "state": rollout.state,
         "reason": rollout.reason,
         "started_ms": int(rollout.started_at * 1000),
         "devices": len(names),
-        "took": sum(rollout.took(name) for name in names),
+        "took": sum(rollout.has_release(name) for name in names),
         "failed": failed[:DEVICES_SHOWN_MAX],
         "failed_count": len(failed),
         "waves": [_wave(rollout, wave) for wave in rollout.strategy.split(len(names))],
@@ -85,5 +86,5 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
 def _wave(rollout: Rollout, wave: range) -> dict[str, int]:
     names = [rollout.devices[i] for i in wave]
     tried = sum(name in rollout.outcomes for name in names)
-    took = sum(rollout.took(name) for name in names)
+    took = sum(rollout.has_release(name) for name in names)
     return {"devices": len(names), "took": took, "failed": tried - took, "left": len(names) - tried}

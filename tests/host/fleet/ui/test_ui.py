@@ -31,7 +31,7 @@ from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
-from edgert_deploy.rollout.rollout import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent, record
 from tests.host.fleet.test_subscriber import publish

@@ -1,16 +1,16 @@
-# Who sets this device up, or takes it down, at this moment: one host at a time. Run as `sh -c` with
+# The claim to set this device up or to uninstall EdgeRT: one host at a time has it. Run as `sh -c` with
 #   take HOME STATE TOKEN SECONDS WHO OLD MAKE KNOWN
-#                                                claim it; OLD is a token known to be over; MAKE is yes where HOME is to be made;
-#                                                KNOWN is a pattern of what EdgeRT makes in these folders
-#   keep HOME TOKEN SECONDS                      go on having it
-#   free HOME TOKEN                              have it no more; where nothing was set up, HOME goes again
-#   look HOME OLD                                whether somebody has it, but for OLD, or a new runtime is being tried
-#   note HOME PATH...                            write down which folders on the way to PATH are about to be made
-# Ends with 75 where somebody else has it, with 73 where a folder is not ours to change, with 76 where a new runtime is being
-# tried; what it prints says who, which, and for how many seconds more.
+#                                take the claim; OLD is a token known to be over; MAKE is yes if HOME may be made;
+#                                KNOWN is a pattern of what EdgeRT makes in these folders
+#   keep HOME TOKEN SECONDS      renew the claim
+#   free HOME TOKEN              release the claim; remove HOME if nothing was set up
+#   look HOME OLD                check whether another token than OLD has the claim, or a new runtime is on trial
+#   note HOME PATH...            write the folders that PATH still lacks into the receipt
+# Exits with 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, and 76 if a new runtime is
+# on trial. The output tells which host or folder it is, and how many seconds are left.
 #
-# HOME/setup is the claim. It runs out, so that a host that vanished holds nobody up for long; a reboot ends it, too.
-# HOME/working is locked by the very commands that make an environment: one whose host has gone may go on alone.
+# HOME/setup is the claim. It runs out, so a host that vanished blocks nobody for long. A reboot ends it, too.
+# The commands that make an environment lock HOME/working: such a command may go on after its host has gone.
 set -u
 verb=$1 home=$2
 
@@ -19,7 +19,7 @@ uptime_s() { read -r up _ </proc/uptime && printf %s "${up%%.*}"; }
 has_flock() { command -v flock >/dev/null; }
 lock() { if has_flock; then flock 9; fi; }
 
-# Folders that somebody keeps other things in: EdgeRT would give them to its user, and remove from them by name.
+# Refuse folders with other things in them: EdgeRT changes their owner, and removes files from them by name.
 refuse_foreign() {
   if test ! -e "$home/receipt" && test ! -e "$home/runtime.sh" && test ! -e "$home/venv/.complete"; then
     for name in venv venvs wheels previous; do
@@ -34,7 +34,7 @@ refuse_foreign() {
   done || exit 73
 }
 
-note() { # FOLDER...; what somebody else made is not in the receipt, and stays one day
+note() { # FOLDER...; an uninstall removes only folders of the receipt
   notes=
   for path; do
     made=
@@ -63,10 +63,10 @@ write_claim() {
 
 lasts() { test "$boot" = "$(boot_id)" && test "$(uptime_s)" -lt "$until"; }
 
-held_by_another() { # than OLD; says who
+held_by_another() { # than OLD; prints who
   read_claim
   if test -n "$has" && test "$has" != "$1" && lasts; then
-    echo "$who has it for $((until - $(uptime_s))) s more at most"
+    echo "by $who, for at most $((until - $(uptime_s))) s"
     return 0
   fi
   return 1
@@ -92,25 +92,25 @@ take() {
     lock
     if held_by_another "$old"; then exit 75; fi
     if has_flock && ! flock -n 8; then
-      echo 'a command of a bootstrap that was cut off still runs there'
+      echo 'a command of an interrupted bootstrap is still running'
       exit 75
     fi
     who=$by
     write_claim
   ) 9>"$home/lock" 8>>"$home/working"
   code=$?
-  # A full disk takes no claim, and taking things away is what mends it.
+  # On a full disk no claim can be written, and an uninstall is what makes room.
   if test $code = 0 || test $code = 75 || test "$make" = yes; then exit $code; fi
   echo none
 }
 
 keep() {
   token=$1 seconds=$2
-  if test ! -d "$home"; then echo "$home has gone"; exit 75; fi
+  if test ! -d "$home"; then echo "$home was removed"; exit 75; fi
   (
     lock
     read_claim
-    if test "$has" != "$token"; then echo "${who:-somebody} has taken it"; exit 75; fi
+    if test "$has" != "$token"; then echo "${who:-another host} took the claim"; exit 75; fi
     write_claim
   ) 9>"$home/lock"
 }

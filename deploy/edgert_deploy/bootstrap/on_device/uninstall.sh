@@ -1,21 +1,21 @@
-# Takes away what `edgert bootstrap` made, by name: whatever else lies in these folders stays. Run as `sh -c` with
+# Removes what `edgert bootstrap` made, by name; other files in these folders stay. Run as `sh -c` with
 #   MODE (show, stop or remove)  HOME ("" where none)  STATE  PURGE (yes or no)  UNIT  USER  COMMENT  KNOWN  SERVES
-# KNOWN is a pattern of what EdgeRT makes in these folders, SERVES what the unit says that serves STATE.
-# Prints `removed WHAT` and `left WHAT`. Ended anywhere, it can be run again.
+# KNOWN is a pattern of what EdgeRT makes in these folders, SERVES is the text in the unit that serves STATE.
+# Prints `removed WHAT` and `left WHAT`. An interrupted run can be repeated.
 set -u
 mode=$1 home=$2 state=$3 purge=$4 unit=$5 user=$6 comment=$7 known=$8 serves=$9
 failed=0
 
 removed() { echo "removed $1"; }
 doing() { test "$mode" != show; }
-gone() { # a file or folder, whatever it is
+gone() { # remove a file or folder
   if test ! -e "$1" && test ! -L "$1"; then return 0; fi
   if doing && ! rm -rf "$1"; then failed=1 && echo "left $1" && return 0; fi
   removed "$1"
 }
-empty() { # a folder of ours, where nothing of anybody else's is in it
+empty() { # remove one of our folders if nothing else is in it
   if test ! -d "$1"; then return; fi
-  if ! doing; then echo "removed $1 (where nothing else is in it)" && return; fi
+  if ! doing; then echo "removed $1 (if nothing else is in it)" && return; fi
   if rmdir "$1" 2>/dev/null; then removed "$1"; else echo "left $1 ($(ls -A "$1" | head -n 5 | tr '\n' ' ')in it)"; fi
 }
 
@@ -44,7 +44,7 @@ remove_service() {
 
 remove_environment() {
   test -n "$home" && test -d "$home" || return 0
-  if test ! -e "$home/receipt" && test ! -e "$home/runtime.sh" && test ! -e "$home/venv/.complete"; then return; fi # somebody else's
+  if test ! -e "$home/receipt" && test ! -e "$home/runtime.sh" && test ! -e "$home/venv/.complete"; then return; fi # not made by bootstrap
   if crontab -l 2>/dev/null | grep -qF "$home/runtime.sh"; then # the line that starts the monitor after a reboot
     if doing; then crontab -l | grep -vF "$home/runtime.sh" | crontab -; fi
     removed "the line of $(id -un)'s crontab"
@@ -57,7 +57,7 @@ remove_environment() {
 }
 
 remove_state() {
-  # Where no configuration is, and something that EdgeRT never makes, the rest is somebody else's, too.
+  # Without a configuration, and with something that EdgeRT never makes, the folder is not EdgeRT's.
   if test ! -e "$state/config.toml" && ls -A "$state" 2>/dev/null | grep -qvxE "$known"; then
     echo "left $state ($(ls -A "$state" | head -n 5 | tr '\n' ' ')in it)"
     return
@@ -70,12 +70,12 @@ remove_state() {
   if test "$purge" = yes; then
     for name in models keys config.toml; do gone "$state/$name"; done
   elif test -d "$state"; then
-    if doing && test "$(id -u)" = 0; then chown -R 0:0 "$state"; fi # its user is going
+    if doing && test "$(id -u)" = 0; then chown -R 0:0 "$state"; fi # its user is about to be removed
     for name in models keys config.toml; do test ! -e "$state/$name" || echo "left $state/$name"; done
   fi
 }
 
-# The account that bootstrap made bears its comment; one of before that was written has our folder as its home.
+# The account that bootstrap made has its comment; an account from before comments were written has STATE as its home.
 remove_user() {
   test "$(id -u)" = 0 && entry=$(getent passwd "$user") || return 0
   IFS=: read -r _ _ _ _ about folder shell <<END
@@ -94,7 +94,7 @@ END
   removed "user and group $user"
 }
 
-made_folders() { # that nothing is left in; last made, first removed
+made_folders() { # remove the empty folders of the receipt, the last made first
   printf '%s\n' "$receipt" | sed -n '1!G;h;$p' | while read -r what path; do
     if test "$what" = folder && test "$path" != "$state" && test "$path" != "$home"; then
       rmdir "$path" 2>/dev/null && removed "$path"
@@ -106,10 +106,10 @@ remove_folders() {
   if test "$purge" = yes; then empty "$state"; fi
   if printf '%s\n' "$receipt" | grep -qx linger; then
     if doing; then loginctl disable-linger; fi
-    removed "lingering of $(id -un)"
+    removed "linger setting of $(id -un)"
   fi
   if doing; then made_folders; fi
-  if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim that this is done under: last
+  if doing && test -n "$home"; then rm -f "$home/setup" "$home/working"; fi # the claim of this very uninstall: last
   if test -n "$home"; then gone "$home/receipt" && empty "$home"; fi
   if doing; then made_folders; fi
 }

@@ -1,4 +1,4 @@
-"""One host at a time sets a device up: here this machine plays the device, and two cache folders two hosts.
+"""One host at a time sets a device up. This machine plays the device, two cache folders play two hosts.
 
 tests/end_to_end/test_ssh.py has two real bootstraps at once.
 """
@@ -16,12 +16,11 @@ import pytest
 
 from edgert.errors import DeployUnderWay, DeviceError
 from edgert_deploy.bootstrap.runtime import _ALONE, live_models
-from edgert_deploy.bootstrap.uninstall import unbootstrap
+from edgert_deploy.bootstrap.uninstall import uninstall
+from edgert_deploy.devices.claims import check_not_set_up, claimed, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.setup_claim import check_not_set_up, setting_up
 from edgert_deploy.devices.transports.local import LocalTransport
-from edgert_deploy.rollout.claims import claimed
 
 LONG_S = 1000.0  # a command that the first claim does not outlast
 
@@ -53,9 +52,9 @@ def test_a_second_host_is_refused_and_where_nothing_was_set_up_nothing_stays(
         assert held.run(["echo", "hello"], LONG_S).stdout == "hello\n"
         assert "from this host" in refused(device)
         on_host("two")
-        assert "has it for" in refused(device)
+        assert "for at most" in refused(device)
         with pytest.raises(DeployUnderWay):
-            unbootstrap(device, LocalTransport(device), purge=True)
+            uninstall(device, LocalTransport(device), purge=True)
         on_host("one")
     assert not (tmp_path / "b").exists()
     on_host("two")
@@ -77,7 +76,7 @@ def test_who_has_lost_the_claim_does_nothing_more(
         ):
             with (tmp_path / "large").open("wb") as file:
                 file.truncate(100_000_000)
-            with pytest.raises(DeployUnderWay, match="has taken it"):
+            with pytest.raises(DeployUnderWay, match="took the claim"):
                 work()
     assert not (tmp_path / "done").exists()
     assert claim.exists()  # it is the other's
@@ -103,7 +102,7 @@ def test_a_host_that_vanished_holds_up_its_own_next_command_not_at_all_and_other
         pass
     vanish()
     on_host("two")
-    assert "has it for" in refused(device)
+    assert "for at most" in refused(device)
     lines = claim.read_text().splitlines()
     claim.write_text("".join(f"{'until=1' if line.startswith('until=') else line}\n" for line in lines))
     with setting_up(device, LocalTransport(device)):
@@ -123,7 +122,7 @@ def test_a_command_that_goes_on_without_its_host_is_waited_for(device: Device, o
         assert orphan.stdout is not None
         assert orphan.stdin is not None
         orphan.stdout.readline()
-        assert "still runs there" in refused(device)
+        assert "is still running" in refused(device)
         orphan.stdin.close()
         orphan.wait(30)
     with setting_up(device, LocalTransport(device)):
@@ -148,7 +147,7 @@ def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_wh
         with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
             pass
         on_host("two")
-        with pytest.raises(DeployUnderWay, match="has it for"), claimed(daemon, "digits"):
+        with pytest.raises(DeployUnderWay, match="for at most"), claimed(daemon, "digits"):
             pass
         assert live_models(device, held) == (), "what was refused has left no claim"
         on_host("one")
@@ -160,7 +159,7 @@ def test_a_trial_of_a_runtime_is_left_alone_whoever_began_it(device: Device, on_
     trial.parent.mkdir(parents=True)
     now_s = int(float(Path("/proc/uptime").read_text().split()[0]))
     trial.write_text(f"old=1\nnew=2\nboot=b\nuntil={now_s + 600}\nstarts=1\nunit=\n")
-    with pytest.raises(DeployUnderWay, match=r"new runtime .* within (600|59\d) s: .*edgert bootstrap board"):
+    with pytest.raises(DeployUnderWay, match=r"new runtime .* within (600|59\d) s\. .*edgert bootstrap board"):
         check_not_set_up(device, LocalTransport(device))
     trial.unlink()
     check_not_set_up(device, LocalTransport(device))
@@ -181,7 +180,7 @@ def test_folders_that_hold_other_things_are_left_alone(
         setting_up(device, LocalTransport(device)),
     ):
         pass
-    gone = unbootstrap(device, LocalTransport(device), purge=True, dry_run=True)
+    gone = uninstall(device, LocalTransport(device), purge=True, dry_run=True)
     assert not [path for path in gone.removed if path.startswith(f"{others}/")]
     assert sorted(os.listdir(others)) == ["cache", "mail", "spool", "venvs"]
 

@@ -1,0 +1,230 @@
+"""Claims: one deployment at a time changes a model, and one host at a time sets a device up.
+
+A deployment claims its model by `edgertd` (edgert.versions.claims), in STATE. A bootstrap claims the whole device by a
+shell script (on_device/claim.sh), in HOME, for two reasons. It starts where no runtime is installed. And root, who may
+run it, must not write into STATE, which belongs to the less trusted user of the daemon. Each side takes its own claim
+first and then looks for the other's, so of two that start at once at least one gives way.
+
+This host notes each token that it takes, under a lock that ends with its process. A second command of this host is
+refused without asking the device. And a claim whose process died, or whose link was lost before the release, does not
+block the next command of this host: that one names the token as over. On other hosts the claim runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from edgert.checks.status import DeviceStatus
+from edgert.durable import locked
+from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError
+from edgert.versions.claims import LASTS_S_MAX
+from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.transports import ByteProgress, LineSink, Result, Transport
+
+LASTS_S = 60.0  # of a model's claim: commands on the device renew it while they run
+SPARE_S = 240.0  # of a set-up's claim, beyond its longest command: others wait so long for a host that vanished
+SLOW_LINK_BYTES_PER_S = 50_000  # a transfer under a claim may be as slow as this
+TOKEN_BYTES_MAX = 200
+# What EdgeRT makes in STATE and in HOME, which may be the same folder; `grep -xE` reads it.
+KNOWN = (
+    r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
+    r"|mqtt-(password|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels|previous|runtime\.sh|receipt|lock|setup|working"
+    r"|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
+)
+_SET_UP = "/setup"  # no model has this name
+_TAKEN, _FOREIGN, _RUNTIME_TRIAL = 75, 73, 76  # exit codes of the script
+_NOT_SET_UP = "none"
+
+
+@dataclass(frozen=True)
+class HeldClaim:
+    """A model that this deployment alone changes on the device. `facts` are the device's under the claim."""
+
+    daemon: RemoteDaemon
+    token: str
+    facts: DeviceStatus
+
+    def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
+        """Call `edgertd WORDS` under the claim. Raises as RemoteDaemon.call, and DeployUnderWay if the claim is lost."""
+        return self.daemon.call(*words, "--claim", self.token, timeout_s=timeout_s)
+
+
+@contextmanager
+def claimed(
+    daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = SLOW_LINK_BYTES_PER_S
+) -> Iterator[HeldClaim]:
+    """Claim `model` on the device, for as long as `send_bytes` take on a slow link or at `bytes_per_s`.
+
+    Raises DeployUnderWay if another deployment has the claim, or if the device is being set up.
+    """
+    lasts_s = min(LASTS_S + send_bytes / min(bytes_per_s, SLOW_LINK_BYTES_PER_S), LASTS_S_MAX)
+    with _noted(daemon.device, model, f"another deployment of {model}") as note:
+        old = _read(note)
+        instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
+        answer = daemon.call("claim", model, "--by", _who(), "--for-s", f"{lasts_s:.0f}", *instead)
+        token = str(answer["token"])
+        _write(note, token)
+        try:
+            check_not_set_up(daemon.device, daemon.transport)
+            facts = DeviceStatus.from_json(answer["status"])
+            others = tuple(claim for claim in facts.claims if claim.model != model)
+            yield HeldClaim(daemon, token, replace(facts, claims=others))
+        finally:
+            with contextlib.suppress(EdgeRTError):  # the link is lost: the claim runs out there, and is noted here
+                daemon.call("release", token)
+                _write(note, "")
+
+
+@contextmanager
+def setting_up(device: Device, transport: Transport, *, make: bool = True) -> Iterator[Transport]:
+    """Claim the whole device. Yield a transport that runs commands only as long as this host has the claim.
+
+    Without `make`, a device that was never set up is neither changed nor claimed. Raises DeployUnderWay if another host
+    sets the device up, and DeviceError if its folders hold other things than EdgeRT's.
+    """
+    with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
+        if not device.kind.needs_runtime:
+            yield transport
+            return
+        token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
+        by = re.sub(r"[^\x20-\x7e]", "?", _who())
+        old = _read(note)
+        words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, old, "yes" if make else "no", KNOWN)
+        if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
+            yield transport
+            return
+        _write(note, token)
+        try:
+            yield _Claimed(device, transport, token, begun + lasts_s)
+        finally:
+            with contextlib.suppress(EdgeRTError):
+                _script(device, transport, ("free", device.home, token))
+                _write(note, "")
+
+
+def check_not_set_up(device: Device, transport: Transport) -> None:
+    """Raise DeployUnderWay if somebody sets `device` up now, or if it tries a new runtime."""
+    if not device.kind.needs_runtime:
+        return
+    with _noted(device, _SET_UP, "a bootstrap or uninstall") as note:
+        over = _read(note)
+    _script(device, transport, ("look", device.home, over))
+
+
+def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
+    """Write down which folders are about to be made, so that `edgert uninstall` removes no others."""
+    _script(device, transport, ("note", device.home, *folders))
+
+
+class _Claimed:
+    """A transport that renews the claim before each command that may outlast it."""
+
+    def __init__(self, device: Device, transport: Transport, token: str, until: float) -> None:
+        self._device, self._transport, self._token, self._until = device, transport, token, until
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        self._renew(timeout_s)
+        return self._transport.run(argv, timeout_s, input, on_stderr)
+
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
+        self._renew(QUICK_S_MAX + local.stat().st_size / SLOW_LINK_BYTES_PER_S)
+        self._transport.put(local, remote, progress, mode, resumable=resumable, bytes_per_s=bytes_per_s)
+
+    def get(self, remote: str, local: Path) -> None:
+        self._renew(QUICK_S_MAX)
+        self._transport.get(remote, local)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _renew(self, seconds: float) -> None:
+        begun = time.monotonic()
+        if begun + seconds > self._until:
+            lasts_s = seconds + SPARE_S
+            _script(self._device, self._transport, ("keep", self._device.home, self._token, f"{lasts_s:.0f}"))
+            self._until = begun + lasts_s
+
+
+def _script(device: Device, transport: Transport, words: Sequence[str]) -> Result:
+    """Run the script of set-up claims. Raises what its exit code means."""
+    script = (files("edgert_deploy") / "devices" / "on_device" / "claim.sh").read_text()
+    result = transport.run(["sh", "-c", script, "sh", *words], QUICK_S_MAX)
+    printed = result.stdout.strip()
+    if result.exit_code == _TAKEN:
+        raise DeployUnderWay(
+            f"a bootstrap or uninstall is under way on {device.name} ({printed}). Nothing was changed; try again after it"
+        )
+    if result.exit_code == _RUNTIME_TRIAL:
+        raise DeployUnderWay(
+            f"{device.name} is trying a new runtime and decides within {printed} s. Nothing was changed; try again then. "
+            f"If the trial does not end, this ends it: edgert bootstrap {device.name}"
+        )
+    if result.exit_code == _FOREIGN:
+        raise DeviceError(
+            f"{device.name}: {printed}, and EdgeRT needs a folder of its own. Nothing was changed. Run edgert device "
+            f"remove {device.name}, then add it again with another --home and --state"
+        )
+    if not result.ok:
+        raise DeviceError(f"{device.name}: its folder {device.home} cannot be used: {result.stderr.strip()[-300:]}")
+    return result
+
+
+@contextmanager
+def _noted(device: Device, what: str, other: str) -> Iterator[int]:
+    """Lock this host's note of its last token for `what` there. Raises DeployUnderWay, naming `other`, if it is locked."""
+    folder = cache_folder() / "claims"
+    name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        note = locked(folder / name, wait_s=0)
+    except BlockingIOError as error:
+        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait for its end") from error
+    except OSError as error:
+        raise ConfigInvalid(
+            f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
+        ) from error
+    with note:
+        yield note.fileno()
+
+
+def _read(note: int) -> str:
+    return os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+
+
+def _write(note: int, token: str) -> None:
+    os.ftruncate(note, 0)
+    os.pwrite(note, token.encode(), 0)
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

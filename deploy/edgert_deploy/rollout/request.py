@@ -1,0 +1,48 @@
+"""What the deployments of one bundle share: the verified bundle, its trial, and how devices are reached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.expiry import check_expiry
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.common.parallel import Stop
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.transports import Transport
+from edgert_deploy.rollout.delta import Deltas
+from edgert_deploy.rollout.plan import Offer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DeployRequest:
+    """One bundle for devices. `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not."""
+
+    bundle: Path
+    offer: Offer
+    trial_s: float
+    open_transport: Callable[[Device], Transport]
+    prepare: Callable[[Device, Transport, Say], None] | None = None  # sets up a device that has no EdgeRT
+    dry_run: bool = False
+    stop: Stop = field(default_factory=Stop)
+    deltas: Deltas = field(default_factory=Deltas)
+    bytes_per_s: float = 0.0
+    limits: TrialLimits | None = None
+
+
+def read_offer(path: Path) -> Offer:
+    """Verify every byte of the bundle against its manifest, before any byte leaves this host.
+
+    The signature is for the devices to judge: each has its own keys. Raises BundleError, also for a bundle that expired
+    by this host's clock.
+    """
+    with open_bundle(path, trusted=None) as bundle:
+        bundle.verify_files()
+        manifest = bundle.manifest
+        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", time.time())
+        return Offer(bundle.manifest, bundle.digest, bundle.envelope.key_ids, path.stat().st_size)

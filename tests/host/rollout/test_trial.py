@@ -1,0 +1,36 @@
+"""The host waits for a device's decision on a trial, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import new_key
+from edgert.errors import DaemonBusy
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.common.parallel import Stop
+from edgert_deploy.devices.claims import HeldClaim
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.rollout.plan import Plan, Step
+from edgert_deploy.rollout.trial import watch_trial
+from tests.support.simulated_device import BOARD, SimulatedDevice
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_for_ever() -> None:
+    """It never says what became of the trial; the device itself answers every question."""
+    key, limits, now = new_key(), TrialLimits({"p99_ms": 8.0}, 600.0), [0.0]
+    asked: list[tuple[str, ...]] = []
+
+    class Hung(RemoteDaemon):
+        def call(self, *words: str, timeout_s: float = 0.0) -> dict[str, Any]:
+            asked.append(words)
+            now[0] += 5.0
+            return {"state": "loading"}
+
+    plan = Plan("echo", 2, "digest", (Step.WATCH,), limits)
+    claim = HeldClaim(Hung(SimulatedDevice(key), BOARD), "t", RemoteDaemon(SimulatedDevice(key), BOARD).status())
+    with pytest.raises(DaemonBusy, match=r"not judged release 2 of echo .* edgert doctor board"):
+        watch_trial(claim, plan, Stop(), lambda line: None, lambda: now[0])
+    assert limits.trial_s + limits.confirm_s < now[0] < limits.trial_s + limits.confirm_s + 100
+    assert len(asked) == now[0] / 5
