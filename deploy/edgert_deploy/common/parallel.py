@@ -1,8 +1,7 @@
-"""What Ctrl-C means to work on many devices: once, stop at the next step; twice, let go at once.
+"""Work on many devices side by side, and Ctrl-C: once stops at the next step, twice returns at once.
 
-Threads cannot be ended from outside. So the first Ctrl-C only sets `asked`, which the work looks at between its
-steps, and the second has `for_each` return without those that are not done: they are daemon threads and end
-with the process.
+Python cannot end a thread from outside. So the first Ctrl-C only sets `asked`, which the work reads between its steps.
+The second makes `for_each` return without the items in progress: their daemon threads end with the process.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 AT_ONCE_MAX = 8
-LOOK_S = 0.1  # how soon a second Ctrl-C is seen
+POLL_S = 0.1  # how soon a second Ctrl-C takes effect
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class Stop:
-    """How often the user has asked for an end. A signal handler may call `press`: it takes no lock."""
+    """How often the user has asked to stop. A signal handler may call `press`: it takes no lock."""
 
     def __init__(self) -> None:
         self._presses = 0
@@ -41,14 +40,14 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
-        """Take Ctrl-C as a press, and say on stderr what it does."""
-        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        """Count each Ctrl-C as a press, and print `first` or `second` on stderr."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
             return
 
         def pressed(*_: Any) -> None:
             self.press()
-            # Not through Python's own buffers, whose locks the interrupted code may hold.
+            # The interrupted code may hold the locks of Python's own buffers.
             os.write(2, f"\n{second if self.abandoned else first}\n".encode())
 
         before = signal.signal(signal.SIGINT, pressed)
@@ -59,14 +58,11 @@ class Stop:
 
 
 def for_each(
-    items: Sequence[Item],
-    work: Callable[[Item], Answer],
-    stop: Stop,
-    at_once: int = AT_ONCE_MAX,
+    items: Sequence[Item], work: Callable[[Item], Answer], stop: Stop, at_once: int = AT_ONCE_MAX
 ) -> list[Answer | None]:
-    """`work(item)` for each, `at_once` at a time, the answers in the order of `items`.
+    """Run `work(item)` for each item, `at_once` at a time; return the answers in the order of `items`.
 
-    None for those that were not done when `stop` was pressed twice. What `work` raises is raised here.
+    An item that was not done when the user pressed twice has the answer None. Raises what `work` raises.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Answer | None, BaseException | None]] = queue.SimpleQueue()
@@ -81,17 +77,20 @@ def for_each(
                 return
             try:
                 done.put((i, work(items[i]), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it again
                 done.put((i, None, error))
 
     for _ in range(min(at_once, len(items))):
         threading.Thread(target=worker, daemon=True).start()
     answers: list[Answer | None] = [None] * len(items)
     left = len(items)
-    while left and not stop.abandoned:
+    while left:
+        abandoned = stop.abandoned
         try:
-            i, answer, error = done.get(timeout=LOOK_S)
+            i, answer, error = done.get(timeout=0 if abandoned else POLL_S)
         except queue.Empty:
+            if abandoned:
+                break
             continue
         if error is not None:
             raise error

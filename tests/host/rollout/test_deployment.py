@@ -6,7 +6,6 @@ The device is simulated at the transport seam: real slots' transition table, com
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from edgert_deploy.rollout.plan import Step
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code
 from tests.support.bundles import make_null_bundle
+from tests.support.devices import wait_until
 from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
@@ -262,10 +262,12 @@ def test_a_second_ctrl_c_lets_go_at_once_and_says_what_becomes_of_the_device(bun
     opener: Callable[[Device], Transport] = lambda device: hanging if device.name == "hanging" else quick  # noqa: E731
     request = DeployRequest(bundle, read_offer(bundle), 60.0, opener, stop=stop)
 
+    threads = threading.active_count()
+
     def press_twice() -> None:
         hangs.wait(60)
-        while quick.closed == 0:
-            time.sleep(0.01)
+        # The thread of the quick device ends after its outcome; this one and the hanging one are left.
+        wait_until(lambda: quick.closed == 1 and threading.active_count() == threads + 2, "the quick one is done")
         stop.press()
         stop.press()
 
