@@ -1,6 +1,7 @@
-"""Measuring on a device, through its transport: a bundle's artifacts beside the live version, or the live version itself.
+"""Measurements on a device over its transport: artifacts run by the engine alone, or the live version as apps use it.
 
-Nothing is installed and nothing changes there but what engines compile (`STATE/cache`); what was sent is removed again.
+Artifacts are written into a folder that `edgertd bench` reads. It goes to the device and is removed again; only what
+engines compile (`STATE/cache`) stays there. The packager measures its candidates in the same way.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ import contextlib
 import json
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.manifest import TargetEntry
 from edgert.checks.bench import FORMAT, SPEC
 from edgert.checks.status import DeviceStatus
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
+from edgert.tensors import TensorSpec
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 
-BENCH_S_MAX = 3600.0  # an engine may build its plan first
-QUICK_S_MAX = 60.0
+BENCH_S_MAX = 3600.0  # an engine may compile first
 
 Say = Callable[[str], None]
 
@@ -33,62 +35,78 @@ Say = Callable[[str], None]
 def bench_live_on(
     device: Device, transport: Transport, model: str, seconds: float, clients: int, say: Say
 ) -> dict[str, Any]:
-    """What `edgertd bench --model` finds on the device, asked as apps ask."""
+    """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
     words = ("bench", "--model", model, "--seconds", f"{seconds:g}", "--clients", str(clients))
     return RemoteDaemon(transport, device, say).call(*words, timeout_s=BENCH_S_MAX)
 
 
 def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: float, say: Say) -> dict[str, Any]:
-    """The bundle's artifacts for the device, engine alone, beside the live version of the model where one serves.
+    """Run the bundle's artifacts for the device, beside the live version of the model if there is one.
 
-    Raises NotCompatible, EngineMissing, BundleError, and what the link and the device answer.
+    Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
     daemon = RemoteDaemon(transport, device, say)
     facts = daemon.status()
-    remote = f"{device.state}/incoming/bench-{uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
+        _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, Path(folder))
+        model = facts.model(bundle.manifest.model)
+        beside = ("--model", model.model) if model is not None and model.active is not None else ()
+        return bench_folder(daemon, Path(folder), seconds, say, *beside)
+
+
+def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, say: Say, *words: str) -> dict[str, Any]:
+    """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
+    remote = f"{daemon.device.state}/incoming/bench-{uuid.uuid4().hex}"
+    paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     try:
-        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
-            work = Path(folder) / "work"
-            work.mkdir()
-            target = bundle.manifest.target_for(facts.profile, facts.machine)
-            for name in write_work(bundle, target, facts, work):
-                say(f"sending {name}")
-                transport.put(work / name, str(PurePosixPath(remote) / name))
-            model = facts.model(bundle.manifest.model)
-        beside = ("--model", bundle.manifest.model) if model is not None and model.live is not None else ()
-        return daemon.call("bench", remote, *beside, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
+            say(f"sending {name}")
+            daemon.transport.put(path, str(PurePosixPath(remote) / name))
+        return daemon.call("bench", remote, *words, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
     finally:
         with contextlib.suppress(EdgeRTError):
-            transport.run(["rm", "-rf", remote], QUICK_S_MAX)
+            daemon.transport.run(["rm", "-rf", remote], QUICK_S_MAX)
 
 
-def write_work(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, folder: Path) -> list[str]:
-    """The folder that `edgertd bench` reads, of the artifacts whose engine the device has; the names of its files."""
+def write_spec(
+    folder: Path,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    samples: Sequence[npt.NDArray[Any]],
+    artifacts: Sequence[Mapping[str, str]],
+) -> None:
+    """Write what `edgertd bench` reads beside the files of `artifacts`, which have id, engine, path and sha256."""
+    names = [f"input-{i}.npy" for i in range(len(samples))]
+    for name, sample in zip(names, samples, strict=True):
+        np.save(folder / name, sample, allow_pickle=False)
+    value = {
+        "format": FORMAT,
+        "inputs": [spec.as_json() for spec in inputs],
+        "outputs": [spec.as_json() for spec in outputs],
+        "samples": names,
+        "artifacts": list(artifacts),
+    }
+    (folder / SPEC).write_text(json.dumps(value))
+
+
+def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, folder: Path) -> None:
+    """Write the artifacts whose engine the device has, and one golden sample."""
     manifest = bundle.manifest
     artifacts = [manifest.artifact(name) for name in target.artifacts]
     chosen = [artifact for artifact in artifacts if artifact.engine in facts.engines]
     if not chosen:
         raise EngineMissing(f"{facts.device} has none of the engines {', '.join(a.engine for a in artifacts)}")
-    wanted = {*manifest.golden_inputs, *(path for artifact in chosen for path in artifact.files)}
-    bundle.unpack(folder, frozenset(wanted))
+    bundle.unpack(folder, frozenset({*manifest.golden_inputs, *(path for one in chosen for path in one.files)}))
     samples = []
-    for i, path in enumerate(manifest.golden_inputs):
+    for path in manifest.golden_inputs:
         try:
-            sample = np.load(folder / path, allow_pickle=False)[:1]
+            samples.append(np.load(folder / path, allow_pickle=False)[:1])
         except (OSError, ValueError) as error:
             raise BundleCorrupt(f"the golden inputs {path} cannot be read: {error}") from error
         (folder / path).unlink()
-        samples.append(f"input-{i}.npy")
-        np.save(folder / samples[-1], sample, allow_pickle=False)
-    value = {
-        "format": FORMAT,
-        "inputs": [spec.as_json() for spec in manifest.inputs],
-        "outputs": [spec.as_json() for spec in manifest.outputs],
-        "samples": samples,
-        "artifacts": [
-            {"id": one.id, "engine": one.engine, "path": one.entry, "sha256": manifest.file(one.entry).sha256}
-            for one in chosen
-        ],
-    }
-    (folder / SPEC).write_text(json.dumps(value))
-    return [SPEC, *samples, *sorted({path for artifact in chosen for path in artifact.files})]
+    entries = [
+        {"id": one.id, "engine": one.engine, "path": one.entry, "sha256": manifest.file(one.entry).sha256}
+        for one in chosen
+    ]
+    write_spec(folder, manifest.inputs, manifest.outputs, samples, entries)

@@ -5,34 +5,26 @@ A candidate displaces a simpler one only if it is more than FASTER_SHARE faster:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import platform
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from edgert.checks.bench import FORMAT, SPEC
-from edgert.errors import ConfigInvalid, DeviceError, EdgeRTError
+from edgert.errors import ConfigInvalid, DeviceError
+from edgert_deploy.devices.bench import bench_folder, write_spec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
-from edgert_deploy.devices.transports.local import LocalTransport
 from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.evaluation import Evaluation
 
 FASTER_SHARE = 0.05
 SECONDS = 5.0
-BENCH_S_MAX = 3600.0  # TensorRT may build its plan first
-QUICK_S_MAX = 60.0
 
 Progress = Callable[[str], None]
 
@@ -85,12 +77,9 @@ class MeasureHere:
     def __call__(
         self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
     ) -> Timings:
-        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
-            state, work = str(Path(folder) / "state"), Path(folder) / "work"
+        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as state:
             here = Device("this machine", "local", state, profile.name, state)
-            _write_work(work, evaluation, candidates)
-            daemon = RemoteDaemon(LocalTransport(here), here, lambda line: progress(f"measuring here: {line}"))
-            return _bench(daemon, str(work), "here")
+            return _measured("here", here, evaluation, candidates, lambda line: progress(f"measuring here: {line}"))
 
 
 class MeasureOn:
@@ -111,58 +100,40 @@ class MeasureOn:
     def __call__(
         self, profile: DeviceProfile, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
     ) -> Timings:
-        device = self._device
-        remote = f"{device.state}/incoming/bench-{uuid.uuid4().hex}"
-        transport = open_transport(device)
-        try:
-            with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
-                work = Path(folder) / "work"
-                for name in _write_work(work, evaluation, candidates):
-                    progress(f"{device.name}: sending {name}")
-                    transport.put(work / name, str(PurePosixPath(remote) / name))
-            daemon = RemoteDaemon(transport, device, lambda line: progress(f"{device.name}: {line}"))
-            return _bench(daemon, remote, device.name)
-        finally:
-            with contextlib.suppress(EdgeRTError):
-                transport.run(["rm", "-rf", remote], QUICK_S_MAX)
-            transport.close()
+        name = self._device.name
+        return _measured(name, self._device, evaluation, candidates, lambda line: progress(f"{name}: {line}"))
 
 
-def _write_work(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> list[str]:
-    """Write the folder that `edgertd bench` reads, and return the names of its files."""
-    folder.mkdir()
-    source = evaluation.source
-    samples = [f"input-{i}.npy" for i in range(len(source.inputs))]
-    for name, array in zip(samples, evaluation.golden_inputs(1), strict=True):
-        np.save(folder / name, array, allow_pickle=False)
-    names, artifacts = list(samples), []
-    for candidate in candidates:
-        artifact = candidate.artifact
-        (folder / candidate.id).mkdir()
-        for path in (artifact.path, *artifact.companions):
-            names.append(f"{candidate.id}/{path.name}")
-            shutil.copyfile(path, folder / names[-1])
-        entry = {"id": candidate.id, "engine": artifact.engine, "path": f"{candidate.id}/{artifact.path.name}"}
-        artifacts.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
-    value = {
-        "format": FORMAT,
-        "inputs": [spec.as_json() for spec in source.inputs],
-        "outputs": [spec.as_json() for spec in source.outputs],
-        "samples": samples,
-        "artifacts": artifacts,
-    }
-    (folder / SPEC).write_text(json.dumps(value))
-    return [SPEC, *names]
-
-
-def _bench(daemon: RemoteDaemon, folder: str, where: str) -> Timings:
-    answer = daemon.call("bench", folder, "--seconds", f"{SECONDS:g}", timeout_s=BENCH_S_MAX)
+def _measured(
+    where: str, device: Device, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
+) -> Timings:
+    transport = open_transport(device)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
+            _write_candidates(Path(folder), evaluation, candidates)
+            answer = bench_folder(RemoteDaemon(transport, device, progress), Path(folder), SECONDS, progress)
+    finally:
+        transport.close()
     try:
         return {str(one["id"]): _timing(where, one) for one in answer["results"]}
     except (KeyError, TypeError, ValueError) as error:
         raise DeviceError(
             f"the answer of edgertd bench on {where} has no times: bootstrap the device again (edgert bootstrap)"
         ) from error
+
+
+def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence[Candidate]) -> None:
+    """Write the candidates' artifacts and one golden sample."""
+    entries = []
+    for candidate in candidates:
+        artifact = candidate.artifact
+        (folder / candidate.id).mkdir()
+        for path in (artifact.path, *artifact.companions):
+            shutil.copyfile(path, folder / candidate.id / path.name)
+        entry = {"id": candidate.id, "engine": artifact.engine, "path": f"{candidate.id}/{artifact.path.name}"}
+        entries.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
+    source = evaluation.source
+    write_spec(folder, source.inputs, source.outputs, evaluation.golden_inputs(1), entries)
 
 
 def _timing(where: str, one: dict[str, Any]) -> Timing:
