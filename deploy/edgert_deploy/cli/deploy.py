@@ -28,7 +28,7 @@ from edgert_deploy.cli.fleet_options import (
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.sizes import size_text
-from edgert_deploy.common.trial_limits import gate_for
+from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
@@ -141,7 +141,7 @@ def deploy(
     made ready on the way. One deployment of a model works on a device at a time; another one is refused.
 
     With --limit and --watch the device measures what it serves on trial, and goes back by itself, with the reason, once a
-    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [gate].
+    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [trial].
 
     Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
     stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
@@ -169,7 +169,7 @@ def deploy(
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    trial_limits = gate_for(offer.manifest.model, _gate_table(), parse_limits(limits), watch, unattended, trial_s)
+    trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch, unattended, trial_s)
     request = DeployRequest(
         bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, limits=trial_limits
     )
@@ -305,10 +305,10 @@ def _say_what_would_be_done(request: DeployRequest, strategy: Strategy, devices:
     click.get_current_context().exit(code)
 
 
-def _gate_table() -> dict[str, Any]:
-    """What the project says of trials."""
+def _trial_table() -> dict[str, Any]:
+    """Return the project's table [trial]."""
     project = find_project()
-    return {} if project is None else project.gate
+    return {} if project is None else project.trial
 
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:

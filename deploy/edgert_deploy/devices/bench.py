@@ -50,7 +50,7 @@ def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: f
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
         _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, Path(folder))
         model = facts.model(bundle.manifest.model)
-        beside = ("--model", model.model) if model is not None and model.active is not None else ()
+        beside = ("--model", model.model) if model is not None and model.live is not None else ()
         return bench_folder(daemon, Path(folder), seconds, say, *beside)
 
 

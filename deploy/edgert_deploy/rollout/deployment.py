@@ -22,7 +22,7 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.versions.slots import BY_COMMAND, ON_TRIAL, Returned
+from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
@@ -261,7 +261,7 @@ def _live_release(facts: DeviceStatus, plan: Plan) -> int | None:
     return None if model is None else model.release
 
 
-def _returned(facts: DeviceStatus, plan: Plan) -> Returned | None:
+def _returned(facts: DeviceStatus, plan: Plan) -> RolledBackVersion | None:
     """Return the device's record of rolling the plan's version back, if it has one."""
     model = facts.model(plan.model)
     returned = None if model is None else model.rolled_back

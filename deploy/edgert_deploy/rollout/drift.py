@@ -95,7 +95,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
         trial = None if serving is None else serving.trial
         how = f": {trial.text}; {trial.left_s:.0f} s left" if trial and trial.phase == "watching" else ""
         drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
-    if there.active is not None and serving is not None and serving.state not in SERVES:
+    if there.live is not None and serving is not None and serving.state not in SERVES:
         drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may become ready'}"))
     if serving is not None and serving.loaded is not None and serving.loaded.degraded:
         drift.append(Drift("degraded", f"does not run on its first engine: {'; '.join(serving.loaded.tried)}"))
@@ -105,7 +105,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
 def _against(there: ModelStatus, wanted: Wanted) -> list[Drift]:
     """Return how the live version differs from the wanted one."""
     release, failed = there.release, there.rolled_back
-    if there.active is not None and there.active.digest == wanted.digest:
+    if there.live is not None and there.live.digest == wanted.digest:
         return []
     if failed is not None and failed.digest == wanted.digest:
         return [Drift("rolled-back", f"release {wanted.release} was rolled back: {failed.reason}")]

@@ -83,7 +83,7 @@ def make_plan(facts: DeviceStatus, offer: Offer, limits: TrialLimits | None = No
     target = manifest.target_for(facts.profile, facts.machine)
     _check_release(manifest, offer.digest, model, facts)
     _check_engine([manifest.artifact(name) for name in target.artifacts], facts)
-    if limits is None and model is not None and _is(model.active, offer.digest):
+    if limits is None and model is not None and _is(model.live, offer.digest):
         limits = model.trial_limits
     steps = _steps(model, offer.digest, limits)
     if Step.WATCH in steps and limits is not None:
@@ -101,15 +101,15 @@ def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -
     if limits is not None:
         keep = () if limits.unattended else (Step.MARK_GOOD,)
         make_live = (Step.ACTIVATE, Step.CHECK, Step.WATCH, *keep)
-    if model is not None and _is(model.active, digest):
-        return () if model.active is not None and model.active.good else make_live[1:]
+    if model is not None and _is(model.live, digest):
+        return () if model.live is not None and model.live.good else make_live[1:]
     if model is not None and model.state in STAGED and _is(model.spare, digest):
         return make_live
     return (Step.SEND, Step.INSTALL, *make_live)
 
 
 def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, facts: DeviceStatus) -> None:
-    if model is None or _is(model.active, digest):
+    if model is None or _is(model.live, digest):
         return
     if manifest.release < model.ratchet and not manifest.downgrade:
         raise ReleaseTooOld(
@@ -136,14 +136,14 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
             f"the edgertd of {facts.device} ({facts.edgert}) watches no limits. Upgrade it with edgert bootstrap "
             f"{facts.device} --upgrade, or deploy without --limit and --watch"
         )
-    if "temp_c" in limits.limits and facts.temp_c is None:
+    if "temp_c" in limits.bounds and facts.temp_c is None:
         raise TransitionRefused(
             f"{facts.device} has no readable thermometer: leave the limit temp_c out for it (--limit temp_c=off)"
         )
     if on_trial is None:
         return
     if on_trial.state == "first-trial":  # it left out the limits that need a version before
-        limits = replace(limits, limits={name: value for name, value in limits.limits.items() if name != "agreement"})
+        limits = replace(limits, bounds={name: value for name, value in limits.bounds.items() if name != "agreement"})
     if on_trial.trial_limits is None or not on_trial.trial_limits.same_as(limits):
         found = f"this release of {on_trial.model} is on trial on {facts.device} under other limits"
         _refuse_during_trial(found, on_trial.model, facts)

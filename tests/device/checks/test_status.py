@@ -90,7 +90,7 @@ IN_JSON: dict[str, Any] = {
             "model": "echo",
             "state": "steady",
             "ratchet": 6,
-            "active": {"release": 5, "digest": "d", "good": True},
+            "live": {"release": 5, "digest": "d", "good": True},
             "spare": None,
             "serving": None,
         }

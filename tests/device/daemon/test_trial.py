@@ -19,9 +19,11 @@ from edgert.cli.claim import claiming
 from edgert.config import read_config
 from edgert.daemon.trial_watch import Phase, TrialWatch
 from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceUnreachable, EdgeRTError
+from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.claims import Claims
 from edgert.versions.install import install
-from edgert.versions.slots import BOOT_ID_VARIABLE, SlotStore, State
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import State
 from edgert.versions.trial_limits import (
     COMPARED_MIN,
     REQUESTS_MIN,
@@ -34,7 +36,7 @@ from edgert.versions.trial_limits import (
 from edgert.worker_link import channel
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.common.project import read_project
-from edgert_deploy.common.trial_limits import gate_for
+from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.inventory import Device as Listed
 from edgert_deploy.devices.transports import LineSink, Result, open_transport
 from edgert_deploy.devices.transports.local import LocalTransport
@@ -60,9 +62,9 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
     }
     assert [seconds(text) for text in ("90", "90s", "1.5m", "2h")] == [90, 90, 90, 7200]
     for word, says in {
-        "p98_ms=8": "there is no limit 'p98_ms'",
+        "p98_ms=8": "unknown limit 'p98_ms'",
         "p99_ms": "give NAME=VALUE",
-        "p99_ms=fast": "'fast' is no number",
+        "p99_ms=fast": "'fast' is not a number",
         "p99_ms=-1": "a number from 0 up",
         "p99_ms=nan": "a number from 0 up",
         "agreement=99": "a share from 0 to 1, or a percentage",
@@ -70,44 +72,44 @@ def test_limits_are_read_as_people_write_them_and_nonsense_is_named() -> None:
     }.items():
         with pytest.raises(ConfigInvalid, match=re.escape(says)):
             parse_limits([word])
-    with pytest.raises(ConfigInvalid, match="no time"):
+    with pytest.raises(ConfigInvalid, match="not a time"):
         seconds("soon")
-    gate = TrialLimits({"p99_ms": 1 / 3}, 12345.678)
-    assert gate.words() == ["--limit", f"p99_ms={1 / 3!r}", "--watch-s", "12345.678"], (
+    limits = TrialLimits({"p99_ms": 1 / 3}, 12345.678)
+    assert limits.words() == ["--limit", f"p99_ms={1 / 3!r}", "--watch-s", "12345.678"], (
         "a device keeps just what was asked"
     )
 
 
 def test_what_was_not_measured_does_not_hold_at_the_end_and_breaks_nothing_before() -> None:
-    limits = {"p99_ms": 8.0, "error_rate": 0.1, "agreement": 0.9, "rss_mb": 50.0, "temp_c": 80.0, "min_requests": 5.0}
-    gate = TrialLimits(limits)
+    bounds = {"p99_ms": 8.0, "error_rate": 0.1, "agreement": 0.9, "rss_mb": 50.0, "temp_c": 80.0, "min_requests": 5.0}
+    limits = TrialLimits(bounds)
     nothing = Readings(rss_mb=10.0)
-    assert broken(gate, nothing, at_end=False) == []
-    assert [one.name for one in broken(gate, nothing, at_end=True)] == [
+    assert broken(limits, nothing, at_end=False) == []
+    assert [one.name for one in broken(limits, nothing, at_end=True)] == [
         "p99_ms", "error_rate", "agreement", "temp_c", "min_requests",
     ]  # fmt: skip
     few = Readings(requests=REQUESTS_MIN - 1, failed=50, p99_ms=100, compared=COMPARED_MIN - 1)
-    assert broken(gate, few, at_end=False) == []
+    assert broken(limits, few, at_end=False) == []
     enough = replace(few, requests=REQUESTS_MIN, compared=COMPARED_MIN, temp_c=80.5)
-    assert [one.name for one in broken(gate, enough, at_end=False)] == ["p99_ms", "error_rate", "agreement", "temp_c"]
+    assert [one.name for one in broken(limits, enough, at_end=False)] == ["p99_ms", "error_rate", "agreement", "temp_c"]
     held = Readings(requests=10, p99_ms=8.0, rss_mb=50.0, temp_c=80.0, compared=20, agreed=18)
-    assert broken(gate, held, at_end=True) == [], "a value at its limit holds"
-    assert [one.name for one in broken(gate, replace(held, golden=6), at_end=True)] == ["min_requests"]
+    assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
+    assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]
 
 
 def test_the_command_line_stands_before_the_models_table_and_that_before_the_general_one(tmp_path: Path) -> None:
     (tmp_path / "edgert.toml").write_text(
-        '[gate]\nwatch = "10m"\ntemp_c = 80\nerror_rate = "0.1%"\n[gate.m]\np99_ms = 8\ntemp_c = "off"\n'
+        '[trial]\nwatch = "10m"\ntemp_c = 80\nerror_rate = "0.1%"\n[trial.m]\np99_ms = 8\ntemp_c = "off"\n'
     )
-    table = read_project(tmp_path / "edgert.toml").gate
-    assert gate_for("m", {}, {}) is None
-    assert gate_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
-    assert gate_for("other", table, {"error_rate": None}, "90s", True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
+    table = read_project(tmp_path / "edgert.toml").trial
+    assert limits_for("m", {}, {}) is None
+    assert limits_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
+    assert limits_for("other", table, {"error_rate": None}, "90s", True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
     for wrong, says in {
-        "p99 = 8": r"\[gate\]: p99 = 8 is not understood; known: p99_ms",
-        "m.p99_ms = 'x'": r"\[gate.m\]: ",
+        "p99 = 8": r"\[trial\]: p99 = 8 is not understood; known: p99_ms",
+        "m.p99_ms = 'x'": r"\[trial.m\]: ",
     }.items():
-        (tmp_path / "edgert.toml").write_text(f"[gate]\n{wrong}\n")
+        (tmp_path / "edgert.toml").write_text(f"[trial]\n{wrong}\n")
         with pytest.raises(ConfigInvalid, match=says):
             read_project(tmp_path / "edgert.toml")
 
@@ -182,12 +184,12 @@ def traffic(device: Device, *values: float) -> Iterator[None]:
 _releases = iter(range(2, 1000))
 
 
-def on_trial(device: Device, gate: TrialLimits, **bundle: Any) -> tuple[SlotStore, int]:
-    """Put a new release on trial with the limits of `gate`, and have it served."""
+def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotStore, int]:
+    """Put a new release on trial with the limits of `limits`, and have it served."""
     release = next(_releases)
     install(device.bundle(release=release, **bundle), device.state, read_config(device.state))
     store = SlotStore(device.state.models / "echo")
-    store.activate(60.0, gate)
+    store.activate(60.0, limits)
     assert device.sync("echo")["release"] == release
     return store, release
 
@@ -195,7 +197,7 @@ def on_trial(device: Device, gate: TrialLimits, **bundle: Any) -> tuple[SlotStor
 def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
     """Why `release` went back, once that is so and the version before serves again."""
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
-    returned = store.read().returned
+    returned = store.read().rolled_back
     assert returned is not None, "it was kept"
     assert returned.release == release
     wait_until(lambda: device.serving().get("release", release) != release, "the version before serves")
@@ -232,7 +234,7 @@ def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a
 ) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
-    assert (store.read().returned, store.read().ratchet) == (None, release)
+    assert (store.read().rolled_back, store.read().ratchet) == (None, release)
     (kept,) = [event for event in events(device, "kept") if event["release"] == release]
     assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
     store, release = on_trial(device, TrialLimits({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
@@ -301,21 +303,19 @@ def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(de
         assert device.sync("echo")["release"] == release
         device.serving()  # by now it has tried to
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
-    assert (store.read().returned, store.read().ratchet) == (None, release)
+    assert (store.read().rolled_back, store.read().ratchet) == (None, release)
 
 
 def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
-    slots = store.read()
-    assert slots.active is not None
-    (store.slot_folder(slots.active) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
+    (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
     assert "p99_ms could not be measured" in reason_of_return(device, store, release)
 
 
 def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
     """Else who waits for what becomes of it hears of no trial, and never why it went back."""
     store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
-    wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
+    wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
     with store.locked():  # before the third look, which may end it
         wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
         found = device.run("trial", "echo")
@@ -331,15 +331,15 @@ def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, 
         store = SlotStore(device.state.models / "echo")
         if limits:
             device.run("activate", "echo", *limits)
-            wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
+            wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
             device.run("stop")
         else:
             device.run("stop")
             store.activate(0.001)
         told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
-        assert told.endswith("that was cut off" if limits else "was not confirmed in time")
+        assert told.endswith("was cut off" if limits else "was not confirmed in time")
         slots = store.read()
-        assert (slots.state, slots.version(slots.active).release) == (State.STEADY, 1)  # type: ignore[union-attr]
+        assert (slots.state, slots.live.release) == (State.STEADY, 1)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])
@@ -347,7 +347,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
     with a_device() as device:
         device.put()
         store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0, unattended=True))
-        wait_until(lambda: (store.read().gate or TrialLimits({})).begun, "it is watched")
+        wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
         # Its monitor would start it again; a power cut takes that along.
         pid = device.run("status")["daemon"]["pid"]
         for process in (int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), pid):
@@ -357,9 +357,7 @@ def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: py
         device.run("start")
         reason = reason_of_return(device, store, release)
         assert reason == (
-            "the device was restarted in the middle of the trial"
-            if rebooted
-            else "its limits were watched, and that was cut off"
+            "the device was restarted in the middle of the trial" if rebooted else "the watch of its limits was cut off"
         )
 
 
@@ -384,7 +382,7 @@ class CutLink(LocalTransport):
 
 def deployed(
     device: Device,
-    gate: TrialLimits,
+    limits: TrialLimits,
     transport: Callable[[Listed], Any] = open_transport,
     stop: Stop | None = None,
     **bundle: Any,
@@ -392,8 +390,8 @@ def deployed(
     """What becomes of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
-    request = DeployRequest(path, read_offer(path), gate.confirm_s, transport, limits=gate, stop=stop or Stop())
-    return deploy_one(request, Listed("here", "local", root, "this-machine", root), lambda line: None)
+    rollout = DeployRequest(path, read_offer(path), limits.confirm_s, transport, limits=limits, stop=stop or Stop())
+    return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
 
 
 @pytest.fixture
@@ -403,11 +401,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device: Device) -> None:
-    before = device.model()["active"]["release"]
+    before = device.model()["live"]["release"]
     outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, outcome.serving) == ("failed", "deploy.rolled_back", before)
-    assert re.search(r"went back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
+    assert re.search(r"was rolled back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
     assert outcome.error.message.endswith(f"Release {before} is live again")
     held = deployed(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None
@@ -416,7 +414,7 @@ def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device:
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(device: Device) -> None:
-    before = device.model()["active"]["release"]
+    before = device.model()["live"]["release"]
     store = SlotStore(device.state.models / "echo")
 
     class GoesBack(LocalTransport):
@@ -424,7 +422,7 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
             self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
         ) -> Result:
             if "mark-good" in argv:
-                active = (slots := store.read()).version(slots.active)
+                active = store.read().live
                 assert active is not None
                 assert store.fail_trial(active.digest, "the worker ended")
             return super().run(argv, timeout_s, input, on_stderr)
@@ -432,7 +430,7 @@ def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(devi
     outcome = deployed(device, TrialLimits({}, 0.5), GoesBack)
     assert outcome.error is not None
     assert outcome.error.code == "deploy.rolled_back"
-    assert outcome.error.message.endswith(f"went back: the worker ended. Release {before} is live again")
+    assert outcome.error.message.endswith(f"was rolled back: the worker ended. Release {before} is live again")
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -444,7 +442,7 @@ def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("unattended", [False, True])
 def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
-    before = device.model()["active"]["release"]
+    before = device.model()["live"]["release"]
     outcome = deployed(device, TrialLimits({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
     assert isinstance(outcome.error, DeviceUnreachable)
     assert ("keeps it if all limits hold" in outcome.error.message) is unattended
@@ -452,14 +450,14 @@ def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: D
     wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
     slots = store.read()
     assert (slots.ratchet > before) is unattended
-    if slots.returned is not None:
-        told = device.run("trial", "echo", "--digest", slots.returned.digest, code=9)["error"]["message"]
+    if slots.rolled_back is not None:
+        told = device.run("trial", "echo", "--digest", slots.rolled_back.digest, code=9)["error"]["message"]
         assert "all limits held, but the host did not confirm it within 6 s" in told
 
 
 @pytest.mark.usefixtures("own_cache")
 def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) -> None:
-    before, stop = device.model()["active"]["release"], Stop()
+    before, stop = device.model()["live"]["release"], Stop()
 
     class Pressed(LocalTransport):
         def run(

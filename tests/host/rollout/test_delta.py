@@ -27,7 +27,7 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.config import StateDir, read_config
 from edgert.errors import BundleCorrupt, DeviceUnreachable, EdgeRTError, SignatureInvalid
 from edgert.versions.install import held_files, install
-from edgert.versions.slots import SlotStore
+from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports.ssh import SshTransport
@@ -90,7 +90,7 @@ def keep(state: StateDir, path: Path) -> None:
 def slot(state: StateDir) -> dict[str, bytes]:
     """All files of the version that was installed last."""
     store = SlotStore(state.models / "echo")
-    folder = store.slot_folder(store.read().spare)
+    folder = store.slot_folder(store.read().spare_slot)
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -81,7 +81,7 @@ def test_what_fails_on_trial_is_put_back(bundle: Path, key: SigningKey, verb: st
     assert f"at {verb} [device.health_check_failed]" in outcome.error.message
     assert "off by 3" in outcome.error.message
     assert "Release 1 is live again" in outcome.error.message
-    assert (device.done[-1], device.slots.state, device.slots.active) == ("rollback", State.STEADY, "a")
+    assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", State.STEADY, "a")
 
 
 def test_a_first_release_that_fails_leaves_nothing_live(bundle: Path, key: SigningKey) -> None:
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_the_step_and_takes_back_what_was_not_kept(
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, exit_code([outcome.error])) == ("stopped", "deploy.interrupted", 130)
     assert device.done == done
-    assert (device.slots.state, device.slots.active, device.slots.ratchet) == (State.STEADY, "a", 1)
+    assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (State.STEADY, "a", 1)
     assert device.claims == {}
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 

@@ -167,11 +167,11 @@ def test_a_trial_under_way_goes_on_under_its_own_limits_and_no_others(offer: Off
         return facts(offer, ModelStatus("echo", state, active, None, 4, limits), limits_format=1, temp_c=41.0)
 
     rest = (Step.CHECK, Step.WATCH, Step.MARK_GOOD)
-    begun = replace(LIMITS, begun=True)
+    begun = replace(LIMITS, started=True)
     for asked in (None, LIMITS):
         plan = make_plan(on_trial(begun), offer, asked)
-        assert (plan.steps, plan.limits and plan.limits.limits) == (rest, LIMITS.limits)
-    without = replace(begun, limits={"p99_ms": 8.0, "temp_c": 80.0})
+        assert (plan.steps, plan.limits and plan.limits.bounds) == (rest, LIMITS.bounds)
+    without = replace(begun, bounds={"p99_ms": 8.0, "temp_c": 80.0})
     assert make_plan(on_trial(without, "first-trial"), offer, LIMITS).steps == rest, "nothing to agree with"
     for other in (None, without):
         with pytest.raises(TransitionRefused, match="under other limits"):
