@@ -16,7 +16,6 @@ show how alike INT8 and FP32 answer, and networks that learnt nothing forgive le
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_samples
 from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.builders import Artifact, Precision, builder_for
+from edgert_deploy.packager.builders import Artifact, Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
@@ -134,8 +133,8 @@ def _build(source: SourceModel, calibration: CalibrationSet, engine: str, precis
         sys.exit(f"no engine {engine!r}; those that run here: {', '.join(ENGINES)}")
     folder = out / precision
     folder.mkdir(parents=True)
-    profile = dataclasses.replace(load_profile(ENGINES[engine]), precision=precision)
-    return builder_for(engine).build(source, calibration, profile, precision, folder, lambda line: None)
+    order = Order(engine, precision, load_profile(ENGINES[engine]))
+    return builder_for(engine).build(order, source, calibration, folder, lambda line: None)
 
 
 def _open(artifact: Artifact, source: SourceModel) -> Session:

@@ -21,8 +21,8 @@ from edgert.engines.onnxruntime import sdk
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import sqnr_db
-from edgert_deploy.packager.accuracy.sensitivity import SAMPLES, Sensitivity, recipe_like
-from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.accuracy.sensitivity import SAMPLES, Sensitivity
+from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared, quantize
 from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
@@ -74,13 +74,13 @@ def measure(folder: Path) -> list[dict[str, Any]]:
 
 
 def _alone(source: SourceModel, calibration: CalibrationSet, layers: Sequence[Layer]) -> dict[str, float]:
-    recipe = recipe_like("onnxruntime", source, load_profile("this-machine"))
+    recipe = builder_for("onnxruntime").recipe(source, load_profile("this-machine"))
     sensitivity = Sensitivity(prepared(source), calibration, recipe)
     return {layer.name: sensitivity.of(layer).sqnr_db for layer in layers}
 
 
 def _all_but_one(source: SourceModel, calibration: CalibrationSet, layers: Sequence[Layer]) -> dict[str, float]:
-    recipe = recipe_like("onnxruntime", source, load_profile("this-machine"))
+    recipe = builder_for("onnxruntime").recipe(source, load_profile("this-machine"))
     few = CalibrationSet({name: array[:SAMPLES] for name, array in calibration.inputs.items()}, None)
     reference = reference_outputs(source, few)
 
@@ -104,10 +104,8 @@ def _needed(
     for count in range(len(worst) + 1):
         out = folder / str(count)
         out.mkdir(parents=True)
-        builder = builder_for("onnxruntime")
-        artifact = builder.build(
-            source, calibration, load_profile("this-machine"), "int8", out, lambda line: None, worst[:count]
-        )
+        order = Order("onnxruntime", "int8", load_profile("this-machine"), tuple(worst[:count]))
+        artifact = builder_for("onnxruntime").build(order, source, calibration, out, lambda line: None)
         if fp32 - top1(artifact_outputs(artifact, source, holdout)[0]) <= MAX_DROP + 1e-9:
             return count
     return len(worst)

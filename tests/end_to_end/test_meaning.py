@@ -24,12 +24,12 @@ from edgert import Client
 from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid, RequestError
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
-from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.builders import Precision, builder_for, check_source
 from edgert_deploy.packager.builders.folded_preprocessing import folded, without_head
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.host.packager.builders.test_builders import ENGINE_NAMES, build
 from tests.support import models
+from tests.support.builders import ENGINE_NAMES, build
 from tests.support.devices import a_device
 from tests.support.images import encoded, photo
 from tests.support.shell import Shell
@@ -162,7 +162,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("engine", [name for name in ENGINE_NAMES if builder_for(name).takes_folded])
 def test_folding_changes_no_answer(engine: str, precision: Precision, source: SourceModel, tmp_path: Path) -> None:
     taken, left = folded(source, PLAIN_RULE)
     assert (taken.inputs[0].datatype, taken.inputs[0].shape) == ("UINT8", (-1, 24, 32, 3))
@@ -182,6 +182,11 @@ def test_folding_changes_no_answer(engine: str, precision: Precision, source: So
 def test_what_is_folded_in_comes_out_again(source: SourceModel) -> None:
     taken, _ = folded(source, PLAIN_RULE)
     assert without_head(taken, taken.proto).graph == source.proto.graph
+
+
+def test_tflite_takes_no_folded_model(source: SourceModel) -> None:
+    with pytest.raises(ConfigInvalid, match="--fold-preprocess makes tflite slower"):
+        check_source(folded(source, PLAIN_RULE)[0], "tflite", "raspberry-pi-4")
 
 
 def test_what_cannot_be_folded_is_refused(tmp_path: Path) -> None:

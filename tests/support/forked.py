@@ -2,14 +2,14 @@
 
     python -m tests.support.forked MODULE:FUNCTION [MODULE ...]      the MODULEs are loaded beforehand
 
-The function is called as (request, data) under the limits that a real probe has, and its answer is framed as a real
+The function is called as (request, data, progress) under the limits that a real probe has, and its answer is framed as a real
 probe's is; each case has a process of its own. `Forked` is the other end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -18,13 +18,15 @@ import tempfile
 from types import TracebackType
 from typing import Any
 
-from edgert_deploy.packager.sources import sandbox as limited
+from edgert.errors import EdgeRTError, SourceInvalid
+from edgert_deploy.packager import sandbox
+from edgert_deploy.packager.sources.probe import refusal
 
 
 class Forked:
-    """A process that forks for each case. `ask` is `limited.ask`, a hundred times as fast."""
+    """A process that forks for each case. `ask` is `probe.ask`, a hundred times as fast."""
 
-    def __init__(self, function: str, limits: limited.Limits, *modules: str) -> None:
+    def __init__(self, function: str, limits: sandbox.Limits, *modules: str) -> None:
         self._limits = limits
         command = [
             sys.executable,
@@ -46,46 +48,50 @@ class Forked:
         self._process.wait(timeout=30)
 
     def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Raises SourceInvalid as `limited.ask` does."""
+        """Raises SourceInvalid as `probe.ask` does."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        framed = limited.framed(request, data)
-        self._process.stdin.write(len(framed).to_bytes(8, "big") + framed)
-        self._process.stdin.flush()
-        head = json.loads(self._process.stdout.readline())
-        out, err = (self._process.stdout.read(head[name]) for name in ("out", "err"))
-        return limited.answer_of(subprocess.CompletedProcess([], head["code"], out, err), self._limits)
+        sandbox.write_frame(self._process.stdin, request, data)
+        head, printed = sandbox.read_frame(self._process.stdout)
+        answer = sandbox.read_frame(self._process.stdout)
+        try:
+            if head["code"]:
+                raise sandbox.failure(head["code"], printed.decode(errors="replace"))
+            return sandbox.checked(*answer)
+        except sandbox.ChildFailed as error:
+            raise refusal(error, self._limits) from error
+        except EdgeRTError as error:
+            raise SourceInvalid(error.message) from error
 
 
-def _serve(function: str, limits: limited.Limits) -> None:
+def _serve(function: str, limits: sandbox.Limits) -> None:
     module, _, name = function.partition(":")
     called = getattr(importlib.import_module(module), name)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    while head := sys.stdin.buffer.read(8):
-        data = sys.stdin.buffer.read(int.from_bytes(head, "big"))
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            if not (pid := os.fork()):
-                os.setsid()
-                os.dup2(err.fileno(), 2)
-                os.dup2(err.fileno(), 1)
-                limited.restrict(limits)
-                signal.alarm(limits.time_s)  # of waiting: processor time is not all that can pass
-                out.write(limited.answered(called, data))
-                out.flush()
-                os._exit(0)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            code = -signal.SIGXCPU if code == -signal.SIGALRM else code
-            parts = []
-            for file in (out, err):
-                file.seek(0)
-                parts.append(file.read())
-            answers.write(json.dumps({"code": code, "out": len(parts[0]), "err": len(parts[1])}).encode() + b"\n")
-            answers.write(b"".join(parts))
-            answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            request, data = sandbox.read_frame(sys.stdin.buffer)
+            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+                if not (pid := os.fork()):
+                    os.setsid()
+                    os.dup2(err.fileno(), 2)
+                    os.dup2(err.fileno(), 1)
+                    sandbox.restrict(limits)
+                    signal.alarm(limits.time_s)  # of waiting: processor time is not all that can pass
+                    sandbox.write_frame(out, *sandbox.answered(called, request, data, lambda line: None))
+                    os._exit(0)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                err.seek(0)
+                sandbox.write_frame(answers, {"code": -signal.SIGXCPU if code == -signal.SIGALRM else code}, err.read())
+                if code:
+                    sandbox.write_frame(answers, {}, b"")
+                else:
+                    out.seek(0)
+                    sandbox.write_frame(answers, *sandbox.read_frame(out))
 
 
 if __name__ == "__main__":
     for module in sys.argv[4:]:
         importlib.import_module(module)
-    _serve(sys.argv[1], limited.Limits(int(sys.argv[2]), int(sys.argv[3])))
+    _serve(sys.argv[1], sandbox.Limits(int(sys.argv[2]), int(sys.argv[3])))

@@ -112,7 +112,7 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--fold-preprocess",
     is_flag=True,
-    help="Make scale, mean, std and layout the model's own: it then takes UINT8 frames.",
+    help="Make scale, mean, std and layout part of the model, which is faster in OpenVINO; not for TFLite.",
 )
 @click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")

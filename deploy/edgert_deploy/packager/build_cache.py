@@ -19,26 +19,26 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from edgert import __version__
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Precision
+from edgert_deploy.packager.builders import Artifact, Order, Progress, builder_for
+from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-FORMAT = 1
+Build = Callable[[Order, SourceModel, CalibrationSet, Path, Progress], Artifact]
+
+FORMAT = 2
 BYTES_MAX = 4 * 1024**3
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
 # What an interrupted write left behind; no write takes so long.
 ABANDONED_AFTER_S = 24 * 3600.0
-LIBRARIES = ("ai-edge-litert", "flatbuffers", "nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
 # Of a profile, what tells of a device and not of its artifact; any other field makes another key.
 NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
 # Of a source, what tells of the file and not of the model: the model itself is read as the builders get it.
@@ -61,7 +61,9 @@ class BuildCache:
             record = json.loads((entry / ENTRY).read_bytes())
             for name, digest in record["files"].items():
                 _copy_verified(entry, name, digest, out_dir)
-            artifact = _artifact(record["artifact"], out_dir, set(record["files"]))
+            artifact = Artifact.from_json(record["artifact"], out_dir)
+            if not {path.name for path in (artifact.path, *artifact.companions)} <= set(record["files"]):
+                raise ValueError("the entry names files that it does not hold")
             os.utime(entry / ENTRY)
             return artifact
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -81,7 +83,7 @@ class BuildCache:
             beside = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
             try:
                 digests = {path.name: _copy(path, beside / path.name) for path in (artifact.path, *artifact.companions)}
-                record = {"artifact": _record(artifact), "files": digests}
+                record = {"artifact": artifact.as_json(), "files": digests}
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
@@ -111,30 +113,19 @@ class BuildCache:
 
 
 class CachedBuilder:
-    """A builder that asks the cache first. The second time the same is asked of it, `inner` is not called."""
+    """A builder that asks the cache first. The second time the same is asked of it, `build` is not called."""
 
-    def __init__(self, inner: Builder, cache: BuildCache) -> None:
-        self.engine = inner.engine
-        self._inner, self._cache = inner, cache
+    def __init__(self, build: Build, cache: BuildCache) -> None:
+        self._build, self._cache = build, cache
 
     def build(
-        self,
-        source: SourceModel,
-        calibration: CalibrationSet,
-        profile: DeviceProfile,
-        precision: Precision,
-        out_dir: Path,
-        progress: Callable[[str], None],
-        *options: Any,
-        **named: Any,
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        given = [*enumerate(options), *named.items()]
-        stated: dict[Any, Any] = {name: value for name, value in given if value}  # an empty one is no option
-        key = cache_key(self.engine, source, calibration, profile, precision, stated)
+        key = cache_key(order, source, calibration)
         if (found := self._cache.get(key, out_dir)) is not None:
-            progress(f"{self.engine}: unchanged, taken from the build cache")
+            progress(f"{order.engine}: unchanged, taken from the build cache")
             return found
-        artifact = self._inner.build(source, calibration, profile, precision, out_dir, progress, *options, **named)
+        artifact = self._build(order, source, calibration, out_dir, progress)
         self._cache.put(key, artifact)
         return artifact
 
@@ -150,25 +141,22 @@ def default_cache() -> BuildCache:
     return BuildCache(root / "edgert" / "build", int(limit) * 10**6 if limit else BYTES_MAX)
 
 
-def cache_key(
-    engine: str,
-    source: SourceModel,
-    calibration: CalibrationSet,
-    profile: DeviceProfile,
-    precision: str,
-    options: Mapping[Any, Any] = MappingProxyType({}),
-) -> str:
-    """What an artifact is made of, as 64 hexadecimal digits."""
+def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
+    """Return what the artifact of `order` is made of, as 64 hexadecimal digits.
+
+    With `recipe`: what its layers' sensitivity is measured with.
+    """
     stated = {
         "format": FORMAT,
-        "engine": engine,
-        "precision": precision,
-        "options": _plain(dict(options)),
-        "profile": {k: v for k, v in asdict(profile).items() if k not in NOT_BUILT_FROM},
+        "engine": "sensitivity" if recipe else order.engine,
+        "precision": order.precision,
+        "float_layers": _plain(order.float_layers),
+        "recipe": _plain(recipe),
+        "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
         "calibration": _samples_digest(calibration),
         "edgert": [__version__, _builders_digest()],
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in builder_for(order.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
@@ -216,24 +204,6 @@ def _plain(value: Any) -> Any:
         return hashlib.sha256(value).hexdigest()
     assert value is None or isinstance(value, str | int | float | bool), f"{type(value)} cannot be part of a cache key"
     return value
-
-
-def _record(artifact: Artifact) -> dict[str, Any]:
-    record = {
-        field.name: _plain(getattr(artifact, field.name)) for field in fields(artifact) if field.name not in _PATHS
-    }
-    return {**record, "path": artifact.path.name, "companions": [path.name for path in artifact.companions]}
-
-
-_PATHS = ("path", "companions")
-
-
-def _artifact(record: dict[str, Any], folder: Path, names: set[str]) -> Artifact:
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
-    path, companions = record["path"], tuple(record["companions"])
-    if not {path, *companions} <= names:
-        raise ValueError("the entry names files that it does not hold")
-    return Artifact(**{**values, "path": folder / path, "companions": tuple(folder / name for name in companions)})
 
 
 def _copy(source: Path, target: Path) -> str:

@@ -7,36 +7,17 @@ in float ("mixed"), FP16, FP32. choice.py decides which of them is packed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.errors import BuildFailed
-from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_outputs, judge
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
-from edgert_deploy.packager.builders import Artifact, Precision, builder_for, kind_of
-from edgert_deploy.packager.builders.layers import Layer
-from edgert_deploy.packager.builders.onnxruntime import is_for_arm
+from edgert_deploy.packager.build_processes import BuildProcesses
+from edgert_deploy.packager.builders import Artifact, Order, Progress
 from edgert_deploy.packager.evaluation import Evaluation
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a builder is asked for. Profiles whose orders have the same `id` share one artifact."""
-
-    engine: str
-    precision: Precision
-    profile: DeviceProfile
-    float_layers: tuple[Layer, ...] = ()
-
-    @property
-    def id(self) -> str:
-        arm = self.engine == "onnxruntime" and self.precision == "int8" and is_for_arm(self.profile)
-        return f"{self.engine}-{kind_of(self.precision, bool(self.float_layers))}{'-arm' if arm else ''}"
 
 
 @dataclass(frozen=True)
@@ -68,12 +49,18 @@ class CandidateBuilder:
 
     def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
         self.evaluation, self.cache, self.progress, self._work = evaluation, cache, progress, work
+        self._processes = BuildProcesses(work, evaluation.source, evaluation.calibration)
+        self._builder = CachedBuilder(self._processes.build, cache)
         self._built: dict[tuple[str, tuple[str, ...]], Candidate] = {}
 
     @property
     def built(self) -> tuple[Candidate, ...]:
         """Every candidate so far, sorted by id."""
         return tuple(self._built[key] for key in sorted(self._built))
+
+    def build_ahead(self, orders: Sequence[Order], jobs: int) -> None:
+        """Build `orders` into the cache, `jobs` at once (0: as many as fit)."""
+        self._processes.ahead(orders, self.cache, self.progress, jobs)
 
     def build(self, order: Order) -> Candidate:
         """Return the candidate of `order`. Raises OperatorUnsupported, BuildFailed, EngineMissing or EngineFailed."""
@@ -87,15 +74,7 @@ class CandidateBuilder:
         self.progress(f"{order.profile.name}: building {order.engine} {order.precision}")
         began = time.monotonic()
         out.mkdir()
-        artifact = CachedBuilder(builder_for(order.engine), self.cache).build(
-            evaluation.source,
-            evaluation.calibration,
-            order.profile,
-            order.precision,
-            out,
-            self.progress,
-            float_layers=order.float_layers,
-        )
+        artifact = self._builder.build(order, evaluation.source, evaluation.calibration, out, self.progress)
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)

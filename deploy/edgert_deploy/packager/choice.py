@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.candidates import Candidate, CandidateBuilder, Order
+from edgert_deploy.packager.builders import Order, builder_for, check_source
+from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.measure import Measurer, Timings, fastest
 from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.request import TargetRequest
-from edgert_deploy.packager.sources.source_model import check_engine
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     for engine in target.engines:
         is_first = engine == target.engines[0]
         try:
-            check_engine(builder.evaluation.source, engine, profile.name)
+            check_source(builder.evaluation.source, engine, profile.name)
             candidates, search = _candidates(builder, target, engine, budget, until_passed=measure is None)
             tried += candidates
             if search is not None:
@@ -113,7 +113,7 @@ def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> 
         if target.with_reference:
             wanted.append(Order(target.engines[0], "fp32", target.profile))
         for order in wanted:
-            if evaluation.source.kind != "tflite" or order.engine == "tflite":  # `choose` refuses the others
+            if builder_for(order.engine).takes(evaluation.source):  # `choose` refuses the others
                 orders.setdefault(order.id, order)
     return list(orders.values())
 
@@ -156,9 +156,9 @@ def _candidates(
                 search = search_float_layers(builder, tried[-1], budget)
                 if search is not None and search.found is not None:
                     tried.append(search.found)
-            if precision == "int8" and engine == "tensorrt" and not until_passed:
-                # The same layers in INT8, the others in FP16: another speed on a GPU, only another size here.
-                tried.append(builder.build(Order(engine, "int8fp16", target.profile, tried[-1].order.float_layers)))
+            if precision == "int8" and not until_passed:
+                layers, more = tried[-1].order.float_layers, builder_for(engine).timed_beside_int8
+                tried += [builder.build(Order(engine, one, target.profile, layers)) for one in more]
         except (BuildFailed, OperatorUnsupported) as error:
             builder.progress(f"{name}: no {engine} {precision}: {error.message}")
             failures.append(error)

@@ -22,11 +22,12 @@ from typing import Any
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, USERS_OWN
-from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, recipe_like, worst_first
+from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
 from edgert_deploy.packager.build_cache import cache_key
+from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
-from edgert_deploy.packager.candidates import Candidate, CandidateBuilder, Order
+from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 
 FORMAT = 2
 
@@ -88,7 +89,7 @@ def _measured(
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
         builder.progress(f"{name}: measuring the harm of INT8 in each of {len(layers)} layers")
-    recipe = recipe_like(order.engine, builder.evaluation.source, order.profile)
+    recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
     sensitivity = Sensitivity(proto, builder.evaluation.calibration, recipe)
     for number, layer in enumerate(missing, start=1):
         if budget.spent:
@@ -148,11 +149,9 @@ class _Saved:
 
     def __init__(self, builder: CandidateBuilder, order: Order) -> None:
         evaluation = builder.evaluation
-        recipe = recipe_like(order.engine, evaluation.source, order.profile)
-        made_of = cache_key(
-            "sensitivity", evaluation.source, evaluation.calibration, order.profile, "int8", asdict(recipe)
-        )
-        own = cache_key(order.engine, evaluation.source, evaluation.calibration, order.profile, "int8")
+        recipe = builder_for(order.engine).recipe(evaluation.source, order.profile)
+        made_of = cache_key(order, evaluation.source, evaluation.calibration, recipe)
+        own = cache_key(order, evaluation.source, evaluation.calibration)
         reference, metric = evaluation.reference, evaluation.metric.name
         judged_by = [_holdout_digest(builder), repr(evaluation.limits), metric, repr(reference.detect)]
         judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()

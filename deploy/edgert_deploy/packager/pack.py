@@ -18,12 +18,12 @@ from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsup
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.candidates import Candidate, CandidateBuilder, Progress
+from edgert_deploy.packager.builders import Progress
+from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.choice import Choice, certain_orders, check_gate, choose
 from edgert_deploy.packager.contents import golden_samples, write_contents
 from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.mixed_precision import Budget
-from edgert_deploy.packager.parallel_builds import Job, build_ahead
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
 from edgert_deploy.packager.sources.source_model import computes_in_fp16
@@ -66,9 +66,8 @@ def build_bundle(
         warnings = [*_overlap_warnings(request), *accuracy_gate.warnings(evaluation.metric, evaluation.reference)]
         for warning in warnings:
             progress(f"warning: {warning}")
-        certain = [Job(o.profile.name, o.engine, o.profile, o.precision) for o in certain_orders(evaluation, targets)]
-        build_ahead(request.source, request.calibration, certain, cache, progress, request.jobs)
         builder = CandidateBuilder(evaluation, cache, work, progress)
+        builder.build_ahead(certain_orders(evaluation, targets), request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)

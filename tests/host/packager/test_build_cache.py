@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key, default_cache
-from edgert_deploy.packager.builders import Artifact, builder_for
+from edgert_deploy.packager.builders import Artifact, Order, builder_for
+from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -34,17 +36,17 @@ class Builds:
         self.count = 0
         self._folder = folder
 
-    engine = "onnxruntime"
-
-    def build(self, *words: Any) -> Artifact:
+    def build(self, order: Order, *given: Any) -> Artifact:
         self.count += 1
-        return builder_for("onnxruntime").build(*words)
+        return builder_for(order.engine).build(order, *given)
 
     def __call__(self, source: SourceModel, calibration: CalibrationSet, profile: DeviceProfile = THIS) -> bytes:
         out = self._folder / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        built = CachedBuilder(self, self.cache).build(source, calibration, profile, "fp32", out, lambda line: None)
+        built = CachedBuilder(self.build, self.cache).build(
+            Order("onnxruntime", "fp32", profile), source, calibration, out, lambda line: None
+        )
         assert built.path.parent == out
         assert built.tools
         return built.path.read_bytes()
@@ -67,24 +69,27 @@ def test_what_was_built_is_not_built_again(builds: Builds, source: SourceModel) 
     first = builds(source, SAMPLES)
     assert builds(source, SAMPLES) == first
     # Where the file lies, and what the profile says of the device, shape no artifact.
-    moved = dataclasses.replace(source, path=Path("elsewhere.onnx"))
-    assert builds(moved, SAMPLES, dataclasses.replace(THIS, memory_mb=7)) == first
+    moved = replace(source, path=Path("elsewhere.onnx"))
+    assert builds(moved, SAMPLES, replace(THIS, memory_mb=7)) == first
     assert builds.count == 1
 
 
 def test_anything_that_shapes_an_artifact_makes_another_key(source: SourceModel, tmp_path: Path) -> None:
     other_source = load_source(models.write(models.cnn(), tmp_path / "other.onnx"))
     other_samples = CalibrationSet({"x": SAMPLES.inputs["x"] + np.float32(1)}, None)
+    order = Order("tflite", "int8", PI)
+    layer = Layer("head", "Gemm", ("head",), ("scores",))
     keys = {
-        cache_key("tflite", source, SAMPLES, PI, "int8"),
-        cache_key("openvino", source, SAMPLES, PI, "int8"),
-        cache_key("tflite", other_source, SAMPLES, PI, "int8"),
-        cache_key("tflite", source, other_samples, PI, "int8"),
-        cache_key("tflite", source, SAMPLES, THIS, "int8"),
-        cache_key("tflite", source, SAMPLES, PI, "fp32"),
-        cache_key("tflite", source, SAMPLES, PI, "int8", {"float_layers": ("head",)}),
+        cache_key(order, source, SAMPLES),
+        cache_key(replace(order, engine="openvino"), source, SAMPLES),
+        cache_key(order, other_source, SAMPLES),
+        cache_key(order, source, other_samples),
+        cache_key(replace(order, profile=THIS), source, SAMPLES),
+        cache_key(replace(order, precision="fp32"), source, SAMPLES),
+        cache_key(replace(order, float_layers=(layer,)), source, SAMPLES),
+        cache_key(order, source, SAMPLES, Recipe("uint8")),
     }
-    assert len(keys) == 7
+    assert len(keys) == 8
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_what_was_not_used_for_longest_goes_first(builds: Builds, source: Source
     for age, path in enumerate(sorted(builds.cache.folder.iterdir(), key=lambda p: p.stat().st_mtime)):
         os.utime(path / "entry.json", (1000 + age, 1000 + age))
     builds(source, sets[0])  # used: now the second is the oldest
-    builds.cache = dataclasses.replace(builds.cache, bytes_max=int(size * 2.5))
+    builds.cache = replace(builds.cache, bytes_max=int(size * 2.5))
     builds(source, sets[2])
     assert len(list(builds.cache.folder.iterdir())) == 2
     assert builds.count == 3

@@ -17,9 +17,10 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.builders import Order
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
-from edgert_deploy.packager.candidates import CandidateBuilder, Order
+from edgert_deploy.packager.candidates import CandidateBuilder
 from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.mixed_precision import Budget, search_float_layers
 from edgert_deploy.packager.pack import build_bundle

@@ -17,8 +17,8 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.host.packager.builders.test_builders import ENGINE_NAMES, build
 from tests.support import models
+from tests.support.builders import ENGINE_NAMES, build
 
 TOKENS = 40
 

@@ -29,7 +29,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
-from edgert_deploy.packager.candidates import Order
+from edgert_deploy.packager.builders import Order
 from edgert_deploy.packager.pack import BuildResult, build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest

@@ -6,7 +6,7 @@ k-centre; Gonzalez, 1985), of a class that none of them has, while there is one.
 in one class, then shows in a check of eight samples.
 
 **How far.** The artifact answers them here in every way that its engine can compute them: one thread and several,
-optimised kernels and plain ones, integer arithmetic and simulated (VARIANTS). A device differs from this host as these
+optimised kernels and plain ones, integer arithmetic and simulated (the builder's `ways`). A device differs from this host as these
 differ among themselves, in the order of sums and in rounding; so it may differ by MARGIN times the largest of these
 differences, and at least by FLOOR, since kernels that are alike here say little of another processor's: 3
 quantisation steps in INT8 (a step: the range of FP32's answers / 255; TFLite's runtimes were seen up to 3 apart), 4
@@ -28,7 +28,7 @@ from edgert.engines import EngineOptions, engine_by_name
 from edgert.errors import EngineFailed
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact
 from edgert_deploy.packager.accuracy.reference import Outputs, Rows
-from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.builders import Artifact, builder_for
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.vendor_output import quiet
 
@@ -42,21 +42,7 @@ FLOORS = {
     "fp16": 2.0**-9,
     "fp32": 1e-4,
 }  # of the range of FP32's answers
-TENSORRT_TIMES = 2.0
-TENSORRT_FLOOR = 0.02
 ATOL_MIN = 1e-5
-
-# How an engine can compute the same otherwise; each is tried with the threads given, 0 meaning all.
-VARIANTS: dict[str, tuple[tuple[int, dict[str, Any]], ...]] = {
-    "onnxruntime": (
-        (1, {}),
-        (0, {}),
-        (1, {"graph_optimization_level": "ORT_ENABLE_BASIC"}),
-        (1, {"graph_optimization_level": "ORT_DISABLE_ALL"}),  # Q/DQ as it stands: float arithmetic between
-    ),
-    "openvino": ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"})),  # the same for its fake quantisation
-    "tflite": ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"})),
-}
 
 
 def golden_rows(reference: Outputs, count: int = SAMPLES) -> Rows:
@@ -91,7 +77,7 @@ def tolerances(
     `reference` are FP32's answers to the whole hold-out.
     """
     seen = [0.0] * len(golden)
-    for threads, extra in VARIANTS.get(artifact.judged_by, ()):
+    for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             answers = _answers(artifact, source, samples, threads or len(os.sched_getaffinity(0)), extra)
         except EngineFailed:  # a way that this version does not know, or not for this model
@@ -104,9 +90,9 @@ def tolerances(
 
 def _tolerance(artifact: Artifact, seen: float, reference: NDArray[Any], golden: NDArray[Any]) -> float:
     span = max(_span(reference), _span(golden))
+    builder = builder_for(artifact.engine)
     atol = max(MARGIN * seen, FLOORS[artifact.precision] * span)
-    if artifact.engine == "tensorrt":
-        atol = max(TENSORRT_TIMES * atol, TENSORRT_FLOOR * span)
+    atol = max(builder.tolerance_times * atol, builder.tolerance_floor * span)
     return _rounded_up(max(atol, ATOL_MIN))
 
 

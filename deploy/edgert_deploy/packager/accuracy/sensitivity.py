@@ -24,15 +24,11 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
-from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
-from edgert_deploy.packager.builders import onnxruntime as for_onnxruntime
-from edgert_deploy.packager.builders import tensorrt as for_tensorrt
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe, write_proto
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.vendor_output import quiet
 
 SAMPLES = 32
@@ -45,15 +41,6 @@ class Harm:
 
     layer: Layer
     sqnr_db: float
-
-
-def recipe_like(engine: str, source: SourceModel, profile: DeviceProfile) -> Recipe:
-    """How `engine` quantises, as near as a Q/DQ graph comes to it."""
-    if engine == "tensorrt":
-        return for_tensorrt.recipe_for(source)
-    if engine == "onnxruntime":
-        return for_onnxruntime.recipe_for(source, profile)
-    return Recipe("uint8")
 
 
 def worst_first(harms: Sequence[Harm]) -> tuple[Layer, ...]:

@@ -1,21 +1,25 @@
-"""The builder seam: one source model in, one artifact per engine out. One file a builder.
+"""The builder seam: one source model in, one artifact of one engine out. One file a builder.
 
-Adding a target is one file here, one line in `BUILDERS` and one row in `tests/host/packager/builders/test_builders.py`.
+To add an engine, write its builder in a file here, name it in `BUILDERS`, and give it a row in the contract test
+(`tests/host/packager/builders/test_builders.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.sources.source_model import Kind, SourceModel
+
+if TYPE_CHECKING:
+    from edgert_deploy.packager.builders.qdq import Recipe
 
 # engine name -> "module:Class"; each module imports its vendor's tools only when it builds.
 BUILDERS = {
@@ -27,16 +31,31 @@ BUILDERS = {
 
 # "int8fp16", for TensorRT alone: what INT8 leaves in float is FP16, not FP32.
 Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a builder is asked for. Profiles whose orders have the same `id` share one artifact."""
+
+    engine: str
+    precision: Precision
+    profile: DeviceProfile
+    float_layers: tuple[Layer, ...] = ()
+
+    @property
+    def id(self) -> str:
+        kind = kind_of(self.precision, bool(self.float_layers))
+        return f"{self.engine}-{kind}{builder_for(self.engine).variant(self)}"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a builder made: `path` is what the engine opens, `companions` are files it needs beside it.
+    """A model in the form of one engine. The engine opens `path`, and needs `companions` beside it.
 
-    `judged_by` names the engine that measures the artifact's accuracy on this host: the target's own
-    where it runs here, else the nearest that reads the same file (TensorRT's Q/DQ graph: onnxruntime).
-    `tools` are the versions that had a hand in it, for the receipt. `float_layers` names the layers that an INT8
-    artifact computes in float, where accuracy needs it. `qat`: its scales are those that the source came with.
+    `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are the versions of what
+    made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, where accuracy
+    needs it. `qat`: its scales are those that the source came with.
     """
 
     engine: str
@@ -50,43 +69,114 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """What a table calls it: its precision, with "mixed" for "int8" where layers are in float."""
+        """The precision as tables show it, with "mixed" for "int8" where layers are in float."""
         return kind_of(self.precision, bool(self.float_layers))
 
     def size_bytes(self) -> int:
-        """Of all its files, as they lie now."""
+        """Return the present size of all its files."""
         return sum(path.stat().st_size for path in (self.path, *self.companions))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the artifact without its folder."""
+        return {**vars(self), "path": self.path.name, "companions": [path.name for path in self.companions]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], folder: Path) -> Artifact:
+        """Return the artifact whose files are in `folder`. Raises KeyError or TypeError for other JSON."""
+        values = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+        companions = tuple(folder / name for name in values["companions"])
+        return cls(**{**values, "path": folder / value["path"], "companions": companions})
 
 
 def kind_of(precision: Precision, mixed: bool) -> str:
+    """Return `precision` as tables show it."""
     return precision.replace("int8", "mixed") if mixed else precision
 
 
 class Builder(Protocol):
-    """Makes one engine's artifact. Deterministic: the same input and versions give the same bytes."""
+    """Makes one engine's artifacts, and knows what is special about that engine."""
 
-    engine: str
+    engine: ClassVar[str]
+    # The distributions whose versions shape an artifact.
+    libraries: ClassVar[tuple[str, ...]]
+    # The engine that judges artifacts on this host: its own where it runs here, else one that reads the same file.
+    judged_by: ClassVar[str]
+    source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
+    # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
+    takes_folded: ClassVar[bool] = True
+    # Precisions that are built beside "int8" where candidates are timed.
+    timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
+    # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
+    ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
+    # What the tolerance of golden samples is multiplied by, and its least share of the range of the answers.
+    tolerance_times: ClassVar[float] = 1.0
+    tolerance_floor: ClassVar[float] = 0.0
 
     def build(
-        self,
-        source: SourceModel,
-        calibration: CalibrationSet,
-        profile: DeviceProfile,
-        precision: Precision,
-        out_dir: Path,
-        progress: Callable[[str], None],
-        float_layers: Sequence[Layer] = (),
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        """Write the artifact into `out_dir` (exists, empty), `float_layers` of an INT8 one in float.
+        """Write the artifact into `out_dir` (exists, empty). The same input and versions give the same bytes.
 
         Raises OperatorUnsupported or BuildFailed.
         """
         ...
 
+    def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
+        """Return how the engine quantises, as near as a Q/DQ graph comes to it."""
+        ...
+
+    def variant(self, order: Order) -> str:
+        """Return what the artifact's id ends with where profiles of one engine need different artifacts."""
+        return ""
+
+    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
+        """Yield kind and precision ("int8", "fp16", "fp32" or another dtype) of each layer of the artifact at `path`."""
+        ...
+
+    def takes(self, source: SourceModel) -> bool:
+        """Whether an artifact is built from `source`; `check_source` tells the user why not."""
+        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded)
+
+    def made(
+        self, order: Order, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
+    ) -> Artifact:
+        """Return the artifact that `order` asked for, whose files are written."""
+        return Artifact(
+            self.engine,
+            order.precision,
+            path,
+            companions,
+            self.judged_by,
+            tools,
+            tuple(layer.name for layer in order.float_layers),
+            qat=keeps_quantisation(order, source),
+        )
+
+
+def keeps_quantisation(order: Order, source: SourceModel) -> bool:
+    """Whether the artifact takes over the scales that the source came with."""
+    return source.quantised and order.precision.startswith("int8")
+
 
 def builder_for(engine: str) -> Builder:
-    """The builder of `engine`'s artifacts. Raises ConfigInvalid for an engine nothing is built for."""
+    """Return the builder of `engine`'s artifacts. Raises ConfigInvalid for an engine without one."""
     if engine not in BUILDERS:
-        raise ConfigInvalid(f"nothing is built for engine {engine!r}; known: {', '.join(BUILDERS)}")
+        raise ConfigInvalid(f"no builder makes artifacts for engine {engine!r}; known: {', '.join(BUILDERS)}")
     module, _, cls = BUILDERS[engine].partition(":")
     return cast(Builder, getattr(importlib.import_module(module), cls)())
+
+
+def check_source(source: SourceModel, engine: str, target: str) -> None:
+    """Raise ConfigInvalid where no artifact of `engine` is built from `source`."""
+    builder = builder_for(engine)
+    if source.kind not in builder.source_kinds:
+        raise ConfigInvalid(
+            f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
+            f"{engine}. Give the ONNX or Keras model that it was made of, or convert it to ONNX first: "
+            f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
+        )
+    if source.fold is not None and not builder.takes_folded:
+        raise ConfigInvalid(
+            f"--fold-preprocess makes {engine} slower, and target {target} takes {engine}: leave the option out, "
+            "and the device preprocesses as the manifest describes"
+        )

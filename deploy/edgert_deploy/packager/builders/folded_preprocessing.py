@@ -1,9 +1,7 @@
-"""Preprocessing folded into the model: UINT8 frames go in, and what the manifest would have the device compute for each
-value is the model's own first layers.
+"""Preprocessing folded into the model: scale, mean, std, layout and colour order become its first layers.
 
-The contract changes with it: the input is then the frame, in its own layout and order of colours, and the rule that is left
-(resizing, decoding) is all that a device does. So nothing is done twice, and nothing but a frame is taken. Each engine folds these
-layers into its first convolution or runs them in its own threads; OpenVINO is given them by its PrePostProcessor.
+The contract changes with it: the input is the UINT8 frame in its own layout and colour order, and a device only decodes
+and resizes. OpenVINO gets these layers from its PrePostProcessor, ONNX Runtime and TensorRT as operators.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
-    """The model that takes frames in the layout of `rule`, and the rule that is left. Raises ConfigInvalid."""
+    """Return the model that takes frames in the layout of `rule`, and the rest of the rule. Raises ConfigInvalid."""
     spec = next(spec for spec in source.inputs if spec.name == rule.input)
     if (
         source.kind != "onnx"
@@ -30,7 +28,7 @@ def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preproce
     ):
         raise ConfigInvalid(
             f"--fold-preprocess takes an ONNX model whose input {spec.name!r} is FP32 of 4 axes; it is {spec.datatype} "
-            f"{list(spec.shape)} of a {source.kind} model: leave the option out, and devices preprocess as the manifest says"
+            f"{list(spec.shape)} of a {source.kind} model: leave the option out, and devices preprocess as the manifest describes"
         )
     layout = rule.model_layout if rule.layout == "model" else rule.layout
     channels, height, width = (
@@ -54,9 +52,9 @@ def _is_plain(proto: Any, name: str) -> bool:
 
 
 def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
-    """The graph behind Cast, Transpose and Gather (where layouts and colours differ), Mul and Add.
+    """Return the graph behind Cast, Transpose and Gather (where layouts and colours differ), Mul and Add.
 
-    TensorRT wants a UINT8 input cast first.
+    TensorRT requires that a UINT8 input is cast first.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -95,7 +93,7 @@ def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
 
 
 def without_head(source: SourceModel, proto: Any) -> Any:
-    """`proto`, a form of a folded model, as it was before: for the engine that makes the head by its own means."""
+    """Return `proto`, a form of a folded model, without those layers: for the engine that adds them itself."""
     from onnx import TensorProto, helper
 
     assert source.fold is not None

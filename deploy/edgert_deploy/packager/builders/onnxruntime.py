@@ -1,61 +1,63 @@
 """ONNX Runtime artifacts: U8S8 Q/DQ for x86, S8S8 for ARM.
 
-x86's INT8 instructions multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x.
-ARM's multiply signed by signed. A model that is quantised already stays as it is. FP16 halves the file; processors without FP16 arithmetic compute it in FP32.
+The INT8 instructions of x86 multiply unsigned by signed: U8S8 ran 3.2x faster than FP32 there, S8S8 1.4x. Those of
+ARM multiply signed by signed. A model that is quantised already stays as it is. FP16 halves the file; processors
+without FP16 arithmetic compute it in FP32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Precision
-from edgert_deploy.packager.builders.layers import Layer
-from edgert_deploy.packager.builders.qdq import Recipe, is_transformer, quantize, to_fp16, tool_versions, write_proto
+from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation, qdq
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})
 
 
-class ONNXRuntimeBuilder:
+class ONNXRuntimeBuilder(Builder):
     engine = "onnxruntime"
+    judged_by = "onnxruntime"
+    libraries = qdq.LIBRARIES
+    ways = (
+        (1, {}),
+        (0, {}),
+        (1, {"graph_optimization_level": "ORT_ENABLE_BASIC"}),
+        (1, {"graph_optimization_level": "ORT_DISABLE_ALL"}),  # Q/DQ as it stands: float arithmetic between
+    )
 
     def build(
-        self,
-        source: SourceModel,
-        calibration: CalibrationSet,
-        profile: DeviceProfile,
-        precision: Precision,
-        out_dir: Path,
-        progress: Callable[[str], None],
-        float_layers: Sequence[Layer] = (),
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        path = out_dir / "model.onnx"
-        keeps = source.quantised and precision == "int8"
-        if keeps:
+        if keeps_quantisation(order, source):
             progress("onnxruntime: keeping the model's own quantisation")
-            write_proto(source.proto, path)
-        elif precision == "fp32":
-            write_proto(float_proto(source), path)
-        elif precision == "fp16":
-            write_proto(to_fp16(float_proto(source), source), path)
-        else:
-            recipe = recipe_for(source, profile)
+            proto = source.proto
+        elif order.precision == "int8":
+            recipe = self.recipe(source, order.profile)
             progress(f"onnxruntime: quantising ({recipe.activations} activations)")
-            write_proto(quantize(source, calibration, recipe, float_layers), path)
-        names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (), self.engine, tool_versions(), names, keeps)
+            proto = qdq.quantize(source, calibration, recipe, order.float_layers)
+        else:
+            proto = float_proto(source)
+            proto = qdq.to_fp16(proto, source) if order.precision == "fp16" else proto
+        qdq.write_proto(proto, out_dir / "model.onnx")
+        return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
+
+    def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
+        ops = ("MatMul", "Gemm") if qdq.is_transformer(source.proto) else None
+        if _is_for_arm(profile):
+            return qdq.Recipe("int8", ops, {"ActivationSymmetric": True, "WeightSymmetric": True})
+        return qdq.Recipe("uint8", ops)
+
+    def variant(self, order: Order) -> str:
+        return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""
+
+    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
+        return qdq.layer_precisions(path)
 
 
-def recipe_for(source: SourceModel, profile: DeviceProfile) -> Recipe:
-    ops = ("MatMul", "Gemm") if is_transformer(source.proto) else None
-    if is_for_arm(profile):
-        return Recipe("int8", ops, {"ActivationSymmetric": True, "WeightSymmetric": True})
-    return Recipe("uint8", ops)
-
-
-def is_for_arm(profile: DeviceProfile) -> bool:
+def _is_for_arm(profile: DeviceProfile) -> bool:
     """Whether every processor of the profile is an ARM; a profile for any processor counts as x86."""
     return bool(profile.machines) and set(profile.machines) <= ARM_MACHINES

@@ -8,7 +8,7 @@ and the converter's notes on how they were called.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +18,114 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Precision
+from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation
 from edgert_deploy.packager.builders.folded_preprocessing import without_head
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
-from edgert_deploy.packager.builders.qdq import CALIBRATION_SAMPLES_MAX, calibration_feeds, is_transformer, prepared
+from edgert_deploy.packager.builders.qdq import (
+    CALIBRATION_SAMPLES_MAX,
+    Recipe,
+    calibration_feeds,
+    is_transformer,
+    prepared,
+)
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 from edgert_deploy.packager.vendor_output import quiet
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
+# The layers that are counted. Arithmetic on shapes and weights, and what is fused into other layers, would hide them.
+COMPUTES = frozenset(
+    [
+        "AvgPool",
+        "Convolution",
+        "ConvolutionBackpropData",
+        "GRUSequence",
+        "Gelu",
+        "GroupConvolution",
+        "GroupConvolutionBackpropData",
+        "Interpolate",
+        "LSTMSequence",
+        "MVN",
+        "MatMul",
+        "MaxPool",
+        "ReduceMean",
+        "SoftMax",
+        "Softmax",
+    ]
+)
+MOVES = frozenset(["Concat", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 
 
-class OpenVINOBuilder:
+class OpenVINOBuilder(Builder):
     engine = "openvino"
+    judged_by = "openvino"
+    libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
+    ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantisation, in float
 
     def build(
-        self,
-        source: SourceModel,
-        calibration: CalibrationSet,
-        profile: DeviceProfile,
-        precision: Precision,
-        out_dir: Path,
-        progress: Callable[[str], None],
-        float_layers: Sequence[Layer] = (),
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        keeps = source.quantised and precision == "int8"
-        progress("openvino: quantising with NNCF" if precision == "int8" and not keeps else "openvino: converting")
+        quantises = order.precision == "int8" and not keeps_quantisation(order, source)
+        progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
         path = out_dir / "model.xml"
         try:
             with quiet():
-                versions = _write(source, calibration, precision, float_layers, path)
+                versions = _write(order, source, calibration, path)
         except Exception as error:  # both tools raise whatever their parts raise
             raise BuildFailed(
                 f"openvino could not build {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
                 "build this target with --precision fp32, or export the model with opset 17"
             ) from error
         _strip_notes(path)
-        names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (path.with_suffix(".bin"),), self.engine, versions, names, keeps)
+        return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
+
+    def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
+        return Recipe("uint8")
+
+    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
+        """INT8 where a layer's data comes out of a FakeQuantize."""
+        root = ElementTree.parse(path).getroot()
+        layers = {str(layer.get("id")): layer for layer in root.iter("layer")}
+        reads: dict[str, list[str]] = {}
+        for edge in sorted(root.iter("edge"), key=lambda edge: int(edge.get("to-port", "0"))):
+            reads.setdefault(str(edge.get("to-layer")), []).append(str(edge.get("from-layer")))
+        for number, layer in layers.items():
+            kind = str(layer.get("type"))
+            if kind not in COMPUTES or not reads.get(number):
+                continue
+            data, *weights = reads[number]
+            while layers[data].get("type") in MOVES:
+                data = reads[data][0]
+            if layers[data].get("type") == "FakeQuantize":
+                yield kind, "int8"
+            else:
+                yield kind, "fp16" if any(_holds_fp16(one, layers, reads) for one in weights) else "fp32"
 
 
-def _write(
-    source: SourceModel,
-    calibration: CalibrationSet,
-    precision: Precision,
-    float_layers: Sequence[Layer],
-    path: Path,
-) -> dict[str, str]:
+def _holds_fp16(number: str, layers: Mapping[str, ElementTree.Element], reads: Mapping[str, list[str]]) -> bool:
+    """Whether a weight, or the constant that it is unpacked from, is stored in FP16."""
+    if layers[number].get("type") == "Const":
+        data = layers[number].find("data")
+        return data is not None and data.get("element_type") == "f16"
+    unpacked = layers[number].get("type") in ("Convert", "Reshape")
+    return unpacked and any(_holds_fp16(one, layers, reads) for one in reads.get(number, []))
+
+
+def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
+    """Write the model and return the versions of the tools."""
     openvino = sdk()
-    proto = source.proto if precision == "int8" else float_proto(source)
+    proto = source.proto if order.precision == "int8" else float_proto(source)
     proto = proto if source.fold is None else without_head(source, proto)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
-    if precision == "int8" and not source.quantised:
+    if order.precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
-        model = _quantized(nncf, model, source, calibration, _ignored(nncf, model, source, float_layers))
-    # FP16 is a matter of the file: weights of half the size. FP16 weights would change an FP32 reference, and what an
-    # INT8 model keeps in float it keeps for its accuracy.
-    openvino.save_model(model, path, compress_to_fp16=precision == "fp16")
+        model = _quantized(nncf, model, source, calibration, _ignored(nncf, model, source, order.float_layers))
+    # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
+    openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
     return versions
 
 
@@ -102,7 +149,7 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
     return float(values[0]) if values.size == 1 else [float(value) for value in values]
 
 
-def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: Sequence[Layer]) -> Any:
+def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: tuple[Layer, ...]) -> Any:
     """What NNCF leaves in float: the operators that came out of `float_layers`, by the names ONNX gave them."""
     if not float_layers:
         return None

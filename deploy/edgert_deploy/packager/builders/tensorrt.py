@@ -1,13 +1,13 @@
 """TensorRT artifacts: an audited S8S8 Q/DQ graph, from which the device builds its own engine.
 
-A TensorRT engine fits one GPU and one version only, so what is packed is the ONNX graph. TensorRT
-refuses int32 bias and non-zero zero points, and reads uint8 with zero point 0 as int8 without a word
-(accuracy .993 -> .508 was seen): `audit` refuses all of that here, where somebody can act on it.
+A TensorRT engine fits one GPU and one version only, so the ONNX graph is packed. TensorRT refuses an int32 bias and
+zero points other than zero. It reads uint8 with zero point 0 as int8 and reports nothing (accuracy fell from .993 to
+.508): `audit` refuses all of that here, where the user can act on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,9 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Precision
-from edgert_deploy.packager.builders.layers import Layer
-from edgert_deploy.packager.builders.qdq import (
-    Recipe,
-    is_transformer,
-    quantize,
-    raised,
-    to_fp16,
-    tool_versions,
-    write_proto,
-)
+from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation, qdq
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, nodes_of
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
@@ -38,56 +29,49 @@ OPTIONS = {
     "QuantizeBias": False,  # TensorRT takes a bias in float only
     "AddQDQPairToWeight": False,  # weights are stored as INT8, not as FP32 to be quantised there
 }
-# Quantised operators of ONNX other than Q/DQ: none of them is TensorRT's.
-OTHER_QUANTISED_OPS = (
-    "ConvInteger",
-    "DynamicQuantizeLinear",
-    "MatMulInteger",
-    "QLinearConv",
-    "QLinearMatMul",
-)
 
 
-class TensorRTBuilder:
+class TensorRTBuilder(Builder):
     engine = "tensorrt"
+    judged_by = "onnxruntime"  # it reads the same graph
+    libraries = qdq.LIBRARIES
+    # On a GPU FP16 has another speed than FP32; here it has only another size.
+    timed_beside_int8 = ("int8fp16",)
+    # This host cannot run TensorRT's kernels, and they may use TF32.
+    tolerance_times = 2.0
+    tolerance_floor = 0.02
 
     def build(
-        self,
-        source: SourceModel,
-        calibration: CalibrationSet,
-        profile: DeviceProfile,
-        precision: Precision,
-        out_dir: Path,
-        progress: Callable[[str], None],
-        float_layers: Sequence[Layer] = (),
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
     ) -> Artifact:
-        keeps = source.quantised and precision.startswith("int8")
-        proto = source.proto if keeps else float_proto(source)
-        if keeps:
+        if keeps_quantisation(order, source):
             progress("tensorrt: auditing the model's own quantisation")
-        elif precision.startswith("int8"):
+            proto = source.proto
+        elif order.precision.startswith("int8"):
             progress("tensorrt: quantising (int8 activations, zero point 0)")
-            proto = quantize(source, calibration, recipe_for(source), float_layers)
-        if precision.endswith("fp16"):
-            proto = to_fp16(raised(proto, HALF_OPSET) if precision.startswith("int8") else proto, source)
+            proto = qdq.quantize(source, calibration, self.recipe(source, order.profile), order.float_layers)
+        else:
+            proto = float_proto(source)
+        if order.precision.endswith("fp16"):
+            proto = qdq.to_fp16(qdq.raised(proto, HALF_OPSET) if order.precision == "int8fp16" else proto, source)
         audit(proto)
-        path = out_dir / "model.onnx"
-        write_proto(proto, path)
-        names = tuple(layer.name for layer in float_layers)
-        return Artifact(self.engine, precision, path, (), "onnxruntime", tool_versions(), names, keeps)
+        qdq.write_proto(proto, out_dir / "model.onnx")
+        return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
 
+    def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
+        return qdq.Recipe("int8", TRANSFORMER_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)
 
-def recipe_for(source: SourceModel) -> Recipe:
-    return Recipe("int8", TRANSFORMER_OPS if is_transformer(source.proto) else OPS, OPTIONS)
+    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
+        return qdq.layer_precisions(path)
 
 
 def audit(proto: Any) -> None:
     """Raise BuildFailed, naming the node, if TensorRT would refuse or misread how `proto` is quantised."""
     constants = dict(_constants(proto.graph))
-    for node in _nodes(proto.graph):
+    for node in nodes_of(proto.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             problem = _problem(node, constants)
-        elif node.op_type in OTHER_QUANTISED_OPS:
+        elif node.op_type in QUANTISED_ARITHMETIC:
             problem = "TensorRT quantises with QuantizeLinear and DequantizeLinear only"
         else:
             continue
@@ -99,7 +83,7 @@ def audit(proto: Any) -> None:
 
 
 def _problem(node: Any, constants: dict[str, Any]) -> str | None:
-    """What is wrong with a QuantizeLinear or DequantizeLinear, None where nothing is."""
+    """Return what is wrong with a QuantizeLinear or DequantizeLinear, or None."""
     names = [*node.input, "", ""][:3]
     data, scale, zero_point = (constants.get(name) for name in names)
     if node.op_type == "DequantizeLinear" and data is not None and data.dtype != np.int8:
@@ -115,19 +99,10 @@ def _problem(node: Any, constants: dict[str, Any]) -> str | None:
     if zero_point is None:
         return "its zero point is computed while the model runs; it must be a constant"
     if zero_point.dtype != np.int8:
-        return f"its zero point is {zero_point.dtype}; only int8 is read as what it is"
+        return f"its zero point is {zero_point.dtype}; TensorRT reads any type as int8, so it must be int8"
     if zero_point.any():
         return f"its zero point is {int(zero_point.flat[np.flatnonzero(zero_point)[0]])}; it must be 0 (symmetric)"
     return None
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node of `graph` and of the graphs inside its nodes."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs]:
-                yield from _nodes(inner)
 
 
 def _constants(graph: Any) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert_deploy.packager.sandbox import Answer, Progress
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear knows channels
@@ -31,7 +32,7 @@ _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
-def examine(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """What the model in `data` takes and gives, and its bytes in another form where it had to be translated.
 
     Raises SourceInvalid, saying what to change: not ONNX, external data, an axis beyond the batch

@@ -1,24 +1,33 @@
-"""The source probe: an untrusted model, read, checked and run once in a process with bounded memory and time.
+"""The probe of an untrusted model: a child process with bounded memory and time reads, checks and runs it once.
 
-Nothing of the file is parsed in the command's own process before that one said what it holds.
+The command's own process parses nothing of the file before the probe has reported what it holds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from edgert.errors import EdgeRTError, SourceInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.sources.sandbox import Limits, ask
+from edgert_deploy.packager.sandbox import WAIT_TIMES, Answer, Child, ChildFailed, Limits
 
 EXAMINERS = {
     "onnx": "edgert_deploy.packager.sources.onnx_model:examine",
     "tflite": "edgert_deploy.packager.sources.tflite_model:examine",
 }
+GIB = 1024**3
+MEMORY_BYTES_MIN = 4 * GIB  # of address space: the libraries alone map more than one
+MEMORY_PER_BYTE = 6  # the file, its parsed forms and the runtime's copies of the weights
+TIME_S_MIN = 60
+BYTES_PER_S = 10_000_000  # of weights: what the slowest machine that we know of checks and runs
+# Threads reserve address space each, and one run needs none.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The contract of a model. `data` is the model as it goes on: as given, or translated for the runtimes."""
+    """The contract of a model. `data` is the model from here on: as given, or translated for the runtimes."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -28,6 +37,40 @@ class Probed:
 
 def probe(kind: str, name: str, data: bytes, limits: Limits | None = None) -> Probed:
     """Examine the model `data` of `kind`, called `name`, in a child process. Raises SourceInvalid."""
-    answer, translated = ask(EXAMINERS[kind], {"name": name}, data, limits or Limits.for_file(len(data)))
+    answer, translated = ask(EXAMINERS[kind], {"name": name}, data, limits or limits_for(len(data)))
     inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
     return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")))
+
+
+def limits_for(size_bytes: int) -> Limits:
+    """Return what a model file of `size_bytes` may take."""
+    return Limits(MEMORY_BYTES_MIN + MEMORY_PER_BYTE * size_bytes, TIME_S_MIN + size_bytes // BYTES_PER_S)
+
+
+def ask(function: str, request: dict[str, Any], data: bytes, limits: Limits) -> Answer:
+    """Return what `function` ("module:name") answers in a child process. Raises SourceInvalid for all that fails."""
+    with Child(ENVIRONMENT) as child:
+        try:
+            return child.ask(function, request, data, limits)
+        except EdgeRTError as error:
+            raise SourceInvalid(error.message) from error
+        except ChildFailed as error:
+            raise refusal(error, limits) from error
+
+
+def refusal(failed: ChildFailed, limits: Limits) -> SourceInvalid:
+    """Return what to tell the user of a probe that failed."""
+    task = "checking the model and running it once"
+    return SourceInvalid(
+        {
+            "memory": f"{task} took more than {limits.memory_bytes / GIB:.1f} GiB of memory, the limit for its size: "
+            "look for an axis or a tensor that is far too large",
+            "time": f"{task} took more than {limits.time_s} s of processor time, the limit for its size: "
+            "look for a loop that does not end, or an axis that is far too long",
+            "wait": f"{task} did not end within {limits.time_s * WAIT_TIMES} s, most of which it only waited: "
+            "this machine is overloaded, try again when it has less to do",
+            "crash": f"the model crashes the tools that read it ({failed.detail}): "
+            "the file is damaged, export it again",
+            "error": f"the model could not be checked: {failed.detail}",
+        }[failed.cause]
+    )

@@ -153,16 +153,17 @@ def _put_constants(graph: Any, made: dict[str, Array]) -> None:
     """Add `made` to the initializers, and drop those that nothing reads any more."""
     from onnx import numpy_helper
 
-    used = {name for node in _nodes(graph) for name in node.input} | {value.name for value in graph.output}
+    used = {name for node in nodes_of(graph) for name in node.input} | {value.name for value in graph.output}
     left = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(left)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in made.items() if name in used)
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def nodes_of(graph: Any) -> Iterator[Any]:
+    """Yield every node of `graph` and of the graphs inside its nodes."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for inner in [attribute.g, *attribute.graphs]:
-                yield from _nodes(inner)
+                yield from nodes_of(inner)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines import LocalArtifact
-from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
+from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.packager.sources.onnx_model import tensors
@@ -109,16 +109,6 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
     return LocalArtifact(engine, folder / name, source.inputs, source.outputs, source.sha256)
-
-
-def check_engine(source: SourceModel, engine: str, target: str) -> None:
-    """Raise ConfigInvalid where nothing for `engine` can be built from a source of this kind."""
-    if source.kind == "tflite" and engine != "tflite":
-        raise ConfigInvalid(
-            f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "
-            f"{engine}. Give the ONNX or Keras model that it was made of, or turn it into ONNX first: "
-            f"python -m tf2onnx.convert --opset 17 --tflite {source.path.name} --output model.onnx"
-        )
 
 
 def computes_in_fp16(source: SourceModel) -> bool:

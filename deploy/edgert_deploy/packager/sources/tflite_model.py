@@ -11,6 +11,7 @@ import numpy as np
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert_deploy.packager.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.onnx_model import NAME_LENGTH_MAX, RUN_BYTES_MAX, check_batch_axes, output_spec
 
 IDENTIFIER = b"TFL3"  # at byte 4 of the file
@@ -20,7 +21,7 @@ def is_tflite(data: bytes) -> bool:
     return data[4:8] == IDENTIFIER
 
 
-def examine(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """What the model in `data` takes and gives, and whether it is quantised. Raises SourceInvalid, saying what to change."""
     name = str(request["name"])
     interpreter = _interpreter(name, data)

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import FLOORS, MARGIN, SAMPLES, golden_rows, tolerances
-from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support import models
+from tests.support.builders import build
 
 
 def test_they_hold_the_extremes_and_as_many_classes_as_there_are_samples(
@@ -51,13 +51,11 @@ def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_for
     pytest.importorskip({"openvino": "nncf", "tflite": "ai_edge_litert"}.get(engine, "onnx"))
     reference = reference_outputs(digits_source, digits_holdout)
     rows = golden_rows(reference)
-    profile, span = load_profile("this-machine"), float(np.ptp(reference[0]))
+    span = float(np.ptp(reference[0]))
     found = {}
-    for precision in ("int8", "fp32"):
-        (tmp_path / precision).mkdir()
-        artifact = builder_for(engine).build(
-            digits_source, digits_calibration, profile, precision, tmp_path / precision, lambda line: None
-        )
+    precisions: tuple[Precision, ...] = ("int8", "fp32")
+    for precision in precisions:
+        artifact = build(engine, digits_source, digits_calibration, precision, tmp_path / precision)
         golden = [array[rows] for array in artifact_outputs(artifact, digits_source, digits_holdout)]
         samples = [digits_holdout.inputs["image"][rows]]
         (found[precision],) = tolerances(artifact, digits_source, samples, golden, reference)
@@ -72,9 +70,7 @@ def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_for
 def test_what_differs_more_here_may_differ_more_there(
     digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> None:
-    artifact = builder_for("onnxruntime").build(
-        digits_source, digits_calibration, load_profile("this-machine"), "fp32", tmp_path, lambda line: None
-    )
+    artifact = build("onnxruntime", digits_source, digits_calibration, "fp32", tmp_path)
     reference = reference_outputs(digits_source, digits_holdout)
     samples, golden = [digits_holdout.inputs["image"][:8]], [reference[0][:8]]
     (usual,) = tolerances(artifact, digits_source, samples, golden, reference)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,38 +19,18 @@ pytest.importorskip("nncf")
 from edgert.bundle.manifest import FILE_PATH
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.builders import BUILDERS, Artifact, Precision, builder_for
-from edgert_deploy.packager.builders.onnxruntime import recipe_for
+from edgert_deploy.packager.builders import builder_for
 from edgert_deploy.packager.builders.qdq import is_transformer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
+from tests.support.builders import ENGINE_NAMES, build, samples_for
 from tests.support.paths import DIGITS
-
-ENGINE_NAMES = [name for name, where in BUILDERS.items() if importlib.util.find_spec(where.partition(":")[0])]
-PROFILES = {
-    "tflite": "raspberry-pi-4",
-    "openvino": "intel-nuc",
-    "onnxruntime": "this-machine",
-    "tensorrt": "jetson-orin-nano",
-}
-
-
-def build(engine: str, source: SourceModel, samples: CalibrationSet, precision: Precision, out: Path) -> Artifact:
-    out.mkdir()
-    profile = load_profile(PROFILES[engine])
-    return builder_for(engine).build(source, samples, profile, precision, out, lambda line: None)
-
-
-def samples_for(source: SourceModel, count: int = 32) -> CalibrationSet:
-    return CalibrationSet(
-        {spec.name: models.random(count, *spec.item_shape, seed=i) for i, spec in enumerate(source.inputs)}, None
-    )
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -93,7 +72,7 @@ BUILD_ALL = """
 import sys
 sys.path[:] = {path!r}
 from pathlib import Path
-from test_builders import ENGINE_NAMES, build
+from tests.support.builders import ENGINE_NAMES, build
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.source_model import load_source
 source = load_source(Path({digits!r}) / "digits.onnx")
@@ -192,7 +171,8 @@ def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel
     def profile(*machines: str) -> DeviceProfile:
         return DeviceProfile("p", "", machines, ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
 
-    recipes = {m: recipe_for(digits_source, profile(*m)).activations for m in [("aarch64",), ("x86_64",), ()]}
+    builder = builder_for("onnxruntime")
+    recipes = {m: builder.recipe(digits_source, profile(*m)).activations for m in [("aarch64",), ("x86_64",), ()]}
     assert recipes == {("aarch64",): "int8", ("x86_64",): "uint8", (): "uint8"}
 
 

@@ -13,23 +13,21 @@ pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.errors import BuildFailed
-from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs
 from edgert_deploy.packager.builders.layers import layers_of
-from edgert_deploy.packager.builders.onnxruntime import ONNXRuntimeBuilder
 from edgert_deploy.packager.builders.qdq import Recipe, prepared, quantize
-from edgert_deploy.packager.builders.tensorrt import TensorRTBuilder, audit
+from edgert_deploy.packager.builders.tensorrt import audit
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
+from tests.support.builders import build
 
 
 @pytest.fixture
 def jetson_graph(digits_source: SourceModel, digits_calibration: CalibrationSet, tmp_path: Path) -> Any:
     import onnx
 
-    profile = load_profile("jetson-orin-nano")
-    artifact = TensorRTBuilder().build(digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None)
+    artifact = build("tensorrt", digits_source, digits_calibration, "int8", tmp_path)
     assert artifact.judged_by == "onnxruntime"
     return onnx.load(artifact.path)
 
@@ -111,10 +109,7 @@ def test_the_graph_for_x86_is_refused(
 ) -> None:
     import onnx
 
-    profile = load_profile("this-machine")
-    artifact = ONNXRuntimeBuilder().build(
-        digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None
-    )
+    artifact = build("onnxruntime", digits_source, digits_calibration, "int8", tmp_path)
     with pytest.raises(BuildFailed, match="TensorRT would not take"):
         audit(onnx.load(artifact.path))
 
@@ -132,11 +127,8 @@ def test_what_int8_leaves_in_float_can_be_fp16_and_the_contract_stays(
 ) -> None:
     import onnx
 
-    profile = load_profile("jetson-orin-nano")
     layers = layers_of(prepared(digits_source))[:1]
-    artifact = TensorRTBuilder().build(
-        digits_source, digits_calibration, profile, "int8fp16", tmp_path, lambda line: None, layers
-    )
+    artifact = build("tensorrt", digits_source, digits_calibration, "int8fp16", tmp_path, layers)
     assert artifact.kind == "mixedfp16"
     graph = onnx.load(artifact.path)
     audit(graph)
@@ -155,9 +147,7 @@ def test_tensorrt_rtx_parses_and_builds_the_artifact_without_a_gpu(precision: An
     )
     source = load_source(models.write(make(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(16, *source.inputs[0].item_shape)}, None)
-    profile = load_profile("jetson-orin-nano")
-    (tmp_path / "out").mkdir()
-    artifact = TensorRTBuilder().build(source, samples, profile, precision, tmp_path / "out", lambda line: None)
+    artifact = build("tensorrt", source, samples, precision, tmp_path / "out")
 
     def for_a_gpu_that_is_not_here(config: Any) -> None:
         config.num_compute_capabilities = 1

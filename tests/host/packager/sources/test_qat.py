@@ -12,14 +12,11 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import BuildFailed
-from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
-from edgert_deploy.packager.builders import Precision, builder_for
-from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.qat import float_of, ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.host.packager.builders.test_builders import ENGINE_NAMES, PROFILES, build, samples_for
 from tests.support import models
+from tests.support.builders import ENGINE_NAMES, build, samples_for
 
 SCALES = {"x": 0.05, "r": 0.04}
 
@@ -100,10 +97,5 @@ def test_tflite_gets_the_very_scales_of_the_training(source: SourceModel, tmp_pa
 
 def test_tensorrt_names_the_node_that_it_would_misread(tmp_path: Path) -> None:
     source = load_source(models.write(trained(3, np.uint8), tmp_path / "u8.onnx"))
-    out = tmp_path / "out"
-    out.mkdir()
-    precision: Precision = "int8"
-    samples: CalibrationSet = samples_for(source)
-    profile = load_profile(PROFILES["tensorrt"])
     with pytest.raises(BuildFailed, match="QuantizeLinear node 'xq': its zero point is uint8"):
-        builder_for("tensorrt").build(source, samples, profile, precision, out, lambda line: None)
+        build("tensorrt", source, samples_for(source), "int8", tmp_path / "out")

@@ -18,13 +18,14 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources import sandbox as limited
+from edgert_deploy.packager.sandbox import Limits
+from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from tests.support import models
 from tests.support.forked import Forked
 
 EXAMPLES = int(os.environ.get("EDGERT_FUZZ", "60"))
-LIMITS = limited.Limits(limited.MEMORY_BYTES_MIN, 30)
+LIMITS = Limits(MEMORY_BYTES_MIN, 30)
 LENGTHS = st.sampled_from([0, -1, 1, 2, 7, 2**20, 2**31, 2**40, 2**62])
 OPERATORS = st.sampled_from(
     ["Relu", "Conv", "Gemm", "Reshape", "Loop", "If", "Resize", "LSTM", "Einsum", "Expand", "Tile"]

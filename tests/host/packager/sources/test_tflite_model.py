@@ -15,13 +15,13 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, ConfigInvalid, SourceInvalid
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
-from edgert_deploy.packager.builders.tflite import TFLiteBuilder
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from edgert_deploy.packager.tflite_lowering import lower
 from tests.support import models
+from tests.support.builders import build
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +71,15 @@ def test_for_another_engine_the_error_says_the_way_round(
 def test_one_that_is_quantised_already_is_kept(
     tmp_path: Path, digits_source: SourceModel, digits_calibration: CalibrationSet
 ) -> None:
-    profile = load_profile("raspberry-pi-4")
-    made = TFLiteBuilder().build(digits_source, digits_calibration, profile, "int8", tmp_path, lambda line: None)
+    made = build("tflite", digits_source, digits_calibration, "int8", tmp_path)
     source = load_source(made.path)
     assert source.quantised
-    (tmp_path / "out").mkdir()
-    kept = TFLiteBuilder().build(source, digits_calibration, profile, "int8", tmp_path / "out", lambda line: None)
+    kept = build("tflite", source, digits_calibration, "int8", tmp_path / "out")
     assert kept.path.read_bytes() == made.path.read_bytes()
     want, got = reference_outputs(source, digits_calibration), artifact_outputs(kept, source, digits_calibration)
     np.testing.assert_array_equal(got[0], want[0])
-    with pytest.raises(BuildFailed, match="quantised already, there is no fp16 in it"):
-        TFLiteBuilder().build(source, digits_calibration, profile, "fp16", tmp_path / "out", lambda line: None)
+    with pytest.raises(BuildFailed, match="is quantised, so it holds no fp16 weights"):
+        build("tflite", source, digits_calibration, "fp16", tmp_path / "out")
 
 
 def test_damage_ends_in_a_model_or_in_one_clear_error(tmp_path: Path) -> None:

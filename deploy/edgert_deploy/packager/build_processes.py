@@ -1,0 +1,192 @@
+"""Builds in child processes: the vendors' native code may crash on a model, and then only its child ends.
+
+One child stays for the next build, since it takes 1 to 2 s to import its tools. The artifacts that a bundle needs
+whatever the accuracy gate decides are built side by side, into the cache, in as many children as cores and free
+memory allow. The build flow then finds them there. It stays a plain sequence, and it times artifacts on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import BuildFailed, EdgeRTError
+from edgert_deploy.packager import sandbox
+from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
+from edgert_deploy.packager.builders import Artifact, Order, Progress, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)
+# Smaller models are built in the time that a child takes to import its tools.
+SOURCE_BYTES_MIN = 4 * 1024**2
+# The memory of a child: its tools, some copies of the model, the samples and what they become on the way.
+CHILD_BYTES = 700 * 1024**2
+COPIES_OF_SOURCE = 14
+COPIES_OF_SAMPLES = 3
+MEMORY_SHARE = 0.8
+
+
+class BuildProcesses:
+    """Builds artifacts of one source from one set of samples, which it hands to its children in a file of `folder`."""
+
+    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet) -> None:
+        self._inputs, self._source, self._calibration = folder / "inputs", source, calibration
+        self._lock = threading.Lock()
+
+    def build(
+        self, order: Order, source: SourceModel, calibration: CalibrationSet, out_dir: Path, progress: Progress
+    ) -> Artifact:
+        """Build as `Builder.build` does. Raises BuildFailed where the child crashes, too."""
+        assert source is self._source
+        assert calibration is self._calibration
+        with self._lock:
+            if not self._inputs.exists():
+                with self._inputs.open("wb") as file:
+                    pickle.dump((source, calibration), file, protocol=5)
+        stage = [f"{order.engine}: starting"]
+
+        def noted(line: str) -> None:
+            stage.append(line)
+            progress(line)
+
+        request = {"inputs": str(self._inputs), "out": str(out_dir)}
+        try:
+            with _lent_child() as child:
+                answer, _ = child.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), LIMITS, noted)
+        except sandbox.ChildFailed as error:
+            raise BuildFailed(_complaint(error, order, source.path.name, stage[-1])) from error
+        return Artifact.from_json(answer, out_dir)
+
+    def ahead(self, orders: Sequence[Order], cache: BuildCache, progress: Progress, processes: int = 0) -> None:
+        """Build what the cache lacks of `orders`, `processes` at once (0: as many as fit; 1: build none).
+
+        An order that fails is left to the build flow, which meets the error again and knows what it means there.
+        """
+        missing = {cache_key(order, self._source, self._calibration): order for order in orders}
+        missing = {key: order for key, order in missing.items() if not cache.has(key)}
+        if not processes:
+            small = self._source.size_bytes < SOURCE_BYTES_MIN
+            processes = 1 if small else _processes(self._source, self._calibration)
+        if min(processes, len(missing)) < 2:
+            return
+        builder = CachedBuilder(self.build, cache)
+
+        def build(order: Order) -> None:
+            progress(f"{order.profile.name}: building {order.engine} {order.precision}")
+            with tempfile.TemporaryDirectory(dir=self._inputs.parent) as folder, contextlib.suppress(EdgeRTError):
+                builder.build(order, self._source, self._calibration, Path(folder), progress)
+
+        with ThreadPoolExecutor(processes) as pool:
+            builds = [pool.submit(build, order) for order in missing.values()]
+            try:
+                for one in builds:
+                    one.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                running = [one for one in builds if not one.cancelled()]
+                while wait(running, timeout=0.1).not_done:
+                    _kill_busy_children()  # their threads then end
+                raise
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that is free without swapping: MemAvailable, or less where a control group allows less."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(found, default=0))
+
+
+def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
+    samples = sum(array.nbytes for array in calibration.inputs.values())
+    each = CHILD_BYTES + COPIES_OF_SOURCE * source.size_bytes + COPIES_OF_SAMPLES * samples
+    return min(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * free_memory_bytes() / each))
+
+
+def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, stage: str) -> str:
+    cause = {
+        "crash": f"crashed ({failed.detail})",
+        "memory": "ran out of memory",
+        "time": f"took more than {LIMITS.time_s // 3600} h of processor time",
+        "wait": "waited for something that never came",
+        "error": f"failed ({failed.detail})",
+    }[failed.cause]
+    advice = {
+        "memory": "free some memory, give fewer calibration samples, or build one artifact at a time with --jobs 1",
+        "time": "give fewer calibration samples",
+    }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
+    return (
+        f"the {order.engine} builder {cause} on {model} after {stage!r}; {advice}, "
+        f"or leave {order.engine} out of the profile's engines"
+    )
+
+
+# --- children
+
+_idle: list[sandbox.Child] = []
+_all: set[sandbox.Child] = set()
+_lock = threading.Lock()
+
+
+@contextmanager
+def _lent_child() -> Iterator[sandbox.Child]:
+    """Lend an idle child, or a new one. Only a child that answered its request is kept, and only one."""
+    with _lock:
+        child = _idle.pop() if _idle else sandbox.Child()
+        _all.add(child)
+    try:
+        yield child
+    finally:
+        with _lock:
+            keep = child.idle and not _idle
+            (_idle.append if keep else _all.discard)(child)
+        if not keep:
+            child.close()
+
+
+def _kill_busy_children() -> None:
+    with _lock:
+        for child in _all.difference(_idle):
+            child.kill()
+
+
+@atexit.register
+def _close_idle_child() -> None:
+    for child in _idle:
+        child.close()
+
+
+def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
+    """Build the pickled order `payload`: a child's side of `BuildProcesses.build`."""
+    source, calibration = _loaded(request["inputs"])
+    order: Order = pickle.loads(payload)
+    return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""
+
+
+_last: dict[str, tuple[SourceModel, CalibrationSet]] = {}
+
+
+def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
+    """Return the inputs at `path`; those of the request before are kept."""
+    if path not in _last:
+        _last.clear()
+        with open(path, "rb") as file:
+            _last[path] = pickle.load(file)
+    return _last[path]

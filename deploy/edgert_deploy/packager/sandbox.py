@@ -1,0 +1,233 @@
+"""Child processes for native code that reads users' models: a crash or a loop there never ends the command.
+
+Requests and answers are frames: JSON, and a payload behind it. The parent takes nothing else from a child, so that
+a child that a hostile model took over cannot run code in the parent. A child bounds its own memory and processor
+time before it touches a request. It ends with its parent, however that ends: its standard input then closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import IO, Any, Literal
+
+from edgert.errors import EdgeRTError
+
+LENGTH_BYTES = 8
+STDERR_BYTES_MAX = 64 * 1024  # of what a child printed last
+# A child that computes nothing for so many times its limit waits for something that never comes.
+WAIT_TIMES = 20
+
+Answer = tuple[dict[str, Any], bytes]
+Progress = Callable[[str], None]
+Function = Callable[[dict[str, Any], bytes, Progress], Answer]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one request: `time_s` of processor time, and `memory_bytes` of address space (0: no bound)."""
+
+    memory_bytes: int
+    time_s: int
+
+
+class ChildFailed(Exception):
+    """A child did not answer. `detail` is the signal's name, the last line printed, or the error's text."""
+
+    def __init__(self, cause: Literal["crash", "memory", "time", "wait", "error"], detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause, self.detail = cause, detail
+
+
+class Child:
+    """A process that answers requests, one at a time. After a failure or an interruption it must be closed."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self.idle = True  # no request failed, and none is in progress
+        self._folder = tempfile.TemporaryDirectory(prefix="edgert-child-")
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        # Isolated (-I), so that neither the working folder nor the environment chooses what the child imports.
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            # The parent removes the folder, also when it kills the child.
+            env={**os.environ, "TMPDIR": self._folder.name, **(environment or {})},
+            start_new_session=True,  # only the parent sees Ctrl-C, and ends the child
+        )
+
+    def ask(
+        self,
+        function: str,
+        request: dict[str, Any],
+        payload: bytes,
+        limits: Limits,
+        progress: Progress = lambda _: None,
+    ) -> Answer:
+        """Return what `function` ("module:name") answers. Raises ChildFailed, and the child's EdgeRTErrors."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.idle, overdue = False, threading.Event()
+        timer = threading.Timer(limits.time_s * WAIT_TIMES, self.kill, [overdue])
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(self._process.stdin, {"call": function, "limits": asdict(limits), "with": request}, payload)
+            while "progress" in (answer := read_frame(self._process.stdout))[0]:
+                progress(str(answer[0]["progress"]))
+        except (OSError, EOFError, ValueError):
+            code = self._process.wait()
+            raise ChildFailed("wait", "") if overdue.is_set() else failure(code, self._printed()) from None
+        finally:
+            timer.cancel()
+        self.idle = True
+        return checked(*answer)
+
+    def kill(self, overdue: threading.Event | None = None) -> None:
+        if overdue is not None:
+            overdue.set()
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process and what it started, and remove what it left."""
+        self.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._stderr):
+            assert file is not None
+            with contextlib.suppress(OSError):  # a request that was not read
+                file.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _printed(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - STDERR_BYTES_MAX))
+        return self._stderr.read().decode(errors="replace")
+
+
+def serve() -> None:
+    """Answer the requests of stdin until it closes: the program of a child."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    requests: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+
+    def progress(line: str) -> None:
+        write_frame(answers, {"progress": line}, b"")
+
+    while True:
+        head, payload = requests.get()
+        restrict(Limits(**head["limits"]))
+        module, _, name = head["call"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        answer = answered(function, head["with"], payload, progress)
+        del payload
+        write_frame(answers, *answer)
+        del answer
+
+
+def _receive(requests: queue.SimpleQueue[Answer]) -> None:
+    # Not sys.stdin: its lock, held by a thread when Python ends, is fatal.
+    with os.fdopen(os.dup(0), "rb") as file, contextlib.suppress(EOFError):
+        while True:
+            requests.put(read_frame(file))
+    os._exit(1)
+
+
+def answered(function: Function, request: dict[str, Any], payload: bytes, progress: Progress) -> Answer:
+    """Return the answer of `function`. EdgeRT's errors, a lack of memory and unforeseen errors are answers too."""
+    try:
+        return function(request, payload, progress)
+    except EdgeRTError as error:
+        return {"error": error.message, "class": type(error).__name__}, b""
+    except MemoryError:
+        return {"memory": True}, b""
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw in a hostile file is still one clear error
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}, b""
+
+
+def checked(answer: dict[str, Any], payload: bytes) -> Answer:
+    """Return a good answer; raise what another one reports."""
+    if "memory" in answer:
+        raise ChildFailed("memory", "")
+    if "class" in answer:
+        raise next((one for one in _errors(EdgeRTError) if one.__name__ == answer["class"]), EdgeRTError)(
+            str(answer["error"])
+        )
+    if "error" in answer:
+        raise ChildFailed("error", str(answer["error"]))
+    return answer, payload
+
+
+def failure(code: int, printed: str) -> ChildFailed:
+    """Return why a child ended with exit `code`, having `printed` that."""
+    lines = printed.strip().splitlines() or ["no message"]
+    if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
+        return ChildFailed("memory", "")  # killed from outside: the machine itself ran out of memory
+    if code == -signal.SIGXCPU:
+        return ChildFailed("time", "")
+    if code < 0:
+        name = signal.Signals(-code).name
+        return ChildFailed("crash", f"{name}: {lines[-1][:300]}" if code == -signal.SIGABRT else name)
+    return ChildFailed("error", lines[-1][:300])
+
+
+def restrict(limits: Limits) -> None:
+    """Put `limits` on this process, counted from now; a crash leaves no core file."""
+    if limits.memory_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        memory = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    until = int(used.ru_utime + used.ru_stime) + limits.time_s
+    resource.setrlimit(resource.RLIMIT_CPU, (until if hard == resource.RLIM_INFINITY else min(until, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def write_frame(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
+    data = json.dumps(head).encode()
+    file.write(len(data).to_bytes(LENGTH_BYTES, "big") + len(payload).to_bytes(LENGTH_BYTES, "big") + data)
+    file.write(payload)
+    file.flush()
+
+
+def read_frame(file: IO[bytes]) -> Answer:
+    """Raises EOFError where the file ends, ValueError for what is no frame."""
+    lengths = _exactly(file, 2 * LENGTH_BYTES)
+    head = json.loads(_exactly(file, int.from_bytes(lengths[:LENGTH_BYTES], "big")))
+    if not isinstance(head, dict):
+        raise ValueError("a frame's head is a JSON object")
+    return head, _exactly(file, int.from_bytes(lengths[LENGTH_BYTES:], "big"))
+
+
+def _exactly(file: IO[bytes], count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise EOFError
+    return data
+
+
+def _errors(base: type[EdgeRTError]) -> list[type[EdgeRTError]]:
+    return [base, *(one for child in base.__subclasses__() for one in _errors(child))]
