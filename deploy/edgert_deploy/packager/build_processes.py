@@ -22,8 +22,9 @@ from typing import Any
 from edgert.errors import BuildFailed, EdgeRTError
 from edgert_deploy.packager import sandbox
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key
-from edgert_deploy.packager.builders import Artifact, Order, Progress, builder_for
+from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 LIMITS = sandbox.Limits(memory_bytes=0, time_s=8 * 3600)

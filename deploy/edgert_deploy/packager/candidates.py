@@ -16,8 +16,9 @@ from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_o
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.build_processes import BuildProcesses
-from edgert_deploy.packager.builders import Artifact, Order, Progress
+from edgert_deploy.packager.builders import Artifact, Order
 from edgert_deploy.packager.evaluation import Evaluation
+from edgert_deploy.packager.sandbox import Progress
 
 
 @dataclass(frozen=True)

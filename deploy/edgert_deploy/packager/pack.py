@@ -18,7 +18,6 @@ from edgert.errors import BuildFailed, EdgeRTError, EngineMissing, OperatorUnsup
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.accuracy.activation_ranges import activations
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import Progress
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.choice import Choice, certain_orders, check_gate, choose
 from edgert_deploy.packager.contents import golden_samples, write_contents
@@ -26,6 +25,7 @@ from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.mixed_precision import Budget
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import computes_in_fp16
 
 

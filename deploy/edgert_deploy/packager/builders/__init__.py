@@ -7,7 +7,7 @@ To add an engine, write its builder in a file here, name it in `BUILDERS`, and g
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
@@ -16,6 +16,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ BUILDERS = {
 
 # "int8fp16", for TensorRT alone: what INT8 leaves in float is FP16, not FP32.
 Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

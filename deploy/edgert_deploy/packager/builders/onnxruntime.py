@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})

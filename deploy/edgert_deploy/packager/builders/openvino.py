@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation
+from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.folded_preprocessing import without_head
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import (
@@ -29,6 +29,7 @@ from edgert_deploy.packager.builders.qdq import (
     prepared,
 )
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 from edgert_deploy.packager.vendor_output import quiet
 

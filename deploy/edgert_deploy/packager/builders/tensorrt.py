@@ -15,8 +15,9 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation, qdq
+from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, nodes_of
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, Progress, keeps_quantisation
+from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
