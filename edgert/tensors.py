@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgert.errors import RequestError
 
@@ -95,11 +95,11 @@ def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class StageTimes:
+class StageTimes(NamedTuple):
     """Microseconds that one request spent in each stage of the daemon, in serving order.
 
-    `engine_us` is that of the whole batch the request was part of; `queue_us` is the wait for it.
+    This is the one list of stages: the frame header, spans, statistics and telemetry derive from it. `engine_us` is the
+    time of the whole batch that the request was part of; `queue_us` is the wait for it.
     """
 
     decode_us: int = 0
@@ -110,16 +110,7 @@ class StageTimes:
     postprocess_us: int = 0
 
     def as_json(self) -> dict[str, int]:
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class InferRequest:
-    """One request as an app states it: arrays by input name, and how long it may take."""
-
-    model: str
-    inputs: dict[str, NDArray[Any]]
-    deadline_s: float | None = None
+        return self._asdict()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 from edgert.config import ServingConfig
 from edgert.errors import EdgeRTError, NotAllowed, Overloaded, ProtocolError
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 
 HELLO_S_MAX = 5.0
 GREETINGS_MAX = 256
@@ -43,7 +44,7 @@ class Acceptor:
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
         self._places: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._frames = wire.FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # of one hello after the other
+        self._frames = FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # of one hello after the other
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
@@ -143,7 +144,7 @@ class _PendingHello:
         self.sock, self.until_s = sock, until_s
         self._data = bytearray()
 
-    def read(self, frames: wire.FrameBuffer) -> dict[str, Any] | None:
+    def read(self, frames: FrameBuffer) -> dict[str, Any] | None:
         """The hello's content; None when the client is gone. Raises BlockingIOError while bytes are missing.
 
         `frames` is empty, and is so again afterwards.

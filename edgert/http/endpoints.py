@@ -14,7 +14,7 @@ from typing import Any
 
 from edgert import Client, __version__
 from edgert.checks.status import SERVES, ask_daemon
-from edgert.client.calls import Priority
+from edgert.client.base import Priority
 from edgert.errors import EdgeRTError, ModelNotFound
 from edgert.http import metrics
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse, json_response
@@ -121,7 +121,7 @@ class Endpoints:
         if version:
             self._check_version(model, version)
         priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
-        given = self._client.request(model, question.inputs, timeout_s=timeout_s, priority=priority)
+        given = self._client.infer(model, question.inputs, timeout_s=timeout_s, priority=priority, trace=True)
         labels: tuple[str, ...] = ()
         if question.outputs is not None and any(want.classes for want in question.outputs):
             labels = self._labels_of(model, given.release)

@@ -20,9 +20,10 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from edgert.telemetry.sketch import Sketch
+from edgert.tensors import StageTimes
 
 Outcome = Literal["ok", "error", "shed"]
-STAGES = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
+STAGES = (*(name.removesuffix("_us") for name in StageTimes._fields), "encode")
 SLO_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 PENDING_MAX = 4096
 FOLD_SLICE = 32  # about 80 us of computing on a slow x86 core
@@ -40,12 +41,7 @@ class RequestSpan(NamedTuple):
 
     outcome: Outcome
     total_us: int
-    decode_us: int = 0
-    preprocess_us: int = 0
-    cache_us: int = 0
-    queue_us: int = 0
-    engine_us: int = 0
-    postprocess_us: int = 0
+    stages: StageTimes = StageTimes()
     encode_us: int = 0
     batch: int = 0
     cache_hit: bool = False
@@ -235,7 +231,7 @@ class _Window:
     def add(self, answered: Sequence[RequestSpan]) -> None:
         if not answered:
             return
-        self._add_columns(answered, ("decode", "preprocess", "cache", "postprocess", "encode"))
+        self._add_columns(answered, [name for name in STAGES if name not in _ENGINE_STAGES])
         self.latency.record_many_us([span.total_us for span in answered])
         by_engine = [span for span in answered if span.batch > 0]
         self._add_columns(by_engine, _ENGINE_STAGES)
@@ -249,7 +245,10 @@ class _Window:
 
 
 # Reads one stage of a span; typed by hand, as `attrgetter` is Any.
-_STAGE_US: dict[str, Callable[[RequestSpan], int]] = {name: attrgetter(f"{name}_us") for name in STAGES}
+_STAGE_US: dict[str, Callable[[RequestSpan], int]] = {
+    **{name.removesuffix("_us"): attrgetter(f"stages.{name}") for name in StageTimes._fields},
+    "encode": attrgetter("encode_us"),
+}
 
 
 def _take(pending: deque[tuple[Any, ...]], limit: int) -> list[RequestSpan]:
@@ -277,7 +276,7 @@ def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
         within_ms=_within(totals.within_ms, answered_us),
         executed=totals.executed + sum(span.batch > 0 for span in answered),
         failed_sum_us=totals.failed_sum_us + sum(span.total_us for span in spans if span.outcome != "ok"),
-        hit_cache_sum_us=totals.hit_cache_sum_us + sum(span.cache_us for span in answered if span.cache_hit),
+        hit_cache_sum_us=totals.hit_cache_sum_us + sum(span.stages.cache_us for span in answered if span.cache_hit),
         stage_sum_us=tuple(
             before + sum(map(_STAGE_US[name], answered))
             for name, before in zip(STAGES, totals.stage_sum_us, strict=True)

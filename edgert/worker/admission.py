@@ -1,10 +1,10 @@
-"""Who holds a worker's connections, and who gives way to a newcomer when all are taken.
+"""Which clients hold a worker's connections, and which one gives way to a new client when all are taken.
 
-Shares are those of users first, and within a user those of processes, as the kernel named them when they connected
-(SO_PEERCRED). A newcomer whose user holds at least two fewer than the greediest user takes one of that user's; else
-one whose process holds at least two fewer than the greediest process of the same user takes one of that process's;
-else it is refused. So an app that keeps all connections to itself keeps nobody out, nobody falls below an equal
-share, and two that hold equally many do not push each other out in turn.
+Users share the connections equally, and the processes of one user share the user's part; the kernel names both when
+they connect (SO_PEERCRED). A new client replaces the oldest connection of the user who holds most, if its own user
+holds at least two fewer; else that of the process that holds most of its own user's, if its own process holds at least
+two fewer; else it is refused. So an app that takes all connections keeps no other out, nobody falls below an equal
+share, and two that hold equally many do not replace each other in turn.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 LEAD_MIN = 2  # with 1, taking and losing a connection would alternate
-LEAVING_MAX = 64  # connections told to go that are not gone yet: what their engine runs and slow readers may hold
+LEAVING_MAX = 64  # connections told to go that still wait for an engine run or a slow client
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who connected. Processes of another PID namespace are all 0 here, and so one."""
+    """The user and the process that connected. Processes of another PID namespace all count as process 0."""
 
     uid: int
     pid: int
@@ -30,72 +30,72 @@ class Peer:
     def of(cls, sock: socket.socket) -> Peer:
         try:
             pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        except OSError:  # those of whom the kernel tells nothing are one
+        except OSError:  # peers that the kernel does not name count as one
             pid, uid = 0, -1
         return cls(uid, pid)
 
 
 class Admission:
-    """At most `seats_max` connections. Not thread-safe: the worker calls it under its lock."""
+    """At most `connections_max` connections. Not thread-safe: the worker calls it under its lock."""
 
-    def __init__(self, seats_max: int) -> None:
-        self.seats_max = seats_max
+    def __init__(self, connections_max: int) -> None:
+        self.connections_max = connections_max
         self._holders: dict[socket.socket, Peer] = {}  # oldest first
         self._leaving: set[socket.socket] = set()
         self._by_user: Counter[int] = Counter()
         self._by_process: Counter[Peer] = Counter()
 
     def __len__(self) -> int:
-        """How many are taken."""
         return len(self._holders)
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is here any more, those who leave included."""
+        """Whether no connection is left, not even one that was told to go."""
         return not self._holders and not self._leaving
 
-    def everybody(self) -> list[socket.socket]:
+    def sockets(self) -> list[socket.socket]:
         return [*self._holders, *self._leaving]
 
-    def take(self, sock: socket.socket, peer: Peer) -> bool:
-        """Seat `sock` for `peer`; where all are taken, tell the one that must give way for it to go. False: there is no seat.
+    def admit(self, sock: socket.socket, peer: Peer) -> bool:
+        """Admit `sock` for `peer`; return False if it is refused.
 
-        Who goes is read no further, but what it sent before is answered; `leaves` is then true of it.
+        If all connections are taken, the one that gives way is told to go: what it sent before is answered, but no
+        more is read from it. `is_leaving` is then true of it.
         """
-        if len(self._holders) >= self.seats_max:
-            loser = self._loser_to(peer)
-            if loser is None or len(self._leaving) >= LEAVING_MAX:
+        if len(self._holders) >= self.connections_max:
+            replaced = self._replaced_by(peer)
+            if replaced is None or len(self._leaving) >= LEAVING_MAX:
                 return False
-            self._forget(loser)
-            self._leaving.add(loser)
+            self._forget(replaced)
+            self._leaving.add(replaced)
             with contextlib.suppress(OSError):  # it is gone already
-                loser.shutdown(socket.SHUT_RD)
+                replaced.shutdown(socket.SHUT_RD)
         self._holders[sock] = peer
         self._by_user[peer.uid] += 1
         self._by_process[peer] += 1
         return True
 
-    def leaves(self, sock: socket.socket) -> bool:
-        """Whether `sock` was told to give way."""
+    def is_leaving(self, sock: socket.socket) -> bool:
+        """Return whether `sock` was told to go."""
         return sock in self._leaving
 
-    def give_back(self, sock: socket.socket) -> None:
-        """`sock` has ended."""
+    def release(self, sock: socket.socket) -> None:
+        """Forget `sock`, which has ended."""
         self._leaving.discard(sock)
         if sock in self._holders:
             self._forget(sock)
 
-    def _loser_to(self, newcomer: Peer) -> socket.socket | None:
-        """The oldest connection of the greediest, or None where `newcomer` has its share."""
+    def _replaced_by(self, newcomer: Peer) -> socket.socket | None:
+        """Return the oldest connection of the peer that holds most; None if `newcomer` has its share."""
         uid, most = self._by_user.most_common(1)[0]
         if most - self._by_user[newcomer.uid] < LEAD_MIN:
             uid = newcomer.uid
-        greediest = max((p for p in self._by_process if p.uid == uid), key=self._by_process.__getitem__, default=None)
-        if greediest is None:
+        largest = max((p for p in self._by_process if p.uid == uid), key=self._by_process.__getitem__, default=None)
+        if largest is None:
             return None
-        if uid == newcomer.uid and self._by_process[greediest] - self._by_process[newcomer] < LEAD_MIN:
+        if uid == newcomer.uid and self._by_process[largest] - self._by_process[newcomer] < LEAD_MIN:
             return None
-        return next(sock for sock, peer in self._holders.items() if peer == greediest)
+        return next(sock for sock, peer in self._holders.items() if peer == largest)
 
     def _forget(self, sock: socket.socket) -> None:
         peer = self._holders.pop(sock)

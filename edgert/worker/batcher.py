@@ -1,16 +1,15 @@
-"""The micro-batcher: leaders and followers, no thread of its own, no timer.
+"""The micro-batcher: leaders and followers, without a thread of its own and without a timer.
 
-A request that finds an engine idle runs it at once, in its own thread. What arrives while it is busy parks;
-when the run ends, the first parked request is woken as the next leader and takes the others along, up to the
-cap. So a lone request pays nothing for batching, and a batch is never waited for: it forms out of what came in
-meanwhile.
+A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
+instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up
+to the cap. So a lone request pays nothing for batching, and no batch is waited for.
 
-One exception: after a batch of more than one request, its requesters are about to ask again. The next leader
-lingers for them, at most a tenth of the last run's time, and only while fewer wait than took part in that batch.
+One exception: after a batch of several requests, their clients are about to ask again. The next leader lingers for
+them, for at most a tenth of the last run's time, and only while fewer wait than took part in that batch.
 
-There are two classes. What is of high priority is taken first; a low one is passed over by at most BYPASS_MAX
-batches, then the oldest of them leads. An engine is a slot: `self._idle` holds those free, and list.pop and
-append are atomic, so no lock is taken for a lone request. A busy slot is handed to the next leader directly.
+There are two priorities. High requests go first; a low one is bypassed by at most BYPASS_MAX batches, then the oldest
+of them leads. `self._idle` holds the free instances; list.pop and append are atomic, so a lone request takes no lock. A
+busy instance is handed to the next leader directly.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ LINGER_STEP_S = 20e-6
 BYPASS_MAX = 4
 
 Arrays = list[NDArray[Any]]
-_new = tuple.__new__  # a named tuple's own constructor is a Python function that calls it
+_new = tuple.__new__  # makes a NamedTuple without the Python function in between
 
 
-class Answer(NamedTuple):
-    """`outputs` may be views of a whole batch's arrays. Durations are nanoseconds."""
+class EngineAnswer(NamedTuple):
+    """The model's outputs, maybe as views of a whole batch's arrays. Durations are nanoseconds."""
 
     outputs: Arrays
     queue_ns: int
@@ -47,8 +46,8 @@ class Answer(NamedTuple):
     batch: int
 
 
-class _Slot:
-    """One engine session: whoever holds the slot may run it. `last_count` requests were in its last run."""
+class _Instance:
+    """One engine session; only the thread that holds it runs it. `last_count` requests were in its last run."""
 
     __slots__ = ("arena", "last_count", "last_run_s", "run")
 
@@ -58,33 +57,45 @@ class _Slot:
         self.last_count, self.last_run_s = 1, 0.0
 
 
-class _Ticket:
-    """A parked request. `gate` opens when it has an answer or an error, or is to lead on `slot`."""
+class _Waiting:
+    """A waiting request. `gate` opens when it has an answer or an error, or is to lead on `instance`."""
 
-    __slots__ = ("answer", "came_ns", "deadline_s", "error", "gate", "high", "inputs", "parked_ns", "rows", "slot")
+    __slots__ = (
+        "answer",
+        "came_ns",
+        "deadline_s",
+        "error",
+        "gate",
+        "high",
+        "inputs",
+        "instance",
+        "items",
+        "waits_since_ns",
+    )
 
     def __init__(
-        self, inputs: Sequence[NDArray[Any]], rows: int, deadline_s: float | None, high: bool, came_ns: int
+        self, inputs: Sequence[NDArray[Any]], items: int, deadline_s: float | None, high: bool, came_ns: int
     ) -> None:
-        self.inputs, self.rows, self.deadline_s, self.high = inputs, rows, deadline_s, high
-        self.parked_ns = time.perf_counter_ns()
-        self.came_ns = came_ns or self.parked_ns
-        self.slot: _Slot | None = None
-        self.answer: Answer | None = None
+        self.inputs, self.items, self.deadline_s, self.high = inputs, items, deadline_s, high
+        self.waits_since_ns = time.perf_counter_ns()
+        self.came_ns = came_ns or self.waits_since_ns
+        self.instance: _Instance | None = None
+        self.answer: EngineAnswer | None = None
         self.error: EdgeRTError | None = None
         self.gate = threading.Lock()
         self.gate.acquire()
 
 
 class Batcher:
-    """Runs requests on `session` and `more_sessions` (more of the same), at most `cap` items at a time.
+    """Runs requests on `session` and `more_sessions` (of the same artifact), at most `cap` items at a time.
 
-    `cap` 1 runs each request by itself. At most `queue_max` requests of each class wait. `p95_ms` is a target for
-    the time from a request's arrival to its engine's answer; 0 sets none. `clock` gives seconds and must be the one
-    that deadlines are stated in.
+    With `cap` 1, each request runs by itself. At most `queue_max` requests of each priority wait. `p95_ms` is a target
+    for the time from a request's arrival to its engine's answer; 0 sets none. `clock` returns seconds, and deadlines
+    are stated on it.
 
-    `closed` counts the batches by what closed them: `idle` (nobody else waited), `cap`, `linger` (waited for the
-    cohort and took who had come), `deadline` (would have waited, but for the leader's time-out).
+    `closed` counts batches by what closed them: `idle` (no other request waited), `cap`, `linger` (the leader waited for
+    the last batch's clients), `deadline` (it waited less, because of its own time-out). `runs` holds, by the number of
+    items in a run, how many such runs there were and their engine time in ns.
     """
 
     def __init__(
@@ -100,67 +111,67 @@ class Batcher:
         self.cap = cap if can_batch(session.inputs, session.outputs) else 1
         self.tuner = LatencyTuner(p95_ms, self.cap) if p95_ms else None
         self.closed: Counter[str] = Counter()
-        self.runs: dict[int, tuple[int, int]] = {}  # items in a run: how many such runs, their engine time in ns
+        self.runs: dict[int, tuple[int, int]] = {}
         self._queue_max = queue_max
         self._clock, self._sleep = clock, sleep
-        self._idle = [_Slot(one) for one in (*more_sessions, session)]
+        self._idle = [_Instance(one) for one in (*more_sessions, session)]
         self.instances = len(self._idle)
         self._last = self._idle[-1]
         self._arena: Arrays = []  # of `infer_together`
         self._mutex = threading.Lock()  # guards the queues
-        self._high: deque[_Ticket] = deque()
-        self._low: deque[_Ticket] = deque()
+        self._high: deque[_Waiting] = deque()
+        self._low: deque[_Waiting] = deque()
         self._refusal: EdgeRTError | None = None
-        self._bypassed = 0  # batches in a row that passed a waiting low request over
+        self._bypassed = 0  # batches in a row that went before a waiting low request
 
     def infer(
         self,
         inputs: Sequence[NDArray[Any]],
-        rows: int,
+        items: int,
         deadline_s: float | None = None,
         high: bool = False,
         came_ns: int = 0,
-    ) -> Answer:
-        """Answer one request of `rows` items; blocks until it is answered.
+    ) -> EngineAnswer:
+        """Answer one request of `items` items; blocks until it is answered.
 
-        `came_ns` is when it arrived, on time.perf_counter_ns (0: now). Raises Overloaded when the queue is full,
-        DeadlineExceeded when `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
+        `came_ns` is when it arrived, on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
+        DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
         """
-        if self._idle:
-            try:
-                slot = self._idle.pop()
-            except IndexError:  # another thread took it
-                pass
-            else:
-                return self._run_alone(slot, inputs, rows, came_ns)
-        ticket = self._park(_Ticket(inputs, rows, deadline_s, high, came_ns))
-        if self._idle:  # one became free before the ticket could be seen
-            self._rouse()
-        return self._wait(ticket)
+        instance = self._idle_instance()
+        if instance is not None:
+            return self._run_alone(instance, inputs, items, came_ns)
+        request = _Waiting(inputs, items, deadline_s, high, came_ns)
+        self._queue(request)
+        instance = self._idle_instance()
+        if instance is not None:  # it became idle before the request could be seen
+            self._release(instance)
+        return self._wait(request)
 
-    def infer_together(self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None) -> list[Answer]:
-        """Answer requests (inputs, rows), one or several of at most `cap` items, in one run; for one thread only.
+    def infer_together(
+        self, requests: Sequence[tuple[Arrays, int]], deadline_s: float | None = None
+    ) -> list[EngineAnswer]:
+        """Answer requests (inputs, items) in one run; several have at most `cap` items. Only one thread may call this.
 
-        Raises as `infer`, for all of them.
+        Raises what `infer` raises, for all of them.
         """
         if len(requests) == 1:
             return [self.infer(*requests[0], deadline_s)]
-        total = sum(rows for _, rows in requests)
+        total = sum(items for _, items in requests)
         whole = self._gather(self._arena, [inputs for inputs, _ in requests], total)
         outputs, queue_ns, engine_ns, _ = self.infer(whole, total, deadline_s)
-        shares = _shares(outputs, [rows for _, rows in requests])
-        return [_new(Answer, (own, queue_ns, engine_ns, total)) for own in shares]
+        shares = _shares(outputs, [items for _, items in requests])
+        return [_new(EngineAnswer, (own, queue_ns, engine_ns, total)) for own in shares]
 
     def close(self, error: EdgeRTError) -> None:
-        """Hand back what waits, with `error`, and let nothing wait any more. What runs ends by itself."""
+        """End the waiting requests with `error`, and let none wait any more. Runs under way end by themselves."""
         with self._mutex:
             self._refusal = error
             waiting = [*self._high, *self._low]
             self._high.clear()
             self._low.clear()
-        for ticket in waiting:
-            ticket.error = error
-            ticket.gate.release()
+        for request in waiting:
+            request.error = error
+            request.gate.release()
 
     @property
     def waiting(self) -> int:
@@ -170,98 +181,100 @@ class Batcher:
         tuner = None if self.tuner is None else self.tuner.status()
         return BatcherStatus(len(self._high), len(self._low), self.instances, tuner)
 
-    def _run_alone(self, slot: _Slot, inputs: Sequence[NDArray[Any]], rows: int, came_ns: int) -> Answer:
-        """An engine was idle: nothing to gather, nobody to answer. The hot path."""
+    def _idle_instance(self) -> _Instance | None:
+        try:
+            return self._idle.pop() if self._idle else None
+        except IndexError:  # another thread took it
+            return None
+
+    def _run_alone(self, instance: _Instance, inputs: Sequence[NDArray[Any]], items: int, came_ns: int) -> EngineAnswer:
+        """Run one request on an instance that was idle: the hot path."""
         began_ns = time.perf_counter_ns()
         try:
-            outputs = slot.run(inputs)
+            outputs = instance.run(inputs)
             engine_ns = time.perf_counter_ns() - began_ns
-            slot.last_count, slot.last_run_s = 1, engine_ns * 1e-9
-            self.closed["cap" if rows >= self.cap > 1 else "idle"] += 1
-            count, sum_ns = self.runs.get(rows, (0, 0))
-            self.runs[rows] = (count + 1, sum_ns + engine_ns)
+            self.closed["cap" if items >= self.cap > 1 else "idle"] += 1
+            self._count_run(instance, 1, items, engine_ns)
         except EdgeRTError:
             raise
         except Exception as error:
             raise _failed(error) from error
         finally:
-            # As in _free, without the call.
-            if self._low or self._high:
-                self._pass_on(slot)
-            else:
-                self._idle.append(slot)
-                if self._low or self._high:
-                    self._rouse()
+            self._release(instance)
         if self.tuner is not None:
             self.tuner.add((began_ns + engine_ns - (came_ns or began_ns),))
-        return _new(Answer, (outputs, 0, engine_ns, rows))
+        return _new(EngineAnswer, (outputs, 0, engine_ns, items))
 
-    def _park(self, ticket: _Ticket) -> _Ticket:
+    def _count_run(self, instance: _Instance, requests: int, items: int, engine_ns: int) -> None:
+        instance.last_count, instance.last_run_s = requests, engine_ns * 1e-9
+        count, sum_ns = self.runs.get(items, (0, 0))
+        self.runs[items] = (count + 1, sum_ns + engine_ns)
+
+    def _queue(self, request: _Waiting) -> None:
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal
-            queue = self._high if ticket.high else self._low
+            queue = self._high if request.high else self._low
             if len(queue) >= self._queue_max:
                 per_request_s = self._last.last_run_s / self._last.last_count / self.instances
                 raise Overloaded(
-                    f"{len(queue)} requests wait for this model already, its limit; send less or try again later",
+                    f"{len(queue)} requests wait for this model, the limit ([serving] queue_max); send less or try again later",
                     retry_after_s=max(0.001, per_request_s * self.waiting),
                 )
-            queue.append(ticket)
-            return ticket
+            queue.append(request)
 
-    def _wait(self, ticket: _Ticket) -> Answer:
-        if ticket.deadline_s is None:
-            ticket.gate.acquire()
-        elif not ticket.gate.acquire(timeout=max(0.0, ticket.deadline_s - self._clock())):
+    def _wait(self, request: _Waiting) -> EngineAnswer:
+        if request.deadline_s is None:
+            request.gate.acquire()
+        elif not request.gate.acquire(timeout=max(0.0, request.deadline_s - self._clock())):
             with self._mutex:
-                queue = self._high if ticket.high else self._low
-                if ticket in queue:
-                    queue.remove(ticket)
+                queue = self._high if request.high else self._low
+                if request in queue:
+                    queue.remove(request)
                     raise late()
-            ticket.gate.acquire()  # a leader has taken it: the answer is on its way
-        if ticket.error is not None:
-            raise ticket.error
-        if ticket.answer is not None:
-            return ticket.answer
-        return self._lead(ticket)
+            request.gate.acquire()  # a leader has taken it, and the answer will come
+        if request.error is not None:
+            raise request.error
+        if request.answer is not None:
+            return request.answer
+        return self._lead(request)
 
-    def _lead(self, own: _Ticket) -> Answer:
-        """Run a batch with `own` in it, answer the others, and hand the engine on."""
-        slot = own.slot
-        assert slot is not None  # whoever woke this ticket gave it one
+    def _lead(self, own: _Waiting) -> EngineAnswer:
+        """Run a batch with `own` in it, answer the others, and release the instance."""
+        instance = own.instance
+        assert instance is not None  # the thread that woke this request gave it one
         try:
             cap = self.cap if self.tuner is None else self.tuner.cap
             batch = [own]
             reason = "idle"
             if cap > 1:
-                reason = self._linger(slot, own, cap)
-                batch += self._take(cap - own.rows)
-            self.closed["cap" if _rows(batch) >= cap > 1 else reason] += 1
-            self._run(slot, batch)
+                reason = self._linger(instance, own, cap)
+                batch += self._take(cap - own.items)
+            self.closed["cap" if _items(batch) >= cap > 1 else reason] += 1
+            self._run(instance, batch)
         finally:
-            self._free(slot)
+            self._release(instance)
         if own.error is not None:
             raise own.error
-        assert own.answer is not None  # _run answers every ticket or gives it an error
+        assert own.answer is not None  # _run answers every request or gives it an error
         return own.answer
 
-    def _linger(self, slot: _Slot, own: _Ticket, cap: int) -> str:
-        """Wait for the cohort of the slot's last run; what will have closed the batch, if not the cap."""
-        cohort = min(slot.last_count, cap)
+    def _linger(self, instance: _Instance, own: _Waiting, cap: int) -> str:
+        """Wait for the clients of the instance's last run; return what closes the batch, if not the cap."""
+        cohort = min(instance.last_count, cap)
         share = LINGER_SHARE if self.tuner is None else self.tuner.linger_share
         if cohort <= 1 or self.waiting + 1 >= cohort or not share:
             return "idle"
         now_s, reason = self._clock(), "linger"
-        until_s = now_s + min(share * slot.last_run_s, LINGER_S_MAX)
-        if own.deadline_s is not None and own.deadline_s - slot.last_run_s < until_s:
-            until_s, reason = own.deadline_s - slot.last_run_s, "deadline"
+        until_s = now_s + min(share * instance.last_run_s, LINGER_S_MAX)
+        if own.deadline_s is not None and own.deadline_s - instance.last_run_s < until_s:
+            until_s, reason = own.deadline_s - instance.last_run_s, "deadline"
         while self.waiting + 1 < cohort and self._clock() < until_s:
             self._sleep(LINGER_STEP_S)
         return reason
 
-    def _take(self, room: int) -> list[_Ticket]:
-        """Parked requests that fit into `room` items, the high ones first, each class in order of arrival."""
+    def _take(self, room: int) -> list[_Waiting]:
+        """Take waiting requests that fit into `room` items: high ones first, then in order of arrival."""
         taken = []
         with self._mutex:
             for queue in (self._high, self._low):
@@ -269,93 +282,74 @@ class Batcher:
                     if self._expired(queue[0]):
                         queue.popleft()
                         continue
-                    if queue[0].rows > room:
-                        room = 0  # it goes first in the next batch; nobody overtakes it in this one
+                    if queue[0].items > room:
+                        room = 0  # it goes first in the next batch; no other goes before it in this one
                         break
                     taken.append(queue.popleft())
-                    room -= taken[-1].rows
+                    room -= taken[-1].items
             if taken and not taken[-1].high:
                 self._bypassed = 0
         return taken
 
-    def _run(self, slot: _Slot, batch: list[_Ticket]) -> None:
+    def _run(self, instance: _Instance, batch: list[_Waiting]) -> None:
         start_ns = time.perf_counter_ns()
-        rows = _rows(batch)
+        items = _items(batch)
         try:
             several = len(batch) > 1
-            inputs = self._gather(slot.arena, [one.inputs for one in batch], rows) if several else batch[0].inputs
-            outputs = slot.run(inputs)
+            inputs = self._gather(instance.arena, [one.inputs for one in batch], items) if several else batch[0].inputs
+            outputs = instance.run(inputs)
         except EdgeRTError as error:
             self._fail(batch, error)
             return
-        except Exception as error:  # noqa: BLE001  # an engine's own failure must not strand the parked
+        except Exception as error:  # noqa: BLE001  # an engine's own failure must not leave the others waiting
             self._fail(batch, _failed(error))
             return
         ended_ns = time.perf_counter_ns()
         engine_ns = ended_ns - start_ns
-        slot.last_count, slot.last_run_s = len(batch), engine_ns / 1e9
-        count, sum_ns = self.runs.get(rows, (0, 0))
-        self.runs[rows] = (count + 1, sum_ns + engine_ns)
-        if len(batch) == 1:
-            batch[0].answer = Answer(outputs, start_ns - batch[0].parked_ns, engine_ns, rows)
-        else:
-            for ticket, own in zip(batch, _shares(outputs, [one.rows for one in batch]), strict=True):
-                ticket.answer = Answer(own, start_ns - ticket.parked_ns, engine_ns, rows)
-            for ticket in batch[1:]:
-                ticket.gate.release()
+        self._count_run(instance, len(batch), items, engine_ns)
+        shares = _shares(outputs, [one.items for one in batch]) if several else [outputs]
+        for request, own in zip(batch, shares, strict=True):
+            request.answer = EngineAnswer(own, start_ns - request.waits_since_ns, engine_ns, items)
+        for request in batch[1:]:
+            request.gate.release()
         if self.tuner is not None:
-            self.tuner.add([ended_ns - ticket.came_ns for ticket in batch])
+            self.tuner.add([ended_ns - request.came_ns for request in batch])
 
-    def _fail(self, batch: list[_Ticket], error: EdgeRTError) -> None:
-        for ticket in batch:
-            ticket.error = error
-        for ticket in batch[1:]:
-            ticket.gate.release()
+    def _fail(self, batch: list[_Waiting], error: EdgeRTError) -> None:
+        for request in batch:
+            request.error = error
+        for request in batch[1:]:
+            request.gate.release()
 
-    def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], rows: int) -> Arrays:
-        """The inputs of `requests` one after the other, in the arrays of `arena`, which is filled once and kept."""
+    def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], items: int) -> Arrays:
+        """Return the inputs of `requests` one after the other, in the arrays of `arena`, which are made once."""
         if not arena:
             arena += [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0]]
         for i, whole in enumerate(arena):
-            np.concatenate([inputs[i] for inputs in requests], out=whole[:rows])
-        return [whole[:rows] for whole in arena]
+            np.concatenate([inputs[i] for inputs in requests], out=whole[:items])
+        return [whole[:items] for whole in arena]
 
-    def _free(self, slot: _Slot) -> None:
-        """The run is over: wake the next leader, or leave the engine idle."""
-        if self._low or self._high:
-            self._pass_on(slot)
-            return
-        self._idle.append(slot)
-        if self._low or self._high:  # somebody parked just before it could be seen
-            self._rouse()
-
-    def _rouse(self) -> None:
-        """Give an idle engine, if there is one, to a request that waits."""
-        try:
-            slot = self._idle.pop()
-        except IndexError:
-            return
-        self._pass_on(slot)
-
-    def _pass_on(self, slot: _Slot) -> None:
-        """Whoever holds `slot` gives it to the next leader, or leaves it idle where nobody waits any more."""
+    def _release(self, instance: _Instance) -> None:
+        """Hand the instance to the next leader; without one, leave it idle."""
         while True:
-            with self._mutex:
-                leader = self._next_leader()
-                if leader is not None:
-                    leader.slot = slot
-                    leader.gate.release()
-                    return
-            self._idle.append(slot)
+            if self._low or self._high:
+                with self._mutex:
+                    leader = self._next_leader()
+                    if leader is not None:
+                        leader.instance = instance
+                        leader.gate.release()
+                        return
+            self._idle.append(instance)
             if not (self._low or self._high):
                 return
-            try:
-                slot = self._idle.pop()
-            except IndexError:
+            # A request began to wait before it could see the idle instance.
+            idle = self._idle_instance()
+            if idle is None:
                 return
+            instance = idle
 
-    def _next_leader(self) -> _Ticket | None:
-        """The first that waits, high ones before low ones within the bound; the expired ones are refused."""
+    def _next_leader(self) -> _Waiting | None:
+        """Return the first waiting request, high ones before low ones within BYPASS_MAX; refuse expired ones."""
         while self._high or self._low:
             low_leads = not self._high or (self._bypassed >= BYPASS_MAX and bool(self._low))
             leader = (self._low if low_leads else self._high).popleft()
@@ -365,30 +359,30 @@ class Batcher:
             return leader
         return None
 
-    def _expired(self, ticket: _Ticket) -> bool:
-        """Whether its time-out has passed; then it is refused here and now."""
-        if ticket.deadline_s is None or self._clock() < ticket.deadline_s:
+    def _expired(self, request: _Waiting) -> bool:
+        """Return whether its time-out has passed; if so, refuse it."""
+        if request.deadline_s is None or self._clock() < request.deadline_s:
             return False
-        ticket.error = late()
-        ticket.gate.release()
+        request.error = late()
+        request.gate.release()
         return True
 
 
 def can_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether requests may share a run: rows go in and come out one for one, and all items have one shape."""
+    """Return whether requests may share a run: one item out for each item in, and all of one shape."""
     return batchable(inputs) and batchable(outputs) and all(-1 not in spec.item_shape for spec in inputs)
 
 
 def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
-    """What of a batch's outputs belongs to each request, as views; `counts` are the requests' items."""
+    """Yield each request's part of a batch's outputs, as views; `counts` are the requests' items."""
     at = 0
-    for rows in counts:
-        yield [array[at : at + rows] for array in outputs]
-        at += rows
+    for items in counts:
+        yield [array[at : at + items] for array in outputs]
+        at += items
 
 
-def _rows(batch: list[_Ticket]) -> int:
-    return sum(ticket.rows for ticket in batch)
+def _items(batch: list[_Waiting]) -> int:
+    return sum(request.items for request in batch)
 
 
 def _failed(error: Exception) -> EngineFailed:
@@ -396,6 +390,7 @@ def _failed(error: Exception) -> EngineFailed:
 
 
 def late() -> DeadlineExceeded:
+    """Return the error of a request whose time-out passed before its turn came."""
     return DeadlineExceeded(
         "the request's time-out passed while it waited for the engine; send less or allow more time"
     )

@@ -29,6 +29,7 @@ from edgert.checks.status import ShadowStatus
 from edgert.errors import EdgeRTError, Unavailable
 from edgert.protocol import wire
 from edgert.protocol.arrays import to_wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.local_socket import send_all
 from edgert.worker.agreement import Agreement
 
@@ -92,7 +93,7 @@ class Shadow:
         except queue.Full:
             self.dropped += 1
 
-    def draw_no_more(self) -> None:
+    def stop_sampling(self) -> None:
         """What is offered from now on is not compared."""
         self._share = 0.0
 
@@ -190,7 +191,7 @@ class ReferenceProcess:
                 ours.close()
                 raise Unavailable(f"the reference's process cannot be started: {error.strerror}") from error
         self._sock = ours
-        self._frames = wire.FrameBuffer(FRAME_BYTES_MAX)
+        self._frames = FrameBuffer(FRAME_BYTES_MAX)
         try:
             self._sock.sendall(wire.json_frame(wire.HELLO, dict(order)))
             self._receive()

@@ -45,9 +45,10 @@ def _give_way() -> None:
 def _serve(end: socket.socket) -> None:
     from edgert.errors import EdgeRTError
     from edgert.protocol import wire
+    from edgert.protocol.frame_buffer import FrameBuffer
     from edgert.worker.shadow import FRAME_BYTES_MAX
 
-    frames = wire.FrameBuffer(FRAME_BYTES_MAX)
+    frames = FrameBuffer(FRAME_BYTES_MAX)
     compare: Any = None
     while True:
         count = end.recv_into(frames.room)

@@ -144,7 +144,7 @@ class Demo:
 
         def ask(i: int) -> InferResponse:
             began = time.perf_counter()
-            response = client.request("digits", images[i])
+            response = client.infer("digits", images[i], trace=True)
             times_ms.append((time.perf_counter() - began) * 1e3)
             return response
 

@@ -77,7 +77,7 @@ def _first_answer() -> InferResponse:
     while True:
         try:
             with Client(SOCKET, timeout_s=30) as client:
-                return client.request(MODEL, GOLDEN)
+                return client.infer(MODEL, GOLDEN, trace=True)
         except (EdgeRTError, OSError) as error:
             if time.monotonic() > until:
                 said = subprocess.run(

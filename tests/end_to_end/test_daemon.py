@@ -57,9 +57,9 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
 
 def test_a_response_says_where_the_time_went(serving: Device) -> None:
     with serving.client() as client:
-        first = client.request("echo", ITEM + 1)
-        again = client.request("echo", ITEM + 1)
-        uncached = client.request("echo", ITEM + 1, cache=False)
+        first = client.infer("echo", ITEM + 1, trace=True)
+        again = client.infer("echo", ITEM + 1, trace=True)
+        uncached = client.infer("echo", ITEM + 1, cache=False, trace=True)
     assert (first.cache_hit, first.batch, first.release) == (False, 1, 1)
     assert (again.cache_hit, again.batch, again.stages.engine_us) == (True, 0, 0)
     assert uncached.cache_hit is False
@@ -236,8 +236,8 @@ def test_a_trial_that_nobody_confirms_ends_by_itself() -> None:
         device.run("install", os.fspath(device.bundle(release=2)))
         device.run("activate", "echo", "--trial-s", "3")
         with device.client() as client:
-            assert client.request("echo", ITEM).release == 2
-            wait_until(lambda: client.request("echo", ITEM).release == 1, "the version before returns")
+            assert client.infer("echo", ITEM, trace=True).release == 2
+            wait_until(lambda: client.infer("echo", ITEM, trace=True).release == 1, "the version before returns")
         assert device.model()["state"] == "steady"
 
 
@@ -247,7 +247,7 @@ def test_rolling_back_makes_the_version_before_live() -> None:
         device.deploy(release=2)
         assert device.run("rollback", "echo")["release"] == 1
         with device.client() as client:
-            assert client.request("echo", ITEM).release == 1
+            assert client.infer("echo", ITEM, trace=True).release == 1
 
 
 def test_stopping_answers_or_refuses_every_request() -> None:
@@ -299,7 +299,7 @@ def test_requests_at_once_form_batches() -> None:
     with a_device("[serving]\nbatch_max = 8\n") as device:
         device.deploy(delay_s=0.02)
         with device.client() as client, ThreadPoolExecutor(8) as pool:
-            batches = list(pool.map(lambda i: client.request("echo", ITEM * i, cache=False).batch, range(64)))
+            batches = list(pool.map(lambda i: client.infer("echo", ITEM * i, cache=False, trace=True).batch, range(64)))
         assert max(batches) > 4
         assert device.model()["serving"]["requests"]["requests"] >= 64
 
@@ -335,7 +335,7 @@ def test_a_swap_sends_what_waits_to_the_new_version_however_long_the_queue() -> 
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.deploy(delay_s=0.2)
         with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
-            waiting = [pool.submit(client.request, "echo", ITEM * i, cache=False) for i in range(80)]
+            waiting = [pool.submit(client.infer, "echo", ITEM * i, cache=False, trace=True) for i in range(80)]
             wait_until(lambda: device.model()["serving"]["waiting"] > 40, "the queue is long")
             device.deploy(release=2)
             answers = [future.result(120) for future in waiting]

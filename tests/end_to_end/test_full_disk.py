@@ -69,7 +69,7 @@ def test_an_install_is_refused_and_what_serves_goes_on(device: Device) -> None:
     fill(device)
     assert device.run("install", os.fspath(bundle), code=7)["error"]["code"] == "device.storage_failed"
     with device.client() as client:
-        assert client.request("echo", ITEM).release == 1
+        assert client.infer("echo", ITEM, trace=True).release == 1
 
 
 def test_a_trial_that_ends_meanwhile_is_rolled_back_as_soon_as_there_is_room(device: Device) -> None:
@@ -79,5 +79,5 @@ def test_a_trial_that_ends_meanwhile_is_rolled_back_as_soon_as_there_is_room(dev
     with device.client() as client:
         wait_until(lambda: bool(device.model()["serving"]["fault"]), "it could not be rolled back")
         ballast.unlink()
-        wait_until(lambda: client.request("echo", ITEM).release == 1, "the version before returns")
+        wait_until(lambda: client.infer("echo", ITEM, trace=True).release == 1, "the version before returns")
     assert device.model()["state"] == "steady"

@@ -23,6 +23,7 @@ from edgert.config import ServingConfig
 from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Acceptor, is_allowed
 from edgert.daemon.memory import process_mb
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
@@ -65,7 +66,7 @@ def _held(device: Device) -> tuple[int, float]:
 
 def ends(sock: socket.socket) -> bool:
     """Whether the daemon answers with nothing but whole frames and then closes."""
-    frames = wire.FrameBuffer()
+    frames = FrameBuffer()
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):
             while data:
@@ -300,6 +301,7 @@ import os, socket, sys
 path, uid, gid, groups = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
 sys.path.insert(0, sys.argv[5])
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 os.setgroups(groups); os.setgid(gid); os.setuid(uid)
 sock = socket.socket(socket.AF_UNIX); sock.settimeout(10); sock.connect(path)
 sock.sendall(wire.json_frame(wire.HELLO, {"model": "echo"}))

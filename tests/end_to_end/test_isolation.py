@@ -139,7 +139,7 @@ def test_a_crash_at_load_on_trial_brings_the_version_before_back() -> None:
         device.run("activate", "echo", code=7)
         assert device.model()["live"]["release"] == 1
         with device.client() as client:
-            assert client.request("echo", ITEM).release == 1
+            assert client.infer("echo", ITEM, trace=True).release == 1
 
 
 def test_three_crashes_bring_the_good_version_back_but_never_one_that_failed_too() -> None:

@@ -176,8 +176,8 @@ def test_several_files_are_one_batch(client: Client) -> None:
 
 def test_the_stages_tell_where_the_time_went_and_a_hit_decodes_nothing(client: Client) -> None:
     file = encoded(tinted("red", 900, 1200, seed=7))
-    first = client.request("colour", file)
-    again = client.request("colour", file)
+    first = client.infer("colour", file, trace=True)
+    again = client.infer("colour", file, trace=True)
     assert first.stages.preprocess_us > 1000
     assert not first.cache_hit
     assert again.cache_hit

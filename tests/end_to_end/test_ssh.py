@@ -347,7 +347,7 @@ class Load:
         while not self._stop.is_set():
             turn = (turn + 1) % len(self._images)
             try:
-                answer = self._client.request("digits", self._images[turn : turn + 1])
+                answer = self._client.infer("digits", self._images[turn : turn + 1], trace=True)
             except EdgeRTError as error:
                 self.failures.append(f"{error.code}: {error.message}")
                 continue

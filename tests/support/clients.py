@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import EdgeRTError
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.devices import Device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -30,7 +31,7 @@ def load(device: Device, model: str = "echo", threads: int = 8) -> Iterator[tupl
         with device.client() as client:
             while not stop.is_set():
                 try:
-                    response = client.request(model, ITEM * number, cache=False)
+                    response = client.infer(model, ITEM * number, cache=False, trace=True)
                     assert response.outputs["y"].tolist() == (ITEM * number).tolist()
                     releases.append(response.release)
                 except EdgeRTError as error:
@@ -72,7 +73,7 @@ def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
 
 def read_frame(sock: socket.socket) -> wire.Frame:
     """Return the next frame that the daemon sends, and nothing of the one after it."""
-    frames = wire.FrameBuffer()
+    frames = FrameBuffer()
     frame = None
     while frame is None:
         count = sock.recv_into(frames.room[: frames.missing() or 64])

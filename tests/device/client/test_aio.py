@@ -97,9 +97,9 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
 def test_a_response_says_where_the_time_went(serving: Device) -> None:
     async def test() -> None:
         async with client(serving) as asking:
-            first = await asking.request("echo", ITEM + 1)
+            first = await asking.infer("echo", ITEM + 1, trace=True)
             again = await asking.infer("echo", ITEM + 1, trace=True)
-            uncached = await asking.request("echo", ITEM + 1, cache=False, priority="high")
+            uncached = await asking.infer("echo", ITEM + 1, cache=False, priority="high", trace=True)
         assert (first.cache_hit, first.batch, first.release) == (False, 1, 1)
         assert (again.cache_hit, again.batch, again.stages.engine_us) == (True, 0, 0)
         assert uncached.cache_hit is False
@@ -291,7 +291,7 @@ async def load(device: Device, tasks: int = 8) -> AsyncIterator[tuple[list[int],
     async def ask(asking: AsyncClient, number: int) -> None:
         while not stop:
             try:
-                response = await asking.request("echo", ITEM * number, cache=False)
+                response = await asking.infer("echo", ITEM * number, cache=False, trace=True)
                 assert response.outputs["y"].tolist() == (ITEM * number).tolist()
                 releases.append(response.release)
             except EdgeRTError as error:
@@ -326,10 +326,10 @@ def test_hot_swaps_under_load_lose_no_request() -> None:
 def test_a_client_that_was_idle_while_its_model_moved_finds_the_new_release() -> None:
     async def test(device: Device) -> None:
         async with client(device) as asking:
-            assert (await asking.request("echo", ITEM)).release == 1
+            assert (await asking.infer("echo", ITEM, trace=True)).release == 1
             await off_loop(lambda: device.put(release=2))
             # The old worker is told to go once the new one serves; until then its answers are as good.
-            while (await asking.request("echo", ITEM, cache=False)).release == 1:
+            while (await asking.infer("echo", ITEM, cache=False, trace=True)).release == 1:
                 await asyncio.sleep(0.01)
 
     with a_device() as device:

@@ -23,6 +23,7 @@ import pytest
 import edgert
 from edgert.errors import ProtocolError, Unavailable
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea
 from edgert.tensors import NUMPY_NAMES
 from tests.support.devices import Device, a_device, wait_until
@@ -244,7 +245,7 @@ def test_c_and_python_agree_on_what_is_a_frame(codec: Lines) -> None:
 
 
 def decoded_or_incomplete(data: bytes) -> dict[str, Any]:
-    frames = wire.FrameBuffer(size_bytes=len(data) + 64)
+    frames = FrameBuffer(size_bytes=len(data) + 64)
     frames.room[: len(data)] = data
     frame = frames.feed(len(data))
     return {} if frame is None else {"kind": frame.kind}

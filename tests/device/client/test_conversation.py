@@ -1,29 +1,49 @@
-"""What both clients say and understand, without a socket."""
+"""What both clients send and understand, without a socket."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert.client.conversation import KEPT_BYTES_MAX, Conversation, ModelInterface
-from edgert.errors import EdgeRTError
+from edgert.client.conversation import Conversation, Retry
+from edgert.errors import (
+    DaemonUnreachable,
+    DeadlineExceeded,
+    EdgeRTError,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    ShuttingDown,
+    Unavailable,
+    WorkerLost,
+)
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.protocol.kept_frame import KEPT_BYTES_MAX
 from edgert.protocol.sharing import SharedArea
+from edgert.tensors import InferResponse, StageTimes
 
 RNG = np.random.default_rng(7)
 
 
-def a_conversation(*item_shapes: list[int], area: SharedArea | None = None) -> Conversation:
+def a_conversation(*item_shapes: list[int], memory: int | None = None) -> Conversation:
+    """A conversation that the daemon has greeted."""
     inputs = [{"name": f"x{i}", "datatype": "FP32", "shape": [-1, *shape]} for i, shape in enumerate(item_shapes)]
     outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
-    return Conversation(ModelInterface("m", {"inputs": inputs, "outputs": outputs, "release": 1}), 5, area)
+    conversation = Conversation("m", share=True)
+    conversation.take_memory(memory)
+    welcome = {"inputs": inputs, "outputs": outputs, "release": 1}
+    meta = b"".join(wire.frame(wire.WELCOME, model_id=5, meta=json.dumps(welcome).encode()))
+    assert conversation.received(received([meta])) == welcome
+    return conversation
 
 
 def received(parts: Any, shared: memoryview | None = None) -> wire.Frame:
-    frames = wire.FrameBuffer()
+    frames = FrameBuffer()
     frames.shared = shared
     data = b"".join(parts)
     at, frame = 0, None
@@ -39,10 +59,10 @@ def values(frame: wire.Frame) -> list[NDArray[Any]]:
     return [np.frombuffer(tensor.data, np.float32).reshape(tensor.shape) for tensor in frame.tensors]
 
 
-def an_answer(talk: Conversation, value: float, number: int = 0) -> wire.Frame:
+def an_answer(request_id: int, value: float, number: int = 0, **fields: Any) -> wire.Frame:
     data = np.full(1, value, np.float32).tobytes()
     tensor = wire.OutTensor(wire.descriptor(number, "FP32", (1,), len(data)), data)
-    return received(wire.frame(wire.RESULT, request_id=talk.request_id, tensors=[tensor]))
+    return received(wire.frame(wire.RESULT, request_id=request_id, tensors=[tensor], **fields))
 
 
 @pytest.mark.parametrize("items", [3, KEPT_BYTES_MAX // 4], ids=["short", "long"])
@@ -51,7 +71,7 @@ def test_requests_of_one_shape_say_each_its_own(items: int, named: bool) -> None
     talk = a_conversation([items])
     for turn in range(3):
         array = RNG.random((1, items), np.float32)
-        frame = received(talk.ask({"x0": array} if named else array, wire.FLAG_NO_CACHE, 1000 + turn))
+        frame = received(talk.request({"x0": array} if named else array, wire.FLAG_NO_CACHE, 1000 + turn))
         assert np.array_equal(values(frame)[0], array)
         assert (frame.request_id, frame.model_id, frame.arg) == (turn + 1, 5, 1000 + turn)
         assert frame.flags == wire.FLAG_NO_CACHE
@@ -61,7 +81,7 @@ def test_several_inputs_are_sent_in_the_models_order() -> None:
     talk = a_conversation([2], [70])
     for _ in range(3):
         first, second = RNG.random((4, 2), np.float32), RNG.random((4, 70), np.float32)
-        got = values(received(talk.ask({"x1": second, "x0": first}, 0, 1)))
+        got = values(received(talk.request({"x1": second, "x0": first}, 0, 1)))
         assert np.array_equal(got[0], first)
         assert np.array_equal(got[1], second)
 
@@ -71,33 +91,132 @@ def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
         talk = a_conversation([items])
         for _ in range(2):
             array = RNG.random((items, 2), np.float32).T
-            assert np.array_equal(values(received(talk.ask(array, 0, 1)))[0], array)
+            assert np.array_equal(values(received(talk.request(array, 0, 1)))[0], array)
 
 
 def test_long_requests_go_through_shared_memory_each_time() -> None:
     made = SharedArea.made(1 << 20)
     assert made is not None
-    area = made[0]
-    talk = a_conversation([20_000], area=area)
+    area, descriptor = made
+    talk = a_conversation([20_000], memory=descriptor)
     for _ in range(3):
         array = RNG.random((1, 20_000), np.float32)
-        parts = talk.ask(array, 0, 1)
+        parts = talk.request(array, 0, 1)
         assert talk.size_bytes == sum(map(len, parts)) == 64
         assert np.array_equal(values(received(parts, area.request))[0], array)
 
 
+def test_converted_inputs_are_sent_each_time_anew() -> None:
+    talk = a_conversation([2])
+    for given in ([1, 2.5], [3, 4.5], np.array([5.0, 6.5])):
+        assert values(received(talk.request(given, 0, 1)))[0].tolist() == [list(given)]
+    assert values(received(talk.request(np.array([[7, 8]], np.float32), 0, 1)))[0].tolist() == [[7, 8]]
+    assert values(received(talk.request(np.array([9, 10], np.float32), 0, 1)))[0].tolist() == [[9, 10]]
+
+
 def test_an_item_without_its_axis_is_answered_without_it_each_time_anew() -> None:
     talk = a_conversation([3])
-    for value in (1.5, 2.5):
-        talk.ask(np.zeros(3, np.float32), 0, 1)
-        answer = talk.outputs(an_answer(talk, value))["y"]
-        assert (answer.shape, float(answer)) == ((), value)
-    talk.ask(np.zeros((1, 3), np.float32), 0, 1)
-    assert talk.outputs(an_answer(talk, 3.5))["y"].shape == (1,)
+    for turn, value in enumerate((1.5, 2.5)):
+        talk.request(np.zeros(3, np.float32), 0, 1)
+        answer: Any = talk.received(an_answer(turn + 1, value))
+        assert (answer["y"].shape, float(answer["y"])) == ((), value)
+    talk.request(np.zeros((1, 3), np.float32), 0, 1)
+    answer = talk.received(an_answer(3, 3.5))
+    assert answer["y"].shape == (1,)
+
+
+def test_a_traced_answer_tells_how_it_came_about() -> None:
+    talk = a_conversation([3])
+    talk.request(np.zeros(3, np.float32), 0, 1, trace=True)
+    stages = StageTimes(1, 2, 3, 4, 5, 6)
+    answer = talk.received(an_answer(1, 1.5, arg=4, flags=wire.FLAG_CACHE_HIT, stages=stages))
+    assert isinstance(answer, InferResponse)
+    assert (answer.model, answer.release, answer.batch, answer.cache_hit) == ("m", 1, 4, True)
+    assert (answer.stages, answer.outputs["y"].tolist()) == (stages, 1.5)
 
 
 def test_an_answer_with_an_output_that_the_model_lacks_is_an_error() -> None:
     talk = a_conversation([3])
-    talk.ask(np.zeros(3, np.float32), 0, 1)
+    talk.request(np.zeros(3, np.float32), 0, 1)
     with pytest.raises(EdgeRTError, match="does not have"):
-        talk.outputs(an_answer(talk, 1, number=1))
+        talk.received(an_answer(1, 1, number=1))
+
+
+def said(error: EdgeRTError, request_id: int = 0) -> wire.Frame:
+    return received([wire.error_frame(error, request_id=request_id)])
+
+
+MOVED = received([wire.json_frame(wire.MOVED, {})])
+
+
+def test_a_hello_asks_for_shared_memory_where_it_may_be_used() -> None:
+    def hello(model: str | None, share: bool) -> dict[str, Any]:
+        return received([Conversation(model, share=share).hello()]).json()
+
+    assert hello("m", True) == {"model": "m", "shared": True}
+    assert hello("m", False) == {"model": "m"}
+    assert hello(None, True) == {"model": None}
+
+
+@pytest.mark.parametrize(
+    ("frame", "waits_for"),
+    [
+        (MOVED, Unavailable),
+        (said(Unavailable("loading", retry_after_s=0.5)), Unavailable),
+        (said(Unavailable("quarantined")), None),
+        (said(ModelNotFound("no such model")), None),
+        (received([wire.json_frame(wire.PONG, {})]), None),
+    ],
+    ids=["moved", "loading", "unavailable", "not found", "pong"],
+)
+def test_a_refused_hello_is_repeated_only_if_the_daemon_says_when(
+    frame: wire.Frame, waits_for: type[EdgeRTError] | None
+) -> None:
+    talk = Conversation("m", share=False)
+    event = talk.received(frame)
+    assert talk.over
+    if waits_for is None:
+        assert isinstance(event, EdgeRTError)
+    else:
+        assert isinstance(event, Retry)
+        assert isinstance(event.error, waits_for)
+
+
+@pytest.mark.parametrize(
+    ("frame", "event", "over"),
+    [
+        (said(RequestError("wrong shape"), 1), RequestError, False),
+        (said(Overloaded("full", retry_after_s=0.1), 1), Overloaded, False),
+        (said(ShuttingDown("stopping", retry_after_s=1.0)), Retry, True),
+        (said(EdgeRTError("broken")), EdgeRTError, True),
+        (said(RequestError("for another request"), 7), EdgeRTError, True),
+        (MOVED, Retry, True),
+        (an_answer(2, 1.0), EdgeRTError, True),
+    ],
+    ids=["refused", "overloaded", "stopping", "broken", "other request", "moved", "other answer"],
+)
+def test_what_a_frame_means_for_a_request(frame: wire.Frame, event: type[Exception], over: bool) -> None:
+    talk = a_conversation([3])
+    talk.request(np.zeros(3, np.float32), 0, 1)
+    assert type(talk.received(frame)) is event
+    assert talk.over is over
+
+
+def test_the_end_of_a_connection_costs_only_a_request_that_an_engine_may_have_seen() -> None:
+    assert isinstance(Conversation("m", share=False).ended(sent=True), Retry)
+    assert isinstance(Conversation("m", share=False).ended(sent=True, cause=OSError("reset")), DaemonUnreachable)
+    talk = a_conversation([3])
+    talk.request(np.zeros(3, np.float32), 0, 1)
+    assert isinstance(talk.ended(sent=False), Retry)
+    lost = talk.ended(sent=True, cause=OSError("reset"))
+    assert isinstance(lost, WorkerLost)
+    assert isinstance(lost.__cause__, OSError)
+
+
+def test_a_retry_waits_as_long_as_it_was_told_and_no_longer_than_it_may() -> None:
+    assert Retry().wait_s(left_s=1.0) == 0.0
+    assert Retry(Unavailable("loading", retry_after_s=0.4)).wait_s(left_s=1.0) == 0.4
+    with pytest.raises(Unavailable, match="loading"):
+        Retry(Unavailable("loading", retry_after_s=2.0)).wait_s(left_s=1.0)
+    with pytest.raises(DeadlineExceeded):
+        Retry().wait_s(left_s=0.0)

@@ -9,6 +9,7 @@ import pytest
 
 from edgert.errors import ProtocolError
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 from tests.support.protocol_vectors import DOCS, KINDS, VECTORS
 
@@ -35,7 +36,7 @@ def encoded(vector: dict[str, Any], flags: int | None = None) -> list[wire.Buffe
 
 def decoded(data: bytes, shared: bytes | None = None) -> dict[str, Any]:
     """What the codec reads from a whole frame, in a vector's terms. `shared` is memory from offset 64 of a half."""
-    frames = wire.FrameBuffer(size_bytes=len(data) + 64)
+    frames = FrameBuffer(size_bytes=len(data) + 64)
     frames.shared = None if shared is None else memoryview(bytes(64) + shared)
     frames.room[: len(data)] = data
     frame = frames.feed(len(data))

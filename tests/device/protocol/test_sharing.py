@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgert import Client
 from edgert.errors import RequestError
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea, receive_with_descriptor
 from tests.support.devices import Device, a_device
 
@@ -123,7 +124,7 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
     assert made is not None
     area, descriptor = made
     os.close(descriptor)
-    frames = wire.FrameBuffer()
+    frames = FrameBuffer()
     frames.shared = area.request
     array = image(1)
     tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
@@ -139,7 +140,7 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
 def test_what_follows_an_answer_in_shared_memory_is_not_lost() -> None:
     """A worker that gives way says MOVED right after its last answer: both may be read at once."""
     area = memoryview(bytearray(2**20))
-    frames = wire.FrameBuffer(size_bytes=4096)
+    frames = FrameBuffer(size_bytes=4096)
     frames.shared = area
     moved = wire.json_frame(wire.MOVED, {})
     for value in (1, 2):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BundleCorrupt, EdgeRTError, Overloaded, ProtocolError, WorkerLost
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
 
@@ -27,7 +28,7 @@ def infer_frame(*arrays: NDArray[Any], meta: bytes = b"", request_id: int = 7) -
     return b"".join(wire.frame(wire.INFER, request_id=request_id, meta=meta, tensors=tensors))
 
 
-def feed(frames: wire.FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, int, list[NDArray[Any]]]]:
+def feed(frames: FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, int, list[NDArray[Any]]]]:
     """Every frame of `data`, given `chunk` bytes at a time: kind, request id, tensors as arrays of their own."""
     found = []
     at = 0
@@ -45,7 +46,7 @@ def feed(frames: wire.FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, i
 
 
 def complete(data: bytes, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> wire.Frame | None:
-    frames = wire.FrameBuffer(frame_bytes_max, size_bytes=len(data) + 64)
+    frames = FrameBuffer(frame_bytes_max, size_bytes=len(data) + 64)
     frames.room[: len(data)] = data
     return frames.feed(len(data))
 
@@ -64,7 +65,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 ) -> None:
     arrays = [np.arange(np.prod(shape)).reshape(shape).astype(NUMPY_NAMES[name]) for name, shape in tensors]
     data = infer_frame(*arrays, meta=meta) + wire.json_frame(wire.PING, {"n": 1}, request_id=8)
-    first, second = feed(wire.FrameBuffer(), data, chunk)
+    first, second = feed(FrameBuffer(), data, chunk)
     assert first[:2] == (wire.INFER, 7)
     assert second[:2] == (wire.PING, 8)
     assert len(first[2]) == len(arrays)
@@ -74,7 +75,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 
 
 def test_tensors_lie_aligned_and_are_the_same_objects_when_nothing_about_them_changed() -> None:
-    frames = wire.FrameBuffer()
+    frames = FrameBuffer()
     seen = []
     for value in (1.0, 2.0):
         data = infer_frame(np.full((1, 3, 5), value, np.float32))
@@ -156,7 +157,7 @@ def test_noise_is_refused_or_waited_for_never_a_crash(noise: bytes, at: int) -> 
 
 
 def test_a_frame_beyond_the_limit_allocates_nothing() -> None:
-    frames = wire.FrameBuffer(frame_bytes_max=4096, size_bytes=128)
+    frames = FrameBuffer(frame_bytes_max=4096, size_bytes=128)
     data = infer_frame(np.zeros(2000, np.float32))[:64]
     frames.room[:64] = data
     with pytest.raises(ProtocolError, match="4096"):

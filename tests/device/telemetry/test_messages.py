@@ -11,13 +11,14 @@ from edgert.errors import ConfigInvalid, ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, Topics, parse_topic
 from edgert.telemetry.spans import RequestSpan, WindowRecorder, WindowReport
+from edgert.tensors import StageTimes
 
 TOPICS = Topics("plant-a", "pi-07")
 
 
 def report() -> WindowReport:
     recorder = WindowRecorder("digits", lambda: 0.0)
-    recorder.record(RequestSpan("ok", 9_000, engine_us=8_000, queue_us=30, batch=2))
+    recorder.record(RequestSpan("ok", 9_000, StageTimes(engine_us=8_000, queue_us=30), batch=2))
     recorder.record(RequestSpan("ok", 40, cache_hit=True))
     recorder.record(RequestSpan("error", 5))
     return recorder.cut(now=60.0)

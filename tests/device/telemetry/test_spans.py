@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgert.telemetry import spans
 from edgert.telemetry.spans import SLO_BOUNDS_MS, RequestSpan, WindowRecorder
+from edgert.tensors import StageTimes
 
 
 class Clock:
@@ -65,8 +66,8 @@ def test_slo_counters_are_exact(durations_us: list[int]) -> None:
 
 
 def test_a_cache_hit_says_nothing_about_the_engine() -> None:
-    hit = RequestSpan("ok", 40, cache_us=5, batch=0, cache_hit=True)
-    ran = RequestSpan("ok", 900, cache_us=6, queue_us=20, engine_us=800, batch=1)
+    hit = RequestSpan("ok", 40, StageTimes(cache_us=5), batch=0, cache_hit=True)
+    ran = RequestSpan("ok", 900, StageTimes(cache_us=6, queue_us=20, engine_us=800), batch=1)
     report = recorder_of(hit, ran).cut()
     assert report.totals.cache_hits == 1
     assert report.stages["cache"].count == 2
@@ -130,8 +131,8 @@ def test_a_snapshot_before_the_first_window_has_none() -> None:
 
 def test_totals_keep_the_sum_of_every_stage_apart_from_what_was_refused() -> None:
     recorder = recorder_of()
-    recorder.record(RequestSpan("ok", 100, 1, 2, 3, 4, 50, 6, 7, batch=2))
-    recorder.record(RequestSpan("ok", 20, 1, 2, 5, 0, 0, 6, 7, cache_hit=True))
+    recorder.record(RequestSpan("ok", 100, StageTimes(1, 2, 3, 4, 50, 6), 7, batch=2))
+    recorder.record(RequestSpan("ok", 20, StageTimes(1, 2, 5, 0, 0, 6), 7, cache_hit=True))
     recorder.record(RequestSpan("error", 9))
     recorder.record(RequestSpan("shed", 1))
     totals = recorder.snapshot().totals

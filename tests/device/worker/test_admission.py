@@ -23,8 +23,8 @@ GREEDY, OTHER_PROCESS, OTHER_USER = Peer(1000, 7), Peer(1000, 8), Peer(1001, 9)
 class Hall:
     """Admission, and those who hold one or were told to go."""
 
-    def __init__(self, seats_max: int) -> None:
-        self.seats = Admission(seats_max)
+    def __init__(self, connections_max: int) -> None:
+        self.seats = Admission(connections_max)
         self._ends: list[tuple[socket.socket, socket.socket, Peer]] = []
 
     def come(self, peer: Peer, times: int = 1) -> list[bool]:
@@ -32,18 +32,18 @@ class Hall:
         for _ in range(times):
             ours, theirs = socket.socketpair()
             self._ends.append((ours, theirs, peer))
-            taken.append(self.seats.take(ours, peer))
+            taken.append(self.seats.admit(ours, peer))
         return taken
 
     def leave(self) -> None:
         """All who were told to go, go."""
         for ours, _, _ in self._ends:
-            if self.seats.leaves(ours):
-                self.seats.give_back(ours)
+            if self.seats.is_leaving(ours):
+                self.seats.release(ours)
 
     def seated(self) -> Counter[Peer]:
-        here = set(self.seats.everybody())
-        return Counter(peer for ours, _, peer in self._ends if ours in here and not self.seats.leaves(ours))
+        here = set(self.seats.sockets())
+        return Counter(peer for ours, _, peer in self._ends if ours in here and not self.seats.is_leaving(ours))
 
     def close(self) -> None:
         for ours, theirs, _ in self._ends:
@@ -80,7 +80,7 @@ def test_who_is_told_to_go_may_still_be_answered_but_is_not_read(hall: Hall) -> 
     ours, theirs, _ = hall._ends[0]
     theirs.send(b"sent before")
     hall.come(OTHER_USER)
-    assert hall.seats.leaves(ours)
+    assert hall.seats.is_leaving(ours)
     assert (ours.recv(64), ours.recv(64)) == (b"sent before", b"")
     ours.send(b"an answer")
     assert theirs.recv(64) == b"an answer"
@@ -90,7 +90,7 @@ def test_those_who_do_not_go_are_bounded() -> None:
     hall = Hall(4 * LEAVING_MAX)
     hall.come(GREEDY, 4 * LEAVING_MAX)
     assert sum(hall.come(OTHER_USER, 2 * LEAVING_MAX)) == LEAVING_MAX
-    assert len(hall.seats.everybody()) == 5 * LEAVING_MAX
+    assert len(hall.seats.sockets()) == 5 * LEAVING_MAX
     hall.leave()
     assert hall.come(OTHER_USER) == [True]
     hall.close()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
-from edgert.worker.batcher import BYPASS_MAX, LINGER_STEP_S, Answer, Batcher
+from edgert.worker.batcher import BYPASS_MAX, LINGER_STEP_S, EngineAnswer, Batcher
 from edgert.worker.tuning import WINDOW, LatencyTuner
 from tests.support.devices import wait_until
 
@@ -55,7 +55,7 @@ def ask_all(
     rows: int = 1,
     deadline_s: float | None = None,
     high: bool = False,
-) -> list[Future[Answer]]:
+) -> list[Future[EngineAnswer]]:
     """Requests in this order, each parked before the next is made."""
     futures = []
     for value in values:
@@ -287,7 +287,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
         session.permits.release(1)
         session.running.acquire()
         batcher.closed.clear()
-        late: list[Future[Answer]] = []
+        late: list[Future[EngineAnswer]] = []
         if joined:
             patience.on_sleep = lambda: late or late.__iadd__(ask_all(pool, batcher, [4, 5]))
         leader = ask_all(pool, batcher, [3], deadline_s=1000.0 if time_out else None)

@@ -17,8 +17,9 @@ from edgert import Client
 from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
+from edgert.protocol.frame_buffer import KEEP_BYTES_MAX
 from edgert.worker.reactor import ALONE_MAX
-from edgert.worker.worker import CROWD_MIN
+from edgert.worker.connections import MANY_MIN
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
@@ -38,7 +39,7 @@ def crowd(device: Device) -> Iterator[list[Client]]:
     """Clients enough for the reactor to serve them all."""
     wait_until(lambda: device.serving()["connections"] == 0, "the clients of the test before are gone")
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(device.client()) for _ in range(CROWD_MIN + 1)]
+        clients = [stack.enter_context(device.client()) for _ in range(MANY_MIN + 1)]
         wait_until(
             lambda: answered(clients) or device.serving()["reactor_connections"] == len(clients), "they share a thread"
         )
@@ -149,8 +150,8 @@ def test_in_a_crowd_all_is_as_it_is_alone(device: Device, crowd: list[Client]) -
         client.infer("echo", np.zeros((1, 5), np.float32))
     many = np.arange(4 * 700, dtype=np.float32).reshape(700, 4)
     assert np.array_equal(client.infer("echo", many, cache=False)["y"], many)
-    assert client.request("echo", ITEM + 9).cache_hit is False
-    assert client.request("echo", ITEM + 9).cache_hit is True
+    assert client.infer("echo", ITEM + 9, trace=True).cache_hit is False
+    assert client.infer("echo", ITEM + 9, trace=True).cache_hit is True
     assert client.infer("echo", ITEM, priority="high", cache=False)["y"].tolist() == ITEM.tolist()
     assert device.serving()["reactor_connections"] == len(crowd) - 1  # it may overtake the others
     answered(crowd)
@@ -163,7 +164,7 @@ def test_a_run_that_fails_fails_those_that_it_ran(device: Device) -> None:
     device.put(model="brittle", engine="fault", op="copy")
     failing = np.full((1024, 4), next(value for value, name in MAGIC.items() if name == "raise"), np.float32)
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(device.client()) for _ in range(CROWD_MIN + 2)]
+        clients = [stack.enter_context(device.client()) for _ in range(MANY_MIN + 2)]
 
         def ask(number: int) -> int:
             failed = 0
@@ -186,9 +187,9 @@ def test_the_memory_of_large_requests_is_given_back_while_their_clients_are_sile
     device.put(model="wide", item_shape=(2**18,), op="zeros")
     pid = device.serving("wide")["pid"]
     rows = np.zeros((6, 2**18), np.float32)
-    assert rows.nbytes > wire.KEEP_BYTES_MAX
+    assert rows.nbytes > KEEP_BYTES_MAX
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(device.client()) for _ in range(2 * CROWD_MIN)]
+        clients = [stack.enter_context(device.client()) for _ in range(2 * MANY_MIN)]
         for _ in range(6):
             for client in clients:
                 client.infer("wide", rows, cache=False)
@@ -203,7 +204,7 @@ def buffers_bytes(pid: int) -> int:
 
 
 def test_large_tensors_of_a_crowd_go_through_shared_memory(device: Device) -> None:
-    clients = [device.client() for _ in range(CROWD_MIN + 1)]
+    clients = [device.client() for _ in range(MANY_MIN + 1)]
     together = threading.Barrier(len(clients))
 
     def ask(number: int) -> bool:

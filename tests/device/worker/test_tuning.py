@@ -69,7 +69,7 @@ def two_at_once(device: Device) -> list[InferResponse]:
         with device.client() as client:
             client.metadata("echo")
             connected.wait()
-            answers.append(client.request("echo", ITEM, cache=False))
+            answers.append(client.infer("echo", ITEM, cache=False, trace=True))
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:

@@ -1,0 +1,50 @@
+"""What the blocking and the asyncio client have in common: where they connect, and the options of a call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from edgert.config import default_socket
+from edgert.errors import RequestError
+from edgert.protocol import wire
+
+IDLE_CONNECTIONS_MAX = 32
+TRANSPORTS = ("auto", "socket")
+
+Priority = Literal["normal", "high"]
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of `infer`: its own time-out, whether caches may answer, and whether it goes before other requests."""
+
+    timeout_s: float | None
+    cache: bool
+    priority: Priority
+
+
+class BaseClient:
+    """The settings of a client of the daemon at `path`."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, timeout_s: float, transport: str) -> None:
+        if transport not in TRANSPORTS:
+            raise RequestError(f"transport {transport!r} is not known; give one of {', '.join(TRANSPORTS)}")
+        self.path = Path(path) if path is not None else default_socket()
+        self.timeout_s, self.transport = timeout_s, transport
+        self._share = transport == "auto"
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("this client is closed; make a new one")
+
+
+def request_flags(cache: bool, priority: str) -> int:
+    """Return the flags of an INFER frame. Raises RequestError."""
+    flags = 0 if cache else wire.FLAG_NO_CACHE
+    if priority == "normal":
+        return flags
+    if priority != "high":
+        raise RequestError(f"priority {priority!r} is not known; give normal or high")
+    return flags | wire.FLAG_HIGH_PRIORITY

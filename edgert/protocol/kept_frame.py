@@ -1,0 +1,117 @@
+"""The frames that one end of a connection sends, one after the other.
+
+Theory of operation: the requests of a connection have the same shapes again and again, and so have the answers. So
+the last frame is kept, and only what differs is written for the next one. A short frame is kept whole, its arrays
+copied in. The arrays of a long frame are copied into shared memory, if there is some; else they are sent from their
+own memory, after a head that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.protocol import wire
+from edgert.protocol.arrays import looks_of, to_wire
+from edgert.protocol.sharing import SHARE_BYTES_MIN
+
+KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class KeptFrame:
+    """Makes frames of one `kind`; each must be sent before the next one is made.
+
+    `shared` is the half of the shared memory that this end writes. After each call, `frame_bytes` is the size of the
+    whole frame, and `sent_bytes` is how much of it goes over the socket.
+    """
+
+    def __init__(self, kind: int, model_id: int = 0, shared: memoryview | None = None) -> None:
+        self._kind, self._model_id, self._shared = kind, model_id, shared
+        self.frame_bytes = self.sent_bytes = 0
+        self._looks: tuple[Any, ...] | None = None  # None: no frame is kept
+        self._numbers: Sequence[int] = ()
+        self._head = bytearray()
+        self._shared_flag = 0
+        self._places: list[NDArray[Any]] | None = None  # where the arrays are copied to; None: they are not copied
+
+    def parts(
+        self,
+        arrays: Arrays,
+        numbers: Sequence[int],
+        flags: int,
+        request_id: int,
+        arg: int,
+        stages: Sequence[int] = wire.NO_STAGES,
+    ) -> Sequence[wire.Buffer]:
+        """Return the buffers to send. `arrays[i]` becomes tensor `numbers[i]`; `numbers` must not be changed."""
+        if self._looks == looks_of(arrays) and numbers is self._numbers:
+            return self.again(arrays, flags, request_id, arg, stages)
+        return self._compose(arrays, numbers, flags, request_id, arg, stages)
+
+    def again(
+        self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] = wire.NO_STAGES
+    ) -> Sequence[wire.Buffer]:
+        """Return the buffers of a frame like the last one: the dtypes and shapes of `arrays` are the same."""
+        head = self._head
+        wire.VARYING.pack_into(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
+        wire.STAGES.pack_into(head, wire.STAGES_OFFSET, *stages)
+        if self._places is None:
+            return self._with_arrays(arrays)
+        for place, array in zip(self._places, arrays):  # noqa: B905  # as many places as arrays
+            place[...] = array
+        return (head,)
+
+    def _compose(
+        self, arrays: Arrays, numbers: Sequence[int], flags: int, request_id: int, arg: int, stages: Sequence[int]
+    ) -> Sequence[wire.Buffer]:
+        self._looks = None
+        tensors = [to_wire(number, array) for number, array in zip(numbers, arrays, strict=True)]
+        parts: Sequence[wire.Buffer] = wire.frame(
+            self._kind,
+            request_id=request_id,
+            model_id=self._model_id,
+            flags=flags,
+            arg=arg,
+            tensors=tensors,
+            stages=stages,
+        )
+        self.frame_bytes = self.sent_bytes = sum(map(len, parts))
+        header = None
+        if self._shared is not None and self.frame_bytes >= SHARE_BYTES_MIN:
+            header = wire.share(parts, self._shared)
+        self._shared_flag = 0
+        if header is not None:
+            assert self._shared is not None  # the header announces that the arrays are there
+            self._head, self._shared_flag, self.sent_bytes = bytearray(header), wire.FLAG_SHARED, len(header)
+            self._places = _places(arrays, self._shared)
+            parts = (self._head,)
+        elif self.frame_bytes <= KEPT_BYTES_MAX:
+            self._head = bytearray(b"".join(parts))
+            self._places = _places(arrays, self._head)
+        else:
+            self._head, self._places = bytearray(b"".join(parts[:2])), None  # header and descriptors
+        self._looks, self._numbers = looks_of(arrays), numbers
+        return parts
+
+    def _with_arrays(self, arrays: Arrays) -> list[wire.Buffer]:
+        """Return the head, and the arrays in their own memory."""
+        parts: list[wire.Buffer] = [self._head]
+        for array in arrays:
+            parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            if array.nbytes & 63:
+                parts.append(bytes(-array.nbytes % 64))
+        return parts
+
+
+def _places(arrays: Arrays, memory: bytearray | memoryview) -> list[NDArray[Any]]:
+    """Return views of `memory`, which holds a frame of these arrays: where each array is in it."""
+    found, at = [], 64 + 64 * len(arrays)
+    for array in arrays:
+        found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
+        at += (array.nbytes + 63) & ~63
+    return found
