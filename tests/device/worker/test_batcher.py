@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
-from edgert.worker.batcher import BYPASS_MAX, LINGER_STEP_S, EngineAnswer, Batcher
+from edgert.worker.batcher import BYPASS_MAX, LINGER_STEP_S, Batcher, EngineAnswer
 from edgert.worker.tuning import WINDOW, LatencyTuner
 from tests.support.devices import wait_until
 

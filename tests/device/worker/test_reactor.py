@@ -18,8 +18,8 @@ from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import KEEP_BYTES_MAX
-from edgert.worker.reactor import ALONE_MAX
 from edgert.worker.connections import MANY_MIN
+from edgert.worker.reactor import ALONE_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
