@@ -12,9 +12,9 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
-# So many tests at once, file by file; most of them wait for a server or a machine most of the time.
-JOBS ?= 2
-TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+# The number of tests at once: most wait for a server or a device, so two cores run four. Long files start first.
+JOBS ?= 4
+TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format servers emulators clean
 

@@ -1,7 +1,7 @@
-"""Models of the usual sizes, written node by node with random weights: what they compute means nothing, what it costs does.
+"""Models of the usual sizes, written node by node with random weights: their answers mean nothing, their cost is real.
 
-Weights are drawn so that values neither grow nor vanish on the way (He et al., 2015), BatchNormalization is folded into
-the convolutions, as exporters do it. The same name gives the same bytes.
+Weights are drawn so that values neither grow nor vanish (He et al., 2015). BatchNormalization is folded into the
+convolutions, as exporters do. The same name gives the same bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOBILENET_V2 = (
 # He et al., 2016, table 1: channels, repeats, stride.
 RESNET_50 = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
-CENTRED_ON = 32  # samples whose mean answer is taken away
+CENTRED_ON = 32  # samples for the mean answer, which is subtracted
 
 
 class Graph:
-    """A graph under construction; each method adds a layer behind the value it is given and returns the new one's name."""
+    """A graph under construction; each method adds a layer after a value and returns the name of its output."""
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[Any] = []
@@ -53,9 +53,10 @@ class Graph:
         return str(self.weights[-1].name)
 
     def random(self, *shape: int, std: float) -> str:
-        """Weights [outputs, ...] or a bias [outputs]; those of one output add up to 0, where there are several.
+        """Return weights [outputs, ...] or a bias [outputs]; the weights of one output add up to 0 where there are
+        several.
 
-        What follows a ReLU is positive: weights with a sum would pass on its mean, and the same for every sample.
+        Values after a ReLU are positive: other weights would pass on their mean, the same for every sample.
         """
         values = self._random.standard_normal(shape) * std
         if values.ndim == 4 and shape[1] > 1:
@@ -137,7 +138,7 @@ def _bottleneck(graph: Graph, x: str, inputs: int, width: int, stride: int) -> s
 
 
 def encoder(layers: int = 4, tokens: int = 128, width: int = 256, heads: int = 4, classes: int = 10) -> Any:
-    """A transformer encoder over embedded tokens [N, tokens, width], the mean of whose answers is classified."""
+    """Return a transformer encoder over embedded tokens [N, tokens, width] that classifies the mean of its answers."""
     graph, x = Graph(4), "x"
     for _ in range(layers):
         x = graph.add("Add", [x, _attention(graph, graph.norm(x, width), tokens, width, heads)])
@@ -172,10 +173,10 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {"mobilenet_v2": mobilenet_v2, "re
 
 
 def write_model(name: str, folder: Path, calibration: int = 32, holdout: int = 64) -> tuple[Path, Path, Path]:
-    """Write the model, calibration and hold-out into `folder`; the samples are noise, in blotches where it is an image.
+    """Write the model, calibration and hold-out into `folder`; samples are noise, in blotches for images.
 
-    The last bias takes the mean answer away: a random network says nearly the same to everything, and what is judged
-    here is the rest.
+    The last bias subtracts the mean answer: a random network answers nearly the same to every input, and only the
+    rest is compared.
     """
     proto = ARCHITECTURES[name]()
     _centre(proto)
@@ -203,7 +204,7 @@ def _centre(proto: Any) -> None:
 
 
 def samples(shape: Sequence[int], count: int, seed: int) -> NDArray[np.float32]:
-    """Noise of mean 0 and deviation 1; images are blotches of several sizes, so that no two look alike to a network."""
+    """Return noise of mean 0 and deviation 1; images are blotches of several sizes, which differ for a network."""
     random = np.random.default_rng(seed)
     if len(shape) != 3:
         return random.standard_normal((count, *shape)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Clients that mean harm: each attack in a process of its own, begun and ended on command.
+"""Hostile clients: each attack in its own process, started and stopped on command.
 
-They run at a low priority (nice 10): what they then cost a good client is the work that they make for the daemon more
-than the processor that they take themselves.
+They run at a low priority (nice 10), so a good client suffers from the work that they cause in the daemon more than
+from their own processor time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from edgert.protocol.local_socket import timeval
 
 NICE = 10
 CROWD = 3000
-HOLD = 600  # more than a model's connections
+HOLD = 600  # more than a model's limit of connections
 SLOW = 50
 IO_S = 2.0
-DESCRIPTORS = 200  # the kernel takes at most 253 a message
+DESCRIPTORS = 200  # the kernel accepts at most 253 per message
 
 Going = Callable[[], bool]
 
 
 def malformed(path: Path, model: str, going: Going) -> int:
-    """Whole frames with bytes changed at random, as fast as they go."""
+    """Send whole frames with bytes changed at random, as fast as possible."""
     draw, good, done = random.Random(1), _request(), 0
     while going():
         spoiled = bytearray(good)
@@ -51,7 +51,7 @@ def malformed(path: Path, model: str, going: Going) -> int:
 
 
 def truncated(path: Path, model: str, going: Going) -> int:
-    """Connections that end anywhere inside a hello or a request."""
+    """End connections at any point of a hello or a request."""
     draw, whole, done = random.Random(2), _hello(model) + _request(), 0
     while going():
         with _connected(path) as sock:
@@ -61,7 +61,7 @@ def truncated(path: Path, model: str, going: Going) -> int:
 
 
 def slow(path: Path, model: str, going: Going) -> int:
-    """Many who send byte by byte."""
+    """Send byte by byte on many connections."""
     data, done = _hello(model) + _request(), 0
     with contextlib.ExitStack() as held:
         socks = [held.enter_context(_connected(path)) for _ in range(SLOW)]
@@ -83,7 +83,7 @@ def slow(path: Path, model: str, going: Going) -> int:
 
 
 def crowd(path: Path, model: str, going: Going) -> int:
-    """Thousands of connections that say the beginning of a hello and no more."""
+    """Open thousands of connections and send only the beginning of a hello."""
     held: deque[socket.socket] = deque()
     done = 0
     try:
@@ -102,7 +102,7 @@ def crowd(path: Path, model: str, going: Going) -> int:
 
 
 def holding(path: Path, model: str, going: Going) -> int:
-    """One app that keeps as many connections to the model as it gets."""
+    """Hold as many connections to the model as one app can get."""
     held: list[socket.socket] = []
     done = 0
     try:
@@ -122,7 +122,7 @@ def holding(path: Path, model: str, going: Going) -> int:
 
 
 def descriptors(path: Path, model: str, going: Going) -> int:
-    """Hundreds of descriptors attached to hellos and requests."""
+    """Attach hundreds of descriptors to hellos and requests."""
     passed = os.open("/dev/null", os.O_RDONLY)
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed] * DESCRIPTORS))]
     done = 0
@@ -139,7 +139,7 @@ def descriptors(path: Path, model: str, going: Going) -> int:
 
 
 def never_reading(path: Path, model: str, going: Going) -> int:
-    """Requests one after the other, and no answer ever read."""
+    """Send requests one after another and read no answer."""
     request, done = _request(), 0
     with contextlib.ExitStack() as held:
         socks: list[socket.socket] = []
@@ -177,7 +177,7 @@ ATTACKS = {
 
 
 class Attacker:
-    """One attack on a model, in a process that waits until it is told to begin."""
+    """One attack on a model, in a process that waits for the command to begin."""
 
     def __init__(self, name: str, path: Path, model: str) -> None:
         context = multiprocessing.get_context("fork")
@@ -191,7 +191,7 @@ class Attacker:
         self._pipe.send(True)
 
     def end(self) -> int:
-        """Stop, with all connections closed; how often it struck."""
+        """Stop with all connections closed; return the number of strikes."""
         self._pipe.send(False)
         return int(self._pipe.recv())
 
@@ -208,7 +208,7 @@ def _attack(pipe: Connection, name: str, path: Path, model: str) -> None:
         while pipe.recv():
             done = 0
             while not pipe.poll():
-                with contextlib.suppress(OSError):  # the daemon refuses or has just restarted: once more
+                with contextlib.suppress(OSError):  # the daemon refused or just restarted: try again
                     done += ATTACKS[name](path, model, lambda: not pipe.poll())
             pipe.recv()
             pipe.send(done)

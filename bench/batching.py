@@ -1,12 +1,12 @@
-"""What batching gains and costs: fixed caps 1, 8 and 32 and the learned one, in one interleaved run.
+"""The gain and the cost of batching: fixed caps 1, 8 and 32 and the learned cap, in one interleaved run.
 
-Real ONNX Runtime models with random weights, each in the real daemon, asked by client processes: `dense`, a fully
-connected layer with 33 MB of weights, where batches pay; `conv`, INT8 convolutions, where they do not. One daemon
-per setting, all up at once; rounds of all settings are interleaved in an order that turns, and a figure is the median
-over the rounds. The cache is off, so every request reaches the engine. All have the same engine threads.
+Real ONNX Runtime models with random weights run in the real daemon and answer client processes. `dense`, a fully
+connected layer with 33 MB of weights, gains from batches; `conv`, INT8 convolutions, does not. Each setting has a
+daemon, all run at once; rounds of all settings are interleaved in a rotating order, and a figure is the median over
+the rounds. The cache is off, so every request reaches the engine. All daemons have the same number of engine threads.
 
-`of_batch_1` is the requests per second over those of cap 1, the median of the ratios within a round, as a machine's
-other work changes from round to round. `of_best` is the median over the best fixed cap's median.
+`of_batch_1` is the rate over that of cap 1: the median of the ratios within a round, because other work on the
+machine changes from round to round. `of_best` is the median over the best fixed cap's median.
 
     python -m bench.batching            # a table
     python -m bench.batching --json     # JSON lines
@@ -115,7 +115,7 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
                 "p99_us": round(load.p99_us),
                 "batch_mean": round(requests / max(1, runs), 2),
                 "of_batch_1": round(statistics.median(a / b for a, b in zip(rates, first, strict=True)), 3),
-                # Noise makes the best of several of equal speed look faster: judged by medians, not round by round.
+                # Noise favours the best of several equal settings: compare medians, not single rounds.
                 "of_best": round(
                     statistics.median(rates)
                     / max(statistics.median(one.requests_per_s for one in loads[f]) for f in fixed),
@@ -129,13 +129,13 @@ def measure(model: str, states: dict[str, Path], clients: int, rounds: int, seco
 
 
 def served(state: Path) -> dict[str, Any]:
-    """What the daemon says of its model."""
+    """Return the daemon's status of its model."""
     return dict(edgertd(state, "status")["models"][0]["serving"])
 
 
 @contextmanager
 def daemons(model: str, threads: int) -> Iterator[dict[str, Path]]:
-    """A daemon per setting that serves `model`: its state folder. All is gone afterwards."""
+    """Run a daemon per setting that serves `model`; yield their state folders, which are removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
     key = new_key()
     states = {name: folder / f"s{number}" for number, name in enumerate(SETTINGS)}
@@ -160,7 +160,7 @@ def sample(model: str) -> NDArray[Any]:
 
 
 def make_model(folder: Path, model: str, key: SigningKey) -> Path:
-    """A signed bundle of the model, its golden answers computed here."""
+    """Make a signed bundle of the model with golden answers computed here."""
     import onnxruntime
 
     program = dense_model() if model == "dense" else conv_model()
@@ -172,7 +172,7 @@ def make_model(folder: Path, model: str, key: SigningKey) -> Path:
 
 
 def dense_model() -> bytes:
-    """One fully connected layer, 33 MB of FP32 weights; ten numbers out, so that answers stay small."""
+    """Return one fully connected layer with 33 MB of FP32 weights and ten outputs."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(1)
@@ -187,7 +187,7 @@ def dense_model() -> bytes:
 
 
 def conv_model() -> bytes:
-    """Quantised convolutions as the packager makes them: QLinearConv on UINT8 activations and INT8 weights."""
+    """Return quantised convolutions as the packager makes them: QLinearConv with UINT8 activations and INT8 weights."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(2)
@@ -222,7 +222,7 @@ def _serialised(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", None])],
         initializer=initializer,
     )
-    # IR 9 and operator set 17 are read by every ONNX Runtime that we support.
+    # Every supported ONNX Runtime reads IR 9 and operator set 17.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     return bytes(model.SerializeToString())
 

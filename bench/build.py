@@ -1,12 +1,12 @@
-"""How long `edgert build` takes: digits for all four kinds of target, and a model of MobileNetV2's size.
+"""How long `edgert build` takes: digits for four kinds of target, and a model of MobileNetV2's size.
 
-Each figure is the whole command in a process of its own, Python's start, reading, probing, judging and packing
-included, and the processor time of all its processes: `cold` with an empty build cache, `warm` with all artifacts in it. The models and the samples are the same
-for every row of one name; MobileNetV2 has random weights and 16 samples to calibrate with.
+Each figure is the whole command in its own process: Python's start, reading, probing, judging and packing. It also
+gives the processor time of all its processes. `cold` has an empty build cache, `warm` one with all artifacts. Rows of
+one name use the same model and samples; MobileNetV2 has random weights and 16 calibration samples.
 
-`--peers` times what others take for the same model, each in an environment of its own, made when first needed and
-kept: onnx2tf (TFLite) and Olive (ONNX Runtime). They convert for one target and judge nothing, so their rows are to
-be read beside ours for that one target. One that does not install, or does not convert the model, says so.
+`--peers` also times onnx2tf (TFLite) and Olive (ONNX Runtime) on the same model, each in its own environment, made at
+first use and kept. They convert for one target and judge nothing, so compare their rows with ours for that one
+target. A peer that does not install, or does not convert the model, is reported as such.
 
     python -m bench.build                   # a table
     python -m bench.build --peers --json    # JSON lines
@@ -61,13 +61,13 @@ def main() -> None:
 
 
 def ours(model: str, paths: tuple[Path, Path, Path], targets: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
-    """The command with an empty cache, then with the one that it left."""
+    """Time the command with an empty cache, then with the cache that it filled."""
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
     source, calibration, holdout = map(str, paths)
     words = ["build", source, "--calibration", calibration, "--holdout", holdout, "--engines", "first"]
     words += [word for target in targets for word in ("--target", target)]
     words += ["--key", str(folder / "keys/default.key.pem"), "--out", str(folder / "bundle.edgert")]
-    if model != "digits":  # random weights: what the gate would say of them is no matter here
+    if model != "digits":  # random weights: the gate's result does not matter here
         words += ["--max-drop", "1", "--metric", "cosine"]
     rows = []
     for cache in ("cold", "warm"):
@@ -87,7 +87,7 @@ def _model(name: str, folder: Path) -> tuple[Path, Path, Path]:
 
 
 def _cpu_s() -> float:
-    """Processor time of all processes that have ended: on a shared machine it tells more than the clock."""
+    """Return the processor time of all ended processes: on a shared machine it says more than the clock."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -108,7 +108,7 @@ def _peer(name: str, model: str, paths: tuple[Path, Path, Path], environments: P
     except OSError as error:
         return _row(model, name, target, "", None, f"does not install: {str(error)[:200]}")
     print(f"{model}, {name}", file=sys.stderr)
-    # Tools that they start lie beside their Python.
+    # The peers start tools from the folder of their Python.
     variables = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "OLIVE_DISABLE_TELEMETRY": "1"}
     began, used = time.perf_counter(), _cpu_s()
     try:
@@ -125,7 +125,7 @@ def _peer(name: str, model: str, paths: tuple[Path, Path, Path], environments: P
 
 
 def _onnx2tf(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[str]:
-    """INT8, from the same samples, with the batch fixed to 1, as its documentation advises."""
+    """Return the INT8 command: the same samples, the batch fixed to 1, as its documentation advises."""
     import onnx
 
     proto = onnx.load(paths[0])
@@ -156,7 +156,7 @@ def samples(data_dir, **rest):
 
 
 def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[str]:
-    """Static INT8 quantisation as Q/DQ, per channel, min-max, from the same samples."""
+    """Return the command for static INT8 as Q/DQ, per channel, min-max, with the same samples."""
     (folder / "samples.py").write_text(OLIVE_SAMPLES)
     data = {
         "name": "samples",
@@ -185,7 +185,7 @@ def _olive(python: Path, paths: tuple[Path, Path, Path], folder: Path) -> list[s
     return [str(python.parent / "olive"), "run", "--config", "olive.json"]
 
 
-# name -> (the one target that it makes something for, its command line)
+# name -> (its target, its command line)
 PEERS: dict[str, tuple[str, Callable[[Path, tuple[Path, Path, Path], Path], list[str]]]] = {
     "onnx2tf": ("raspberry-pi-4", _onnx2tf),
     "olive": ("generic-x86-64", _olive),

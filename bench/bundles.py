@@ -1,4 +1,4 @@
-"""Bundles for benchmarks: a model of one input and one output, without the packager."""
+"""Bundles for benchmarks: a model with one input and one output, made without the packager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_bundle(
     precision: str = "fp32",
     release: int = 1,
 ) -> Path:
-    """A signed bundle for this machine, of `program` as the engine takes it: input `x`, output `y`, any batch.
+    """Make a signed bundle for this machine from the engine's `program`: input `x`, output `y`, any batch.
 
     `item` and `answer` (both of batch 1) give shapes and datatypes, and are the golden sample.
     """
@@ -76,7 +76,7 @@ def make_bundle(
 def make_null_bundle(
     folder: Path, key: SigningKey, model: str, item: NDArray[Any], *, delay_s: float = 0.0, release: int = 1
 ) -> Path:
-    """A model that looks at nothing and gives ten zeros: what is left of a request's time is the daemon's."""
+    """Make a model that reads nothing and returns ten zeros, so that only the time of the daemon remains."""
     program = json.dumps({"op": "zeros", "delay_s": delay_s}).encode()
     answer = np.zeros((1, 10), np.float32)
     return make_bundle(folder, key, model, "null", program, item, answer, release=release)

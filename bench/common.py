@@ -1,6 +1,6 @@
-"""What the benchmarks share: a device with a model on it, load from client processes, rows and tables.
+"""Shared parts of the benchmarks: a device with a model, load from client processes, rows and tables.
 
-Every figure is compared with something measured in the same run: machines are shared and noisy.
+Every figure is compared with something measured in the same run, because machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ask = Callable[[], object]
 
 @dataclass(frozen=True)
 class Load:
-    """What a group of clients saw. Times are microseconds."""
+    """The results of a group of clients. Times are microseconds."""
 
     p50_us: float
     p99_us: float
@@ -44,7 +44,7 @@ class Load:
 
 @contextmanager
 def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
-    """A daemon of its own that serves digits: the state folder and the socket. All is gone afterwards."""
+    """Run a daemon that serves digits; yield its state folder and socket, which are removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
     state = folder / "state"
     try:
@@ -65,7 +65,7 @@ def digits_device(config: str = "") -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def null_device(items: Mapping[str, NDArray[Any]], config: str = "", *, delay_s: float = 0.0) -> Iterator[Path]:
-    """A daemon of its own with a model on the null engine per entry, of that input: the state folder."""
+    """Run a daemon with a null-engine model per entry and input; yield its state folder."""
     folder = Path(tempfile.mkdtemp(prefix="edgert-bench-"))
     state, key = folder / "state", new_key()
     try:
@@ -88,19 +88,19 @@ def start(state: Path, public_pem: bytes, config: str = "") -> None:
 
 
 def deploy(state: Path, model: str, bundle: Path) -> None:
-    """Make the bundle's model live and keep it."""
+    """Make the bundle's model live and mark it good."""
     edgertd(state, "install", str(bundle))
     edgertd(state, "activate", model)
     edgertd(state, "mark-good", model)
 
 
 def serving(state: Path, model: str) -> dict[str, Any]:
-    """What the daemon says of a model."""
+    """Return the daemon's status of a model."""
     return dict(next(m for m in edgertd(state, "status")["models"] if m["model"] == model)["serving"])
 
 
 def pin(pids: Sequence[int], cores: set[int] | None) -> None:
-    """Put every thread of the processes on `cores`; None: on all there are."""
+    """Pin every thread of the processes to `cores`, or to all cores if None."""
     for pid in pids:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), cores or set(range(os.cpu_count() or 1)))
@@ -113,13 +113,13 @@ def free_port() -> int:
 
 
 def own_mb(pid: int) -> float:
-    """The memory that a process holds for itself (RssAnon) in MB: unlike PSS, it does not change with who else runs."""
+    """Return the private memory of a process (RssAnon) in MB; unlike PSS it does not depend on other processes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024 / 1e6
 
 
 def processes(pid: int) -> list[int]:
-    """The process and all that descend from it."""
+    """Return the process and all its descendants."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -136,7 +136,7 @@ def edgertd(state: Path, *words: str) -> dict[str, Any]:
 
 
 def _command(package: str, *words: str) -> str:
-    """Run one of our commands; its stdout. Ends the benchmark with the command's own words where it fails."""
+    """Run one of our commands and return its stdout; end the benchmark with its message on failure."""
     code = f"import sys; from {package} import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     if done.returncode:
@@ -145,10 +145,10 @@ def _command(package: str, *words: str) -> str:
 
 
 class Clients:
-    """`count` client processes that each ask in a closed loop, on command, for a while.
+    """`count` client processes that send requests in a closed loop, on command, for a given time.
 
-    `make` is called in each process and returns the function that makes one request. They stay connected
-    between rounds, so that rounds of different servers can be interleaved.
+    Each process calls `make`, which returns the function that makes one request. The clients stay connected between
+    rounds, so that rounds of different servers can be interleaved.
     """
 
     def __init__(self, count: int, make: Callable[[int], Ask], cores: set[int] | None = None) -> None:
@@ -165,7 +165,7 @@ class Clients:
             pipe.recv()
 
     def round(self, seconds: float) -> Load:
-        """Every client asks for `seconds`."""
+        """Let every client send requests for `seconds`."""
         for pipe in self._pipes:
             pipe.send(seconds)
         times: list[float] = []
@@ -212,7 +212,7 @@ def median_load(loads: Sequence[Load]) -> Load:
 
 
 def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool) -> None:
-    """Rows as JSON lines, or as a Markdown table of `columns`."""
+    """Print rows as JSON lines, or as a Markdown table of `columns`."""
     if as_json:
         for row in rows:
             print(json.dumps(row))

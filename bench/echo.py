@@ -1,8 +1,8 @@
-"""The least that a request costs in Python, whoever writes the server: the same bytes there and back, and nothing else.
+"""The least that a request costs in Python: the same bytes there and back, and nothing else.
 
 Two processes with blocking sockets. Over the socket the payload is sent and received. Over shared memory it is copied
-in and copied out, as whoever hashes or runs it must not have it changed meanwhile, and 64 bytes say that it is there.
-The answer is as long as one frame with ten numbers. No frame is looked at, no error possible, no engine asked.
+in and out, because a server that hashes or runs it must not see it change, and 64 bytes announce it. The answer is as
+long as a frame with ten numbers. No frame is parsed, no error is possible, no engine runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORD = bytes(64)
 
 
 def echo(item: NDArray[np.uint8], *, shared: bool) -> Callable[[int], Ask]:
-    """What `Clients` calls for a client of a bare server of its own, which runs where the client may run."""
+    """Return the request function for `Clients`: a client of its own bare server, on the client's cores."""
 
     def make(_: int) -> Ask:
         ours, theirs = socket.socketpair()
@@ -33,7 +33,7 @@ def echo(item: NDArray[np.uint8], *, shared: bool) -> Callable[[int], Ask]:
         area = memoryview(mmap.mmap(-1, item.nbytes))
         if os.fork() == 0:
             ours.close()
-            # In a thread that is not the main one, as any server of more than one connection.
+            # In a thread other than the main one, like any server of several connections.
             thread = threading.Thread(target=_serve, args=(theirs, area, shared))
             thread.start()
             thread.join()
@@ -58,7 +58,7 @@ def echo(item: NDArray[np.uint8], *, shared: bool) -> Callable[[int], Ask]:
 
 
 def _serve(sock: socket.socket, area: memoryview, shared: bool) -> None:
-    """Answer until the client is gone."""
+    """Answer until the client disconnects."""
     own = memoryview(bytearray(len(area)))
     wanted = len(WORD) if shared else len(area)
     while True:

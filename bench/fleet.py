@@ -1,15 +1,16 @@
-"""How many devices one broker and one exporter hold: real mosquitto, real `edgert fleet export`, simulated devices.
+"""How many devices one broker and one exporter can handle: real mosquitto, real `edgert fleet export`, simulated
+devices.
 
-Every device has a connection of its own and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
-reports that were sent and that no exporter has counted when none has counted anything for GIVE_UP_S; `drained_s` is how long
-after the last was sent the last was counted, and more than LATE_S is late. `--find-max` sends ever faster, with one
-exporter, then with two and four that share the load, until something is lost or late; a window of 30 s is as
-good as twice the devices. The load, the broker and the exporters share this machine's processors, so the figures are
-for all of it; what each of them took is printed, and what 100,000 devices need follows from these slopes.
+Every device has its own connection and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
+reports that were sent and that no exporter had counted when none counted anything for GIVE_UP_S. `drained_s` is the
+time from the last sent report to the last counted one; more than LATE_S is late. `--find-max` sends ever faster, with
+one exporter, then with two and four that share the load, until reports are lost or late; a window of 30 s equals
+twice the devices. The load, the broker and the exporters share this machine's processors. The output has the share of
+each; the needs of 100,000 devices follow from these slopes.
 
     python -m bench.fleet                                    # 10,000 devices, 2 models: three minutes
     python -m bench.fleet --devices 1000 --models 1 --json
-    python -m bench.fleet --recorder                         # and a recorder beside the exporter, into SQLite
+    python -m bench.fleet --recorder                         # with a recorder beside the exporter, into SQLite
     python -m bench.fleet --find-max                         # a quarter of an hour
 """
 
@@ -38,11 +39,11 @@ from tests.support.brokers import Broker
 
 WINDOW_S = 60.0
 LATE_S = 5.0
-GIVE_UP_S = 30.0  # a machine that other work keeps busy lets an exporter wait for long, and loses nothing by it
+GIVE_UP_S = 30.0  # on a busy machine an exporter may wait for long without a loss
 MAX_WINDOWS = 2
-SENDING_S_MIN = 30.0  # a burst shorter than what may be late says nothing of what is held
-TRIES = 2  # another program may have taken the processor
-POLL_S = 1.0  # a scrape costs the exporter more than many reports do
+SENDING_S_MIN = 30.0  # a shorter burst could be late as a whole
+TRIES = 2  # another program may have used the processor
+POLL_S = 1.0  # a scrape costs the exporter more than many reports
 FASTER = 1.6
 STEPS_MAX = 12
 SHARES = (1, 2, 4)
@@ -81,7 +82,7 @@ def show(said: dict[str, Any], as_json: bool) -> None:
 
 
 def find_max(devices: int, models: int, exporters: int, by: str) -> dict[str, Any]:
-    """The highest rate that was held, as devices at a window a minute."""
+    """Return the highest rate without loss or delay, as devices with a window of a minute."""
     held: dict[str, Any] = {}
     with a_fleet(devices, models, exporters, by, recorder=False) as fleet:
         window_s = WINDOW_S / 3
@@ -105,7 +106,7 @@ def find_max(devices: int, models: int, exporters: int, by: str) -> dict[str, An
 
 @dataclass
 class Program:
-    """A process under measurement."""
+    """A measured process."""
 
     pid: int
     port: int = 0
@@ -121,7 +122,7 @@ class Program:
         return 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The exporter's own series, labels and all."""
+        """Return the exporter's own series with their labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         wanted = ("edgert_bridge", "edgert_requests_total", "edgert_latency_milliseconds_count")
@@ -130,7 +131,7 @@ class Program:
 
 @dataclass
 class Fleet:
-    """Everything running: broker, exporters, perhaps a recorder, devices."""
+    """The running broker, exporters, devices and, if asked, recorder."""
 
     load: Load
     broker: Program
@@ -145,7 +146,7 @@ class Fleet:
         sent, drained_s = self.load.reports_sent, self._drained(before + self.load.reports_sent)
         cpu_s = [after - then for after, then in zip(self._cpu_s(), cpu_before, strict=True)]
         devices, rss_mb = self.load.devices, [exporter.rss_mb() for exporter in self.exporters]
-        messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, and no report
+        messages_per_s = (sent + windows * devices) / took_s  # `sys` is a message, but no report
         per_device_kb = sum(now - then for now, then in zip(rss_mb, self.empty_mb, strict=True)) * 1024 / devices
         exporter_s, broker_s = sum(cpu_s[1 : 1 + len(self.exporters)]), cpu_s[0]
         grown = CALCULATED / devices * window_s / WINDOW_S
@@ -176,7 +177,7 @@ class Fleet:
         return said
 
     def _counted(self) -> float:
-        """Reports that the exporters were handed and counted."""
+        """Return the number of reports that the exporters counted."""
         total = 0.0
         for exporter in self.exporters:
             said = exporter.metrics()
@@ -187,7 +188,7 @@ class Fleet:
         return total
 
     def _drained(self, expected: float) -> float:
-        """Wait until all is counted, or nothing more comes; how long that took, s."""
+        """Wait until all is counted, or nothing more arrives; return how long that took in seconds."""
         began = last_change = time.perf_counter()
         counted = -1.0
         while time.perf_counter() - last_change < GIVE_UP_S and counted < expected:
@@ -229,7 +230,7 @@ def a_fleet(devices: int, models: int, exporters: int, by: str, recorder: bool) 
 
 @contextmanager
 def _program(*words: str) -> Iterator[Program]:
-    """One `edgert fleet` command, ended by its pid."""
+    """Start one `edgert fleet` command, which is ended by its pid."""
     process = subprocess.Popen([sys.executable, "-c", _MAIN, "fleet", *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -1,7 +1,7 @@
-"""Simulated devices: each a connection of its own, speaking as much MQTT 3.1.1 as a device needs, from one thread.
+"""Simulated devices: each with its own connection and the MQTT 3.1.1 that a device needs, from one thread.
 
-A real client library would cost more than the broker and the exporter that are to be measured. What is sent is what a
-device sends: `info` and `status` retained, then a window's `metrics`, `hist` and `sys`, spread over the window.
+A real client library would cost more than the measured broker and exporter. The messages are those of a device:
+`info` and `status` retained, then `metrics`, `hist` and `sys` of each window, spread over the window.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REQUESTS_A_WINDOW = 300
 CONNECTS_AT_ONCE = 200
 DRAIN_EVERY_S = 0.02
 PROFILES = ("raspberry-pi-4", "raspberry-pi-5", "intel-nuc", "jetson-orin-nano")
-_SEQ, _REQUESTS = 9_007_199_254_740_001, 9_007_199_254_740_002  # stand in templates until they are filled in
+_SEQ, _REQUESTS = 9_007_199_254_740_001, 9_007_199_254_740_002  # placeholders in templates
 
 
 @dataclass
 class Template:
-    """A payload with two numbers open."""
+    """A payload with two placeholders for numbers."""
 
     parts: tuple[bytes, bytes, bytes]
 
@@ -63,7 +63,7 @@ class Load:
         self._names = [Topics(f"site-{n % 10}", f"d-{n:06}") for n in range(self.devices)]
 
     def connect(self) -> None:
-        """Connect every device, and let it say who it is."""
+        """Connect every device and publish its status."""
         for first in range(0, self.devices, CONNECTS_AT_ONCE):
             some = range(first, min(first + CONNECTS_AT_ONCE, self.devices))
             for n in some:
@@ -73,7 +73,7 @@ class Load:
                 self._sockets.append(link)
                 self._numbers.append(0)
             for n in some:
-                assert self._sockets[n].recv(4)[:2] == b"\x20\x02", "the broker took no connection; see its log"
+                assert self._sockets[n].recv(4)[:2] == b"\x20\x02", "the broker accepted no connection; see its log"
                 self._poll.register(self._sockets[n], select.EPOLLIN)
                 said = messages.envelope(ts_ms=1, boot="b1") | {"profile": PROFILES[n % 4], "edgert": "0"}
                 self._publish(n, self._names[n].info, messages.dump(said), 1, retain=True)
@@ -81,7 +81,7 @@ class Load:
             self._drain()
 
     def run(self, windows: int, window_s: float) -> float:
-        """Send so many windows of every device, evenly spread; how long it took, s."""
+        """Send so many windows of every device, evenly spread; return how long it took in seconds."""
         self.reports_sent = 0
         began = time.perf_counter()
         for window in range(windows):
@@ -116,7 +116,7 @@ class Load:
         self._sockets[n].sendall(bytes([0x30 | qos << 1 | retain]) + _length(len(body)) + body)
 
     def _drain(self, timeout_s: float = 0.0) -> None:
-        """Take acknowledgements off the sockets; a broker would stop reading from those who do not."""
+        """Read acknowledgements from the sockets, because a broker stops reading from a client that does not."""
         self._drained_at = time.perf_counter()
         for descriptor, _ in self._poll.poll(timeout_s, 1024):
             self.acknowledged_bytes += len(socket.socket.recv(self._by_descriptor(descriptor), 4096))

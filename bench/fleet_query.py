@@ -1,12 +1,11 @@
-"""How fast the store takes reports and answers: a day of 1,000 devices, one window a minute, 1.44 M windows.
+"""How fast the store writes reports and answers: a day of 1,000 devices with a window per minute, 1.44 million windows.
 
-A device's windows hold a log-normal latency of its own, a few hundred requests each. The answers of the store are
-held against each other (every grouping adds up to the same sketch), and timed as a new process would see
-them, connection included; the ratio is against reading every window of the stretch, as a store without merged
-rows would have to.
+The windows of a device have a log-normal latency of its own and a few hundred requests each. The answers are checked
+against each other (every grouping adds up to the same sketch). Each is timed as a new process would see it,
+connection included. The ratio compares with reading every window of the period, as a store without merged rows must.
 
     python -m bench.fleet_query                                        # SQLite in a temporary folder
-    python -m bench.fleet_query --postgres                             # PostgreSQL, a server of its own, which waits for no disk
+    python -m bench.fleet_query --postgres                             # a PostgreSQL server of its own, without fsync
     python -m bench.fleet_query --store postgresql://ops@db/fleet      # an empty database
     python -m bench.fleet_query --devices 100 --hours 3 --json
 """
@@ -45,8 +44,8 @@ ASKED = {
 PROFILES = ("raspberry-pi-4", "raspberry-pi-5", "intel-nuc", "jetson-orin-nano")
 REPEATS = 5
 SHAPES = 200
-GROUPS = 60  # of sites, versions and profiles
-AT_ONCE = 66  # an hour of so many devices is about as much as the store writes at once
+GROUPS = 60  # number of sites, versions and profiles
+AT_ONCE = 66  # an hour of so many devices is about one write batch of the store
 
 
 def main() -> None:
@@ -80,10 +79,10 @@ def main() -> None:
 
 
 def fill(url: str, devices: int, hours: int) -> tuple[float, int]:
-    """Windows written a second where they come as they do from a fleet, and how many there are in the end.
+    """Write the windows; return the write rate per second in fleet order, and the number of windows.
 
-    Only the last hour comes a minute at a time; those before come an hour of a few devices at a time, which writes
-    the same rows in a fraction of the time.
+    Only the last hour is written minute by minute. The hours before are written an hour of a few devices at a time,
+    which gives the same rows in a fraction of the time.
     """
     store, dice = Store(url), np.random.default_rng(7)
     sketches = [a_sketch(dice) for _ in range(SHAPES)]
@@ -146,7 +145,7 @@ def ask_all(url: str) -> dict[str, float]:
 
 
 def every_window(url: str) -> Sketch:
-    """The same day without the merged rows, in bulk with numpy."""
+    """Compute the same day without the merged rows, in bulk with NumPy."""
     engine, table, pool = schema.open_engine(url, writes=False), schema.hist_window.c, Pool(1)
     scalars = [sa.func.sum(table.zero), sa.func.sum(table.count), sa.func.sum(table.sum), sa.func.min(table.least), sa.func.max(table.most)]  # fmt: skip
     day = table.minute >= NOW_MS // MINUTE_MS - 24 * 60

@@ -1,7 +1,7 @@
 """Preprocessing by the device beside preprocessing folded into the model: `python -m bench.fold [--json]`.
 
-A UINT8 frame of the model's size goes through normalisation and engine, FP32, one thread; the two ways in turn, round by
-round, the median of each. The network is a first convolution and little else, so that the share is the largest there is.
+A UINT8 frame of the model's size is normalised and run, FP32, one thread; both ways take turns, and a figure is the
+median. The network is little more than a first convolution, so the share of preprocessing is as large as possible.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What the daemon takes while it serves one small model (digits, INT8 on ONNX Runtime) and while it does nothing.
+"""The memory and processor time of the daemon with one small model (digits, INT8 on ONNX Runtime), busy and idle.
 
-- **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: less what loading
-  the engine and the model adds to a Python that has NumPy, measured in processes of their own.
-- **Idle**: the processor time and the wake-ups of all of the daemon's processes over `--idle-seconds`, after requests,
-  one client still connected; with the forwarder of telemetry, connected to a mosquitto where one is installed.
+- **Memory** (PSS) of the supervisor and of the worker, and of the worker above engine and weights: without what loading
+  the engine and the model adds to a Python with NumPy, measured in processes of their own.
+- **Idle**: processor time and wake-ups of all processes of the daemon over `--idle-seconds`, after requests, with one
+  client connected, and with the telemetry forwarder connected to a mosquitto if one is installed.
 - **Cold start**: from the start of the daemon's process to the first answer, beside a Python that only imports the
-  engine: with what was learned at an earlier start, and without. Where other work takes the processors, the times
-  grow with it; the processor time does not.
+  engine; with and without learned settings. Other work on the machine lengthens the times, not the processor time.
 
     python -m bench.footprint            # a table
     python -m bench.footprint --json     # JSON lines
@@ -43,7 +42,7 @@ COLUMNS = ("what", "seen", "unit", "target", "met")
 START_S_MAX = 60.0
 SETTLE_S = 5.0
 
-# They stay until told to end, so that all are measured while all are there.
+# All processes stay until the end, so that all are measured at once.
 WITH_NUMPY = "import numpy, sys; print('ready', flush=True); sys.stdin.read()"
 WITH_ENGINE = """
 import sys
@@ -137,13 +136,13 @@ def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
 
 
 def children_cpu_s() -> float:
-    """The processor time of all processes that we started, they started, and that have ended."""
+    """Return the processor time of all ended descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def start_s(state: Path, path: Path) -> float:
-    """The daemon's process begins; a client asks until it is answered; the daemon ends."""
+    """Start the daemon, send requests until one is answered, stop the daemon; return the time to the answer."""
     began = time.monotonic()
     code = "import sys; from edgert.cli import main; sys.exit(main())"
     log = (state / "bench.log").open("ab")
@@ -187,10 +186,10 @@ def mb(pid: int) -> float:
 
 
 def spent(pid: int) -> tuple[float, int]:
-    """The processor time in seconds and the wake-ups of a process so far, over all its threads."""
+    """Return the processor time in seconds and the wake-ups of a process so far, over all its threads."""
     cpu_ns = wakes = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+        with contextlib.suppress(FileNotFoundError):  # the thread just ended
             cpu_ns += int((task / "schedstat").read_text().split()[0])
             wakes += int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
     return cpu_ns / 1e9, wakes
@@ -205,7 +204,7 @@ def name_of(pid: int, supervisor: int) -> str:
 
 @contextmanager
 def bare(code: str, *words: str) -> Iterator[int]:
-    """A Python that runs `code` until it has said that it is ready, and stays: its process id."""
+    """Run a Python with `code` until it reports ready; yield its process id."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -219,7 +218,7 @@ def bare(code: str, *words: str) -> Iterator[int]:
 
 @contextmanager
 def broker_config() -> Iterator[str]:
-    """A mosquitto of our own and the configuration that uses it; nothing where none is installed."""
+    """Run a mosquitto and yield the configuration for it, or "" if none is installed."""
     if not shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
         print("no mosquitto is installed: idle is measured without telemetry", file=sys.stderr)
         yield ""

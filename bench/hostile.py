@@ -1,11 +1,11 @@
-"""What hostile clients cost a good one: its p99 under each attack over its p99 in the quiet rounds between.
+"""The cost of hostile clients for a good one: its p99 under each attack over its p99 in the quiet rounds between.
 
-The good client asks digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs in a process of
-its own at a low priority, on the same model; `strikes_per_s` shows what it got of a loaded machine, and
-`us_a_strike` the processor time that the daemon spends on each while nobody else asks. Quiet rounds and
-rounds under attack alternate; figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb`
-is by how much the daemon's memory (RssAnon) was larger a moment after the last round than before the first,
-`descriptors_left` how many more descriptors it then held. A request of the good client that fails ends the benchmark with exit status 1.
+The good client sends requests to digits (INT8 on ONNX Runtime), the cache off. Each attack (`bench/attacks.py`) runs
+in its own process at a low priority, on the same model. `strikes_per_s` shows how much an attack achieved on a loaded
+machine, `us_a_strike` the daemon's processor time per strike without other load. Quiet rounds and attacks alternate;
+figures are medians over the rounds, `times_p99` of the ratios of neighbours. `grew_mb` is the growth of the daemon's
+memory (RssAnon) from before the first to after the last round, `descriptors_left` that of its descriptors. A failed
+request of the good client ends the benchmark with exit status 1.
 
     python -m bench.hostile            # a table
     python -m bench.hostile --json     # JSON lines
@@ -99,7 +99,7 @@ def measure(attack: str, state: Path, path: Path, good: Clients, rounds: int, se
 
 
 def cost_us(attacker: Attacker, state: Path, seconds: float) -> float:
-    """The processor time that the daemon spends on one strike."""
+    """Return the daemon's processor time per strike."""
     pids = daemon(state)
     before = sum(map(processor_s, pids))
     attacker.begin()
@@ -110,20 +110,20 @@ def cost_us(attacker: Attacker, state: Path, seconds: float) -> float:
 
 
 def processor_s(pid: int) -> float:
-    """What the process has used of processors so far; it is counted in steps of 10 ms."""
+    """Return the processor time of a process so far, in steps of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def asking(path: Path) -> Ask:
-    """One request of the good client; one that fails ends the benchmark."""
+    """Send one request of the good client; a failure ends the benchmark."""
     image = np.ascontiguousarray(np.load(DIGITS / "holdout.npz")["image"][:1])
     client = Client(path)
     return lambda: client.infer("digits", image, cache=False)
 
 
 def held(state: Path) -> tuple[float, int]:
-    """What the daemon's supervisor and workers hold: memory in MB (PSS), descriptors."""
+    """Return memory in MB (PSS) and descriptors of the supervisor and the workers."""
     pids = daemon(state)
     with contextlib.suppress(OSError):
         return sum(own_mb(pid) for pid in pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
@@ -131,7 +131,7 @@ def held(state: Path) -> tuple[float, int]:
 
 
 def daemon(state: Path) -> list[int]:
-    """The processes of the supervisor and the workers."""
+    """Return the processes of the supervisor and the workers."""
     status = edgertd(state, "status")
     return [status["daemon"]["pid"], *(model["serving"]["pid"] for model in status["models"])]
 

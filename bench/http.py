@@ -1,7 +1,7 @@
-"""What HTTP costs on top of the local socket: `python -m bench.http`.
+"""The cost of HTTP on top of the local socket: `python -m bench.http`.
 
-One client, a model that only copies, Triton's binary tensors both ways. Rounds of the two ways of asking alternate,
-so that both see the same machine; once with everything pinned to one core and once free.
+One client, a model that only copies, Triton's binary tensors both ways. Rounds of both ways alternate, so that both
+see the same machine; once with everything pinned to one core and once free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An HTTP client that does the least a client can: one connection kept alive, a request made beforehand."""
+"""The fastest possible HTTP client: one kept connection, a request made beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD_BYTES_MAX = 4096
 
 
 class HttpAsker:
-    """Sends the same POST again and again to a (host, port) or a Unix socket. The answer must state its length."""
+    """A client that sends the same POST again and again to a (host, port) or a Unix socket. Answers need a length."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class HttpAsker:
         self._room = memoryview(bytearray(HEAD_BYTES_MAX + answer_bytes_max))
 
     def ask(self) -> memoryview:
-        """One round trip; the answer's body, until the next. Ends with an assertion where the status is not 200.
+        """Make one round trip and return the body, valid until the next. Asserts status 200.
 
-        A server may close a connection that was idle, as between two rounds: then it goes over a new one.
+        A server may close an idle connection, for example between two rounds: then the client connects again.
         """
         try:
             return self._exchange()

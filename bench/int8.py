@@ -1,13 +1,13 @@
 """INT8 against FP32: time of one inference, size and accuracy, for each engine that runs here.
 
-Both artifacts of an engine come from our own builders and run through our own sessions, one sample at a time on one
-thread, in turn, so that a noisy machine is noisy for both; a figure is the median of all runs. The usual published
-claim stands beside: 2x to 4x faster, 4x smaller, under 1 % of accuracy lost.
+Our own builders make both artifacts of an engine, and our own sessions run them, one sample at a time on one thread,
+in turn, so that noise affects both. A figure is the median of all runs. The usual published claim is shown beside: 2x
+to 4x faster, 4x smaller, under 1 % of accuracy lost.
 
-Digits is a trained model and its accuracy is top-1 on held-out samples. The others have the usual architectures and
-random weights, so that nothing need be fetched: their times and sizes are the real ones; of accuracy they can only
-show how alike INT8 and FP32 answer, and networks that learnt nothing forgive less noise than trained ones. Their
-`cosine` is that of the answers less the mean answer (bench/architectures.py).
+Digits is a trained model; its accuracy is top-1 on held-out samples. The others have the usual architectures and
+random weights, so that no download is needed: times and sizes are real, but accuracy only shows how similar INT8 and
+FP32 answer. Trained networks forgive more noise than networks that learnt nothing. `cosine` is that of the answers
+without the mean answer (bench/architectures.py).
 
     python -m bench.int8                                  # a table
     python -m bench.int8 --models digits,encoder --json   # JSON lines
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)}")
-    parser.add_argument("--seconds", type=float, default=6.0, help="how long the two of an engine run in turn")
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long both artifacts of an engine run in turn")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="edgert-int8-") as folder:
@@ -88,7 +88,7 @@ def main() -> None:
 def compare(
     source: SourceModel, calibration: CalibrationSet, holdout: CalibrationSet, engine: str, out: Path, seconds: float
 ) -> dict[str, Any]:
-    """Build both precisions for `engine` and run them beside each other."""
+    """Build both precisions for `engine` and run them in turn."""
     artifacts = [_build(source, calibration, engine, precision, out) for precision in ("fp32", "int8")]
     sessions = [_open(artifact, source) for artifact in artifacts]
     sample = [holdout.inputs[spec.name][:1] for spec in source.inputs]
@@ -144,7 +144,7 @@ def _open(artifact: Artifact, source: SourceModel) -> Session:
 
 
 def _in_turn(sessions: list[Session], sample: list[Any], seconds: float) -> list[float]:
-    """The median time of a run of each session, milliseconds."""
+    """Return the median time of a run of each session in milliseconds."""
     times: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
         session.run(sample)

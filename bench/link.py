@@ -1,7 +1,7 @@
-"""A bad link in user space: two TAP devices, one of them in a network namespace, and a process that passes packets between.
+"""A bad link in user space: two TAP devices, one in a network namespace, and a process that passes packets between them.
 
-Rate, delay and loss hit IP packets, so that the kernels' own TCP on both ends lives with them. Needs root and
-/dev/net/tun; leaves nothing behind.
+Rate, delay and loss apply to IP packets, so the kernel's own TCP reacts to them. Needs root and /dev/net/tun; leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 _TUNSETIFF = 0x400454CA
 _TAP_NO_INFO = 0x0002 | 0x1000
 _PACKET_BYTES_MAX = 2048
-_QUEUE_S = 0.3  # what a home router's buffer holds; more is dropped
-HERE, THERE = "198.18.77.1", "198.18.77.2"  # of the range for benchmarks (RFC 2544)
+_QUEUE_S = 0.3  # the buffer of a home router; more is dropped
+HERE, THERE = "198.18.77.1", "198.18.77.2"  # the address range for benchmarks (RFC 2544)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of each direction: bits a second, seconds of delay, share of packets lost."""
+    """The quality of each direction: bits per second, seconds of delay, share of packets lost."""
 
     bits_per_s: float
     delay_s: float
@@ -37,14 +37,14 @@ class Quality:
 
 
 def why_not() -> str:
-    """Why no link can be made here; "" where one can."""
+    """Return why no link can be made here, or "" if one can."""
     if os.geteuid() != 0:
         return "needs root, for a network namespace"
     return "" if Path("/dev/net/tun").exists() else "needs /dev/net/tun"
 
 
 class Link:
-    """`HERE` on this side, `THERE` in the namespace; `within` is put before a command that shall run over there."""
+    """A link between `HERE` and `THERE` in the namespace; put `within` before a command to run it over there."""
 
     def __init__(self, quality: Quality, seed: int) -> None:
         self.name = f"edgert-link-{os.getpid()}"
@@ -77,7 +77,7 @@ class Link:
 
     @property
     def bytes_carried(self) -> int:
-        """Of both directions, Ethernet frames, also those that were lost."""
+        """Return the bytes of both directions as Ethernet frames, lost ones included."""
         return self._bytes.value
 
 
@@ -109,7 +109,7 @@ def _pass(here: int, there: int, quality: Quality, seed: int, carried: Synchroni
 
 
 def _tap(name: str, namespace: str) -> int:
-    """A TAP device of that name in a namespace ("": this one), as a descriptor; it vanishes with the last of these."""
+    """Open a TAP device of that name in a namespace ("": this one); it vanishes with its last descriptor."""
     ours = os.open("/proc/self/ns/net", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     try:

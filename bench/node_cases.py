@@ -1,11 +1,10 @@
-"""The ONNX project's node tests as questions to the TFLite lowering: what is promised, what is refused and why.
+"""The ONNX project's node tests for the TFLite lowering: which are promised, which are refused, and why.
 
-A test is promised when every operator of its model is in `PROMISED` and no rule of `OUTSIDE` applies.
-All others are unsupported, each with its reason. The rules look at the model, never at a test's name.
+A test is promised when every operator of its model is in `PROMISED` and no rule of `OUTSIDE` applies. All others are
+unsupported, each with a reason. The rules look at the model, never at the name of a test.
 
-Many node tests give as an input of the run what an exported model holds as a constant: the shape of a
-Reshape, the axes of a reduction, the weights of a convolution. `bound` makes constants of those, as a
-build needs them.
+Many node tests pass as an input what an exported model has as a constant: the shape of a Reshape, the axes of a
+reduction, the weights of a convolution. `bound` turns those into constants, as a build needs them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ PROMISED_GROUPS = {
 }
 PROMISED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
 
-# Inputs that a build needs as constants, by operator: what an exported model holds as such.
+# Inputs that a build needs as constants, by operator; exported models have them as constants.
 CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),
     "CenterCropPad": (1,),
@@ -78,7 +77,7 @@ CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class NodeTest:
-    """One test of the ONNX project: a model, its inputs by name, and the outputs that it must give."""
+    """One test of the ONNX project: a model, its inputs by name, and the expected outputs."""
 
     name: str
     model: onnx.ModelProto
@@ -93,20 +92,20 @@ class NodeTest:
 
     @property
     def dtypes(self) -> set[str]:
-        """The dtype of each input and output, and of each cast; "sequence" and the like for what is no tensor."""
+        """Return the dtype of each input, output and cast; "sequence" and the like for values that are no tensors."""
         values = [*self.model.graph.input, *self.model.graph.output]
         casts = [a.i for node in _nodes(self, "Cast") for a in node.attribute if a.name == "to"]
         return {_type_name(value.type) for value in values} | {_element_name(element) for element in casts}
 
     @property
     def subject(self) -> str:
-        """What the test is of: the operator of its one node, or all operators of a function that is spelled out."""
+        """Return the tested operator: that of the one node, or all operators of an expanded function."""
         return self.operators[0] if len(self.model.graph.node) == 1 else "expanded function"
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A part of a promised operator that TFLite, or a build, cannot express."""
+    """A part of a promised operator that TFLite or a build cannot express."""
 
     reason: str
     applies: Callable[[NodeTest], bool]
@@ -138,7 +137,7 @@ def _has_output(operator: str, index: int) -> Callable[[NodeTest], bool]:
     return lambda test: any(len(n.output) > index and n.output[index] for n in _nodes(test, operator))
 
 
-# The first rule that applies gives the reason.
+# The first matching rule gives the reason.
 OUTSIDE = (
     Outside("a dtype that the lowering does not hold", lambda test: not test.dtypes <= HELD_DTYPES),
     Outside("a softmax in float64", _attribute_is("Attention", "softmax_precision", onnx.TensorProto.DOUBLE)),
@@ -155,7 +154,7 @@ OUTSIDE = (
 
 
 def reason_outside(test: NodeTest) -> str | None:
-    """Why `test` is not promised, or None where it is."""
+    """Return why `test` is not promised, or None if it is."""
     unknown = [name for name in test.operators if name not in PROMISED]
     if unknown:
         return f"no lowering for {', '.join(unknown)}"
@@ -163,7 +162,7 @@ def reason_outside(test: NodeTest) -> str | None:
 
 
 def bound(test: NodeTest) -> tuple[onnx.ModelProto, Arrays]:
-    """The test's model with what CONSTANT_INPUTS names as constants, and the inputs that are left."""
+    """Return the model with the inputs of CONSTANT_INPUTS as constants, and the other inputs."""
     names = _inputs_behind(test.model, _constant_values(test.model)) & test.inputs.keys()
     model = onnx.ModelProto()
     model.CopyFrom(test.model)
@@ -184,7 +183,7 @@ def _constant_values(model: onnx.ModelProto) -> set[str]:
 
 
 def _inputs_behind(model: onnx.ModelProto, values: set[str]) -> set[str]:
-    """`values` and all that they are computed from; a shape is known without the value whose shape it is."""
+    """Return `values` and every input of their computation; a shape needs no value."""
     behind = set(values)
     for node in reversed(model.graph.node):
         if behind & set(node.output) and node.op_type not in ("Shape", "Size"):
@@ -193,7 +192,7 @@ def _inputs_behind(model: onnx.ModelProto, values: set[str]) -> set[str]:
 
 
 def load_tests() -> list[NodeTest]:
-    """All node tests of the installed onnx, made in memory: some seconds."""
+    """Make all node tests of the installed onnx in memory; takes some seconds."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():

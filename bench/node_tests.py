@@ -1,15 +1,15 @@
 """How far the TFLite lowering reaches, by the ONNX project's own node tests (`onnx.backend.test`).
 
-Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's own
-outputs at the test's own tolerances. `bench/node_cases.py` says which tests are promised and why the rest is not.
+Each test's model is lowered to a float32 .tflite file, run in TFLite's interpreter, and compared with the test's
+outputs at the test's tolerances. `bench/node_cases.py` decides which tests are promised and why the others are not.
 
     promised      tests of operators that the lowering covers; `passed` of them pass
     unsupported   the rest; each must be refused with a reason, or pass, and never give a wrong answer
 
-The tests run in processes of their own, so that one that aborts the interpreter is a failure and no more.
+The tests run in processes of their own, so that an abort of the interpreter fails one test only.
 
-    python -m bench.node_tests                     # a summary; exit code 1 where a promise is broken
-    python -m bench.node_tests --operator Conv     # the tests that hold Conv, each with its result
+    python -m bench.node_tests                     # a summary; exit code 1 if a promised test fails
+    python -m bench.node_tests --operator Conv     # the tests with Conv, each with its result
     python -m bench.node_tests --json              # one JSON object
     python -m bench.node_tests --docs              # rewrite docs/tflite-operators.md
 """
@@ -33,7 +33,7 @@ from bench.common import ROOT
 from bench.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest, bound, load_tests, reason_outside
 
 DOCS_PAGE = ROOT / "docs/tflite-operators.md"
-# One test takes some 10 ms; what takes this long hangs.
+# A test takes about 10 ms; one that takes this long hangs.
 TEST_TIMEOUT_S = 120
 PROCESSES_MAX = 8
 
@@ -42,7 +42,7 @@ PASSED, REFUSED, WRONG, CRASHED = "passed", "refused", "wrong", "crashed"
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one test. `outside` is why it is not promised, or None where it is."""
+    """The result of one test. `outside` is why it is not promised, or None."""
 
     name: str
     operators: tuple[str, ...]
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def is_broken(self) -> bool:
-        """A promised test that does not pass, or any test that gives a wrong answer or ends the process."""
+        """Return whether a promised test failed, or any test gave a wrong answer or ended the process."""
         return self.status in (WRONG, CRASHED) or (self.outside is None and self.status != PASSED)
 
 
@@ -99,7 +99,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def run_tests(tests: Sequence[NodeTest], processes: int) -> list[Result]:
-    """Each test's result, in the tests' order. Progress goes to stderr."""
+    """Return each test's result, in order. Progress goes to stderr."""
     done: dict[int, Result] = {}
     workers = [_Worker(tests, list(range(first, len(tests), processes))) for first in range(processes)]
     while busy := [worker for worker in workers if worker.waiting]:
@@ -113,14 +113,14 @@ def run_tests(tests: Sequence[NodeTest], processes: int) -> list[Result]:
 
 
 class _Worker:
-    """A process that runs the tests `waiting`, in turn; it is started anew where one of them ends it."""
+    """A process that runs the `waiting` tests in turn; it is restarted when a test ends it."""
 
     def __init__(self, tests: Sequence[NodeTest], waiting: list[int]) -> None:
         self.tests, self.waiting = tests, waiting
         self._start()
 
     def take(self) -> tuple[int, Result]:
-        """The result of the first waiting test, which is ready, or has ended the process, or hangs."""
+        """Return the result of the first waiting test, which is done, ended the process, or hangs."""
         index = self.waiting.pop(0)
         test = self.tests[index]
         try:
@@ -137,7 +137,7 @@ class _Worker:
         return index, Result(test.name, tuple(test.operators), reason_outside(test), status, detail)
 
     def _start(self) -> None:
-        # A fork has the tests already; making them takes seconds. No other thread runs here.
+        # A fork inherits the tests, which take seconds to make. No other thread runs here.
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(theirs, self.tests, list(self.waiting)), daemon=True)
@@ -146,14 +146,14 @@ class _Worker:
 
 
 def _work(pipe: Connection, tests: Sequence[NodeTest], indices: Sequence[int]) -> None:
-    # What the interpreter says before it aborts would run into the progress line.
+    # The interpreter's output before an abort would mix with the progress line.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for index in indices:
         pipe.send(attempt(tests[index]))
 
 
 def attempt(test: NodeTest) -> tuple[str, str]:
-    """Lower, run and compare `test` in this process: its status, and a line about it."""
+    """Lower, run and compare `test` in this process; return its status and a line about it."""
     from edgert.errors import EdgeRTError
     from edgert_deploy.packager.tflite_lowering import lower
 
@@ -162,7 +162,7 @@ def attempt(test: NodeTest) -> tuple[str, str]:
         difference = _difference(_run(lower(model), inputs), test)
     except EdgeRTError as error:
         return REFUSED, error.message
-    except Exception as error:  # nothing but ours may come out of lower(), and no file of its may fail to run
+    except Exception as error:  # lower() may raise only our errors, and every file must run
         return WRONG, f"{type(error).__name__}: {error}"
     return (WRONG, difference) if difference else (PASSED, "")
 
@@ -179,7 +179,7 @@ def _run(content: bytes, inputs: dict[str, Any]) -> list[Any]:
 
 
 def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
-    """What is wrong with `outputs`, or "" where they are what the test wants."""
+    """Return the difference of `outputs` from the expected ones, or ""."""
     for got, wanted in zip(outputs, map(np.asarray, test.outputs), strict=True):
         if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
             return f"{got.dtype}{list(got.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
@@ -193,25 +193,25 @@ def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
 
 
 def page(results: Sequence[Result]) -> str:
-    """The documentation's page of tables."""
+    """Return the documentation page with its tables."""
     total = summary(results)
     wrong = [result for result in results if result.status in (WRONG, CRASHED)]
     lines = [
         "# What the TFLite lowering covers",
         "",
-        "Made by `python -m bench.node_tests --docs` from the ONNX project's own node tests; do not edit by hand.",
+        "`python -m bench.node_tests --docs` makes this page from the ONNX project's own node tests; do not edit it.",
         "",
         f"Of {total['total']} node tests, {total['promised']} are promised and {total['passed']} of those pass, in float32,",
         "at the tests' own tolerances. A test is promised when every operator of its model is in the first table and",
-        "no line of the last one applies. What is not promised is refused by name when a model is built;",
+        "no line of the last one applies. A build refuses other operators by name;",
         f"{len(wrong) or 'no'} test{'s' if len(wrong) > 1 else ''} gave a wrong answer.",
         "",
-        "| operator | tests that hold it | passed | constant inputs |",
+        "| operator | tests with it | passed | constant inputs |",
         "|---|---|---|---|",
         *_operator_rows([r for r in results if r.outside is None]),
         "",
-        "`constant inputs`: numbers of the inputs that must be constants of the model, as exporters write them. Where",
-        "a node test gives one at run time, it is made a constant before the model is lowered.",
+        "`constant inputs`: numbers of the inputs that must be constants of the model, as exporters write them. If",
+        "a node test gives one at run time, the benchmark makes it a constant before the model is lowered.",
         "",
         "## Not promised",
         "| reason | tests |",

@@ -1,7 +1,7 @@
 """How patches are made: our settings of zstd beside its levels with a dictionary, by size and time, for 26 MB of INT8.
 
-Two successors of the same weights: another last layer, and all layers trained on (`bench/transfer.py`). Each is made by
-each setting in turn, and must give back the same bytes.
+Two successors of the same weights: another last layer, and all layers trained on (`bench/transfer.py`). Each setting
+makes each patch in turn, and the patch must restore the same bytes.
 
     python -m bench.patches
 """
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def by_level(new: bytes, old: bytes, level: int) -> bytes:
-    """A window over both, all else as the level has it."""
+    """Return settings with a window over both files and the defaults of the level."""
     known = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     settings = zstandard.ZstdCompressionParameters.from_level(
         level, window_log=(len(old) + len(new)).bit_length(), enable_ldm=True, source_size=len(new), dict_size=len(old)

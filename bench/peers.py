@@ -1,13 +1,13 @@
-"""EdgeRT beside the servers that teams write today, with the same engine and model (digits, INT8 on ONNX Runtime).
+"""EdgeRT beside popular servers with the same engine and model (digits, INT8 on ONNX Runtime).
 
-FastAPI + uvicorn over TCP and over a Unix socket, LitServe and MLServer, each in an environment of its own, made on
-first use below `--envs` (a peer that cannot be installed or does not start is named and left out). Each peer as its
-users would tune it for a small model, its clients as fast as they can be: one kept connection each, the request made
-beforehand, binary bodies where the peer takes them. EdgeRT is asked through its own client as it comes, the cache off.
+FastAPI + uvicorn over TCP and over a Unix socket, LitServe and MLServer, each in its own environment, made at first
+use below `--envs`; a peer that cannot be installed or does not start is named and left out. Each peer is tuned as for
+a small model, and its clients are as fast as possible: one kept connection each, the request made beforehand, binary
+bodies where the peer accepts them. EdgeRT is used through its own client without tuning, the cache off.
 
-Every client is a process of its own; rounds of all contenders are interleaved, and a figure is the median over the
-rounds. `over_us` is the p50 of one client less that of `Session.run` in a process of its own. Memory is the sum of the
-server's processes (PSS), the engine and the model in it, after all rounds.
+Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
+`over_us` is the p50 of one client minus that of `Session.run` in its own process. Memory is the sum of the server's
+processes (PSS), engine and model included, after all rounds.
 
     python -m bench.peers                             # a table, and the ratios
     python -m bench.peers --peers fastapi-unix --json
@@ -116,7 +116,7 @@ def measure(
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """EdgeRT against the best of its peers: overhead of one client, requests of several, memory."""
+    """Return EdgeRT against the best of its peers: overhead of one client, rate of several, memory."""
     found = []
     for placement, clients in dict.fromkeys((row["placement"], row["clients"]) for row in rows):
         here = [row for row in rows if (row["placement"], row["clients"]) == (placement, clients)]

@@ -1,8 +1,7 @@
-"""What pre- and post-processing take, beside the ways that are usual: `python -m bench.preprocess [--json]`.
+"""The time of pre- and postprocessing beside the usual ways: `python -m bench.preprocess [--json]`.
 
-Ways are run in turn, round by round, and the median of each is taken, so that a noisy machine is noisy to all.
-OpenCV and simplejpeg are shown where they are installed; `difference` is the mean over the values of how far the
-result lies from plain Pillow's, in the 256 steps of a pixel.
+All ways take turns and a figure is the median, so that noise affects all. OpenCV and simplejpeg are shown if they are
+installed. `difference` is the mean distance of the values from plain Pillow's, in the 256 steps of a pixel.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _difference(got: Any, reference: Any) -> float | str:
 
 
 def _photo(height: int, width: int) -> NDArray[np.uint8]:
-    """Noise in several octaves: about as hard to decode as a photograph."""
+    """Return noise in several octaves, about as hard to decode as a photograph."""
     from PIL import Image
 
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The floor: the live artifact of a state folder, opened in this process as our worker opens it."""
+"""The lower bound: the live artifact of a state folder, opened in this process as the worker opens it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edgert.versions.slot_store import SlotStore
 
 
 def open_session(state_folder: Path, threads: int, model: str = "digits") -> Session:
-    """The session of `model`'s live version on as many threads as the worker was found to use (`edgertd status`)."""
+    """Open `model`'s live version on as many threads as the worker uses (`edgertd status`)."""
     artifact = live_artifact(state_folder, model)
     return engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=threads))
 
 
 def live_artifact(state_folder: Path, model: str = "digits") -> LocalArtifact:
-    """The first artifact of `model`'s live version."""
+    """Return the first artifact of `model`'s live version."""
     state = StateDir(state_folder)
     config = read_config(state)
     version = load_live(SlotStore(state.models / model), config)

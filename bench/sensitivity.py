@@ -1,9 +1,9 @@
-"""Which measure of a layer's harm finds the layers to put into float: `python -m bench.sensitivity [--json]`.
+"""Which sensitivity measure finds the layers to keep in float: `python -m bench.sensitivity [--json]`.
 
-Digits with outlier channels, which breaks it in INT8. Layers are sorted by each measure on the same calibration
-samples: "alone" (that layer in INT8, the others in float: what the packager does) and "all but one" (that layer in
-float, the others in INT8). Then the worst 1, 2, ... go back to float until top-1 on the hold-out is within 0.01 of
-FP32's. Fewer is better; the time is that of the measuring, relative to the first.
+Digits with outlier channels, which INT8 breaks. Each measure sorts the layers on the same calibration samples:
+"alone" (that layer in INT8, the others in float, as the packager does) and "all but one" (that layer in float, the
+others in INT8). Then the worst 1, 2, ... return to float until top-1 on the hold-out is within 0.01 of FP32's. Fewer
+is better; the time is that of the measurement, relative to the first.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _all_but_one(source: SourceModel, calibration: CalibrationSet, layers: Seque
 def _needed(
     source: SourceModel, calibration: CalibrationSet, holdout: CalibrationSet, worst: Sequence[Layer], folder: Path
 ) -> int:
-    """How many of the worst must be float for the gate to pass."""
+    """Return how many of the worst layers must be float for the gate to pass."""
 
     def top1(scores: Any) -> float:
         return float((scores.argmax(axis=1) == holdout.labels).mean())

@@ -1,17 +1,17 @@
-"""Everything at once for a long time: mixed load, new versions, killed workers, hostile clients, one after the other.
+"""Everything at once for a long time: mixed load, new versions, killed workers, and each hostile client in turn.
 
-Three models on one daemon: `digits` (INT8 on ONNX Runtime; its worker must live through it all), `camera` (150 KB in,
-a new version every few seconds) and `victim` (its worker is killed now and then). Clients of several kinds ask all
-three in closed loops, while the attacks of `bench/attacks.py` take turns on all three. At the end:
+Three models on one daemon: `digits` (INT8 on ONNX Runtime; its worker must survive), `camera` (150 KB in, a new
+version every few seconds) and `killed` (its worker is killed now and then). Clients of several kinds send requests to
+all three in closed loops, while the attacks of `bench/attacks.py` take turns on all three. At the end:
 
-    requests      none failed, but by an error that says that it may be sent again
-    answers       each has the shape, and digits the values, of the answer in the quiet before
+    requests      none failed, except with an error that allows a retry
+    answers       each has the shape, and digits the values, of the answer before the load
     digits        the same worker serves from beginning to end
     memory        of the supervisor and of digits' worker (RssAnon): no more growth than `--growth-mb-max` from the
                   second to the last quarter of the time
-    descriptors, threads   with all clients gone, no more of them than before the first came
+    descriptors, threads   without clients, no more of them than before the first client
 
-Exit status 1 where one of them does not hold.
+The exit status is 1 if one of these does not hold.
 
     python -m bench.soak --minutes 10
     python -m bench.soak --minutes 600 --json > soak.jsonl
@@ -45,27 +45,27 @@ from edgert.bundle.signing import new_key
 from edgert.errors import EdgeRTError
 
 SWAP_EVERY_S = 7.0
-KILL_EVERY_S = 70.0  # so that each worker has lived long enough for the crash before to be forgotten
+KILL_EVERY_S = 70.0  # long enough for the daemon to forget the crash before
 ATTACK_S = 5.0
 SAMPLE_EVERY_S = 2.0
 SAY_EVERY_S = 30.0
 QUIET_S_MAX = 20.0
-SPARE = 2  # descriptors and threads that may come and go: a command's connection, a timer
+SPARE = 2  # descriptors and threads that come and go: a command's connection, a timer
 GROWTH_MB_MAX = 4.0
 COLUMNS = ("check", "seen", "limit", "holds")
 
 CAMERA = np.zeros((1, 224, 224, 3), np.uint8)
-VICTIM = np.zeros((1, 16), np.float32)
+KILLED = np.zeros((1, 16), np.float32)
 
 
 @dataclass
 class Seen:
-    """What one client saw."""
+    """The results of one client."""
 
     answered: int = 0
     wrong: int = 0
     again: Counter[str] = field(default_factory=Counter)  # retryable errors by code
-    failed: Counter[str] = field(default_factory=Counter)  # all others, by what they say
+    failed: Counter[str] = field(default_factory=Counter)  # all other errors by message
 
     def add(self, other: Seen) -> None:
         self.answered += other.answered
@@ -76,7 +76,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process holds."""
+    """The resources of a process."""
 
     at_s: float
     mb: float
@@ -114,9 +114,9 @@ class Soak:
 
     def run(self, seconds: float, growth_mb_max: float) -> list[dict[str, Any]]:
         deploy(self._state, "camera", self._bundle("camera", CAMERA, 1))
-        deploy(self._state, "victim", self._bundle("victim", VICTIM, 1))
+        deploy(self._state, "killed", self._bundle("killed", KILLED, 1))
         pids = self._lasting()
-        with Client(self._path) as first:  # what a first connection makes is there before anything is counted
+        with Client(self._path) as first:  # make what a first connection allocates before counting
             first.models()
             first.metadata("digits")
         time.sleep(0.5)
@@ -130,7 +130,7 @@ class Soak:
         return self._checks(seen, before, samples, pids, growth_mb_max)
 
     def _disturb(self, seconds: float, samples: dict[str, list[Sample]], pids: dict[str, int]) -> None:
-        """Swap, kill, attack and look, each in its own time."""
+        """Swap, kill, attack and sample, each at its own interval."""
         began = time.monotonic()
         jobs: list[tuple[float, Callable[[], None]]] = [
             (SWAP_EVERY_S, self._swap),
@@ -155,15 +155,15 @@ class Soak:
         bundle.unlink()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, TypeError):  # it is being started
-            os.kill(serving(self._state, "victim")["pid"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, TypeError):  # the worker is starting
+            os.kill(serving(self._state, "killed")["pid"], signal.SIGKILL)
             self._kills += 1
 
     def _next_attack(self) -> None:
         self._end_attack()
         name = self._attacks.pop(0)
         self._attacks.append(name)
-        model = ("digits", "camera", "victim")[self._release % 3]
+        model = ("digits", "camera", "killed")[self._release % 3]
         self._attacker = Attacker(name, self._path, model)
         self._attacker.begin()
 
@@ -180,7 +180,7 @@ class Soak:
         print(f"{now_s:.0f} s: release {self._release}, {self._kills} kills, {held}", file=sys.stderr)
 
     def _lasting(self) -> dict[str, int]:
-        """The processes that must live through it all."""
+        """Return the processes that must survive."""
         daemon = edgertd(self._state, "status")["daemon"]["pid"]
         return {"supervisor": daemon, "digits": serving(self._state, "digits")["pid"]}
 
@@ -225,7 +225,7 @@ class Soak:
         return rows
 
     def _when_quiet(self, before: dict[str, Sample], pids: dict[str, int]) -> dict[str, Sample]:
-        """What the processes hold once the last clients are forgotten."""
+        """Return the resources of the processes after the last clients are gone."""
         until = time.monotonic() + QUIET_S_MAX
         while True:
             after = {name: Sample.of(pid) for name, pid in pids.items()}
@@ -237,7 +237,7 @@ class Soak:
             time.sleep(0.5)
 
 
-# --- those who ask ----------------------------------------------------------------------------
+# --- the clients ------------------------------------------------------------------------------
 
 # model, transport, items a request, cache, priority
 KINDS: tuple[tuple[str, str, int, bool, Any], ...] = (
@@ -245,14 +245,14 @@ KINDS: tuple[tuple[str, str, int, bool, Any], ...] = (
     ("digits", "socket", 16, True, "high"),
     ("camera", "auto", 1, False, "normal"),
     ("camera", "socket", 1, True, "normal"),
-    ("victim", "auto", 1, False, "normal"),
+    ("killed", "auto", 1, False, "normal"),
 )
-PAUSE_S = 0.002  # a client that never pauses would leave the others too little of two cores
+PAUSE_S = 0.002  # a client without pauses would starve the others on two cores
 REFUSED_PAUSE_S = 0.05
 
 
 class AskingProcess:
-    """A client process of one kind, which asks until `end`; that gives what it saw."""
+    """A client process of one kind, which sends requests until `end` returns its results."""
 
     def __init__(self, path: Path, *kind: Any) -> None:
         context = multiprocessing.get_context("fork")
@@ -270,7 +270,7 @@ class AskingProcess:
 
 def _ask(pipe: Connection, path: Path, model: str, transport: str, items: int, cache: bool, priority: Any) -> None:
     image = np.load(DIGITS / "holdout.npz")["image"]
-    item = {"digits": image[:items], "camera": CAMERA, "victim": VICTIM}[model]
+    item = {"digits": image[:items], "camera": CAMERA, "killed": KILLED}[model]
     item = np.ascontiguousarray(item)
     seen, client = Seen(), Client(path, transport=transport)
     right = client.infer(model, item, cache=False)
@@ -292,7 +292,7 @@ def _ask(pipe: Connection, path: Path, model: str, transport: str, items: int, c
 
 def _look(samples: dict[str, list[Sample]], pids: dict[str, int]) -> None:
     for name, pid in pids.items():
-        with contextlib.suppress(OSError):  # it has ended: the check at the end says so
+        with contextlib.suppress(OSError):  # it ended: the final check reports it
             samples[name].append(Sample.of(pid))
 
 

@@ -1,12 +1,12 @@
-"""A first release, one with another last layer, one with all layers trained on: `edgert deploy` beside scp and rsync.
+"""Three releases over a bad link: the first, one with another last layer, one trained on; `edgert deploy`, scp, rsync.
 
-The model is 26 MB of INT8 weights as they are (normally distributed, 7 bits of entropy each); in release 2 the last
-fiftieth of them is new, in release 3 a twentieth of all, here and there, is one higher or lower. The device is a real sshd behind a link that is made of packets (`bench/link.py`), by default
-5 Mbit/s, 50 ms there and back, 2 % of packets lost. Bytes are those of the link, both ways, lost ones included. `edgert
-deploy` is the whole command: facts, delta, transfer, install, trial, check, mark-good; scp and rsync only copy the
-bundle (rsync -z onto the release before). `send_seconds` is what compares with them: what deploy takes to ask what is there,
-make the delta and send it. The kernel's congestion control matters and is told
-with the figures: bbr does not take losses for a full link, cubic does.
+The model is 26 MB of realistic INT8 weights (normally distributed, 7 bits of entropy each). In release 2 the last
+fiftieth of them is new; in release 3 a twentieth of all differ by one. The device is a real sshd behind a link of
+packets (`bench/link.py`), by default 5 Mbit/s, 50 ms round trip, 2 % loss. Bytes are those of the link, both ways,
+lost ones included. `edgert deploy` is the whole command: facts, delta, transfer, install, trial, check, mark-good.
+scp and rsync only copy the bundle (rsync -z over the release before); compare them with `send_seconds`, the time that
+deploy takes to ask for facts, make the delta and send it. The kernel's congestion control matters and is printed: bbr
+does not take losses for a full link, cubic does.
 
     python -m bench.transfer
     python -m bench.transfer --size-mb 4 --json
@@ -98,7 +98,7 @@ def measure(folder: Path, link: Link, size_bytes: int) -> list[dict[str, object]
 
 
 def weights(release: int, size_bytes: int) -> bytes:
-    """INT8 weights; from 2 on, the last fiftieth is another; in 3, a twentieth of all moved by one."""
+    """Return INT8 weights; from release 2 on the last fiftieth differs; in release 3 a twentieth moved by one."""
     drawn = np.random.default_rng(0).normal(0, 30, size_bytes)
     if release > 1:
         changed = size_bytes // CHANGED_SHARE
@@ -139,7 +139,7 @@ def _commands(sshd: SshDevice, bundle: Path, copies: Path) -> dict[str, list[str
     deploy = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
     return {
         "edgert": [sys.executable, "-c", deploy, "deploy", str(bundle), "--to", "board", "--json"],
-        # Without SFTP over there, scp needs its older protocol.
+        # The device has no SFTP, so scp needs its older protocol.
         "scp": ["scp", "-O", "-P", str(sshd.port), *key, str(bundle), f"{user}@{HERE}:{copies}/scp.edgert"],
         "rsync": ["rsync", "-z", "--no-times", "-e", ssh, str(bundle), f"{user}@{HERE}:{copies}/rsync.edgert"],
     }
@@ -153,7 +153,7 @@ def _sshd(folder: Path) -> SshDevice:
 
 
 def _edgertd_over_there(home: Path) -> None:
-    """What a bootstrap leaves, on this interpreter."""
+    """Install what a bootstrap leaves, on this interpreter."""
     program = home / "venv" / "bin" / "edgertd"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m edgert.cli "$@"\n')

@@ -1,14 +1,13 @@
-"""What a round trip costs by payload, over the socket and over shared memory: one client.
+"""The cost of a round trip by payload, over the socket and over shared memory, for one client.
 
-The model looks at nothing (the null engine, ten numbers out), so what is left is the way there and back: payloads of
-4 KB, 150 KB (224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us`
-is p50 less the p50 of `Session.run` on the same array in a process of its own: the median over the rounds, in
-which all cases of a placement take turns. Frames under 16 KB go over the socket whatever is asked. `echo_us` is the
-p50 of the same bytes there and back between two bare Python processes (`bench.echo`): what no server in Python is below.
-The asyncio client is asked from outside its loop, one `run_until_complete` a request, whose cost is in its figures.
+The model reads nothing (the null engine, ten numbers out), so only the transport remains: payloads of 4 KB, 150 KB
+(224 x 224 x 3 UINT8) and 1.2 MB (640 x 640 x 3), with the cache off; and cache hits at 150 KB. `over_us` is p50 minus
+the p50 of `Session.run` on the same array in its own process: the median over the rounds, in which all cases of a
+placement take turns. Frames under 16 KB always use the socket. `echo_us` is the p50 of the same bytes between two
+bare Python processes (`bench.echo`), the lower bound for any server in Python. The asyncio client is called from
+outside its loop, one `run_until_complete` per request, which its figures include.
 
-Both placements are shown, client and daemon pinned to one core and free: where an idle core must be woken, that
-costs more than the way itself.
+Two placements: client and daemon pinned to one core, and free. Waking an idle core costs more than the transport.
 
     python -m bench.transport            # a table
     python -m bench.transport --json     # JSON lines
@@ -34,7 +33,7 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 
 PAYLOADS = {"4 KB": (4096,), "150 KB": (224, 224, 3), "1.2 MB": (640, 640, 3)}
 HIT = "150 KB"
-HIT_DELAY_S = 0.002  # an engine slow enough for the cache to stay on
+HIT_DELAY_S = 0.002  # slow enough for the cache to stay on
 TRANSPORTS = {"socket": "socket", "shared": "auto"}
 ASYNCIO = {f"asyncio {name}": given for name, given in TRANSPORTS.items()}
 TARGETS_US = {

@@ -1,1 +1,1 @@
-"""Plain servers that teams write today, with the same engine inside: what ours is compared with."""
+"""Popular servers with the same engine inside, which EdgeRT is compared with."""

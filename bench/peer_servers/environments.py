@@ -1,4 +1,4 @@
-"""An environment of its own for each peer, made when it is first needed and kept."""
+"""An environment for each peer, made at first use and kept."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import onnxruntime
 
-# What the peer's own documentation has one install; ONNX Runtime is ours to the version.
+# The packages of each peer's documentation, with our version of ONNX Runtime.
 REQUIREMENTS = {
     "fastapi": ("fastapi", "uvicorn[standard]"),
     "litserve": ("litserve",),
     "mlserver": ("mlserver",),
-    # Converters, for bench/build.py. Olive imports requests and does not ask for it.
+    # Converters, for bench/build.py. Olive imports requests without declaring it.
     "onnx2tf": ("onnx2tf",),
     "olive": ("olive-ai", "onnxruntime", "requests"),
 }
-# These name their own versions of ONNX Runtime and NumPy.
+# These pin their own versions of ONNX Runtime and NumPy.
 CONVERTERS = ("onnx2tf", "olive")
 PYTHON_MIN = {"onnx2tf": (3, 12)}
 INSTALL_S_MAX = 900.0
@@ -30,7 +30,7 @@ def default_folder() -> Path:
 
 
 def environment(folder: Path, name: str) -> Path:
-    """The Python of the environment `name` below `folder`. Raises OSError where it cannot be made, saying why."""
+    """Return the Python of the environment `name` below `folder`. Raises OSError with the reason."""
     maker, version = _python_for(name)
     place = folder / f"{name}-python{version[0]}.{version[1]}"
     python, stamp = place / "bin/python", place / "installed"
@@ -47,18 +47,18 @@ def environment(folder: Path, name: str) -> Path:
 
 
 def _build_of(python: str) -> str:
-    """Which Python it is. How one was compiled counts for microseconds: a peer gets the one that EdgeRT is measured on."""
+    """Return which Python it is: a peer gets the one that EdgeRT is measured on, because its build counts for µs."""
     code = "import sys; print(sys.base_prefix, sys.version)"
     return " ".join(subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split())
 
 
 def _python_for(name: str) -> tuple[str, tuple[int, int]]:
-    """A Python that `name` runs on, and its version: this one where it does."""
+    """Return a Python that `name` runs on, and its version: this one if possible."""
     least = PYTHON_MIN.get(name, (3, 0))
     if sys.version_info[:2] >= least:
         return sys.executable, (sys.version_info[0], sys.version_info[1])
     for minor in range(least[1], least[1] + 3):
-        # One that stands on the path may be a stub of a version manager, which runs nothing.
+        # A Python on the path may be a stub of a version manager.
         found = shutil.which(f"python3.{minor}")
         if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
             return found, (3, minor)

@@ -1,8 +1,8 @@
 """FastAPI + uvicorn (uvloop, httptools, one worker): POST /infer with raw FP32 bytes, raw FP32 bytes back.
 
-Run as `python -m bench.peer_servers.fastapi_server SPEC PORT`, or with the path of a Unix socket for the port. The endpoint
-runs in the event loop and reads the body itself: for a model of some microseconds that is faster than a plain
-function, which FastAPI would run in a thread pool.
+Run it as `python -m bench.peer_servers.fastapi_server SPEC PORT`, or with the path of a Unix socket instead of the
+port. The endpoint runs in the event loop and reads the body itself: for a model of a few microseconds that is faster
+than a plain function in FastAPI's thread pool.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """LitServe with its fast queue, one worker, no batching: POST /predict with raw FP32 bytes, raw FP32 bytes back.
 
-Run as `python -m bench.peer_servers.litserve_server SPEC PORT`.
+Run it as `python -m bench.peer_servers.litserve_server SPEC PORT`.
 """
 
-# No `from __future__ import annotations`: LitServe looks at the annotations themselves.
+# No `from __future__ import annotations`: LitServe reads the annotations at run time.
 import sys
 from pathlib import Path
 from typing import Annotated, Any

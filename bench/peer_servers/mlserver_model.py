@@ -1,4 +1,4 @@
-"""MLServer's model: the Open Inference Protocol over REST, JSON both ways, as it has no binary tensors.
+"""MLServer's model: the Open Inference Protocol over REST, JSON both ways because it has no binary tensors.
 
 `mlserver start FOLDER` loads it in the server's own process (`parallel_workers` 0, the fastest for small models).
 """

@@ -1,4 +1,4 @@
-"""The peers as running servers: started on a free port, asked once, stopped."""
+"""The peers as running servers: started on a free port, checked with one request, stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BINARY = {"Content-Type": "application/octet-stream"}
 
 @dataclass(frozen=True)
 class Server:
-    """A peer that answers: its first process, and what makes a client that asks for one array."""
+    """A peer that answers: its first process, and a factory of clients for one array."""
 
     name: str
     pid: int
@@ -79,7 +79,7 @@ def _binary(address: tuple[str, int] | Path, target: str) -> Callable[[NDArray[A
     return asking
 
 
-# name -> the environment it runs in, and how it is started and asked
+# name -> its environment, its start command and its client
 PEERS = {
     "fastapi": ("fastapi", fastapi_tcp),
     "fastapi-unix": ("fastapi", fastapi_unix),
@@ -90,12 +90,12 @@ PEERS = {
 
 @contextmanager
 def running(name: str, environments: Path, folder: Path, spec: Path, item: NDArray[Any]) -> Iterator[Server]:
-    """The peer `name`, answering. `folder` is for its own files. Raises OSError where it does not come up."""
+    """Run the peer `name` with its files in `folder`. Raises OSError if it does not start."""
     home, make = PEERS[name]
     python = environment(environments, home)
     words, asking = make(folder, spec)
     log = (folder / f"{name}.log").open("wb")
-    # Only what the peers import is on their path: ours are the engine's wrapper and the model.
+    # The peers' path has only what they import: of ours the engine's wrapper and the model.
     server = subprocess.Popen(
         [str(python), *words],
         cwd=ROOT,
@@ -119,7 +119,7 @@ def _first_answer(server: subprocess.Popen[bytes], make: Callable[[], Ask], log:
         try:
             make()()
             return
-        except (OSError, AssertionError) as error:  # not up yet, or its model is not
+        except (OSError, AssertionError) as error:  # the server or its model is not ready yet
             if server.poll() is not None or time.monotonic() > until:
                 said = "; ".join(log.read_text(errors="replace").strip().splitlines()[-2:])
                 raise OSError(f"does not answer: {error}; {said}") from error
@@ -127,7 +127,7 @@ def _first_answer(server: subprocess.Popen[bytes], make: Callable[[], Ask], log:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End it and what it has started: some leave workers behind."""
+    """Stop it and the workers that it started."""
     try:
         os.killpg(server.pid, 15)
         server.wait(10)

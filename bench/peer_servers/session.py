@@ -1,6 +1,6 @@
-"""The engine as each peer gets it: the same class, artifact and options as in our worker.
+"""The engine for each peer: the same class, artifact and options as in our worker.
 
-It needs NumPy and ONNX Runtime only, as it is imported in the peers' own environments.
+It needs NumPy and ONNX Runtime only, because the peers' own environments import it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgert.tensors import TensorSpec
 
 
 def write_spec(path: Path, artifact: LocalArtifact, threads: int) -> None:
-    """Note for `open_spec` what to load."""
+    """Write what `open_spec` will load."""
     value = {
         "engine": artifact.engine,
         "path": str(artifact.path),
@@ -25,7 +25,7 @@ def write_spec(path: Path, artifact: LocalArtifact, threads: int) -> None:
 
 
 def open_spec(path: Path) -> Session:
-    """The session of what `write_spec` noted."""
+    """Open the session that `write_spec` described."""
     value = json.loads(path.read_text())
     specs = {kind: tuple(TensorSpec.from_json(spec) for spec in value[kind]) for kind in ("inputs", "outputs")}
     artifact = LocalArtifact(value["engine"], Path(value["path"]), specs["inputs"], specs["outputs"], "")
