@@ -138,7 +138,7 @@ def _commands(sshd: SshDevice, bundle: Path, copies: Path) -> dict[str, list[str
     ssh = f"ssh -p {sshd.port} {' '.join(key)}"
     deploy = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
     return {
-        "edgert": [sys.executable, "-c", deploy, "deploy", str(bundle), "--to", "board", "--json"],
+        "edgert": [sys.executable, "-c", deploy, "deploy", str(bundle), "board", "--json"],
         # The device has no SFTP, so scp needs its older protocol.
         "scp": ["scp", "-O", "-P", str(sshd.port), *key, str(bundle), f"{user}@{HERE}:{copies}/scp.edgert"],
         "rsync": ["rsync", "-z", "--no-times", "-e", ssh, str(bundle), f"{user}@{HERE}:{copies}/rsync.edgert"],

@@ -222,7 +222,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
         host.edgert("bootstrap", NAME, "--engine", "null")
         for release in (1, 2):
             bundle = make_null_bundle(folder, host.key, MODEL, release, PROFILE, op="copy" if release % 2 else "sum")
-            host.edgert("deploy", bundle, "--to", NAME)
+            host.edgert("deploy", bundle, NAME)
         transport = open_transport(host.device(NAME))
         transport.put(ROOT / "hil/on_device/slots_agent.py", f"{AGENT}/slots_agent.py")
         transport.put(ROOT / "tests/support/bundles.py", f"{AGENT}/tests/support/bundles.py")

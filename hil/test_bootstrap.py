@@ -79,7 +79,7 @@ def world(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         assert everything(container.root) == made.before
         (done,) = host.edgert("bootstrap", NAME, "--engines", "null")["devices"]
         assert done["runtime"]["sent_bytes"] == plan["runtime"]["send_bytes"]
-        host.edgert("deploy", make_null_bundle(host.folder, host.key, profile=PROFILE), "--to", NAME)
+        host.edgert("deploy", make_null_bundle(host.folder, host.key, profile=PROFILE), NAME)
         yield made
 
 
@@ -127,7 +127,7 @@ def test_an_upgrade_goes_on_trial_is_kept_and_sends_only_changed_wheels(world: W
     (again,) = newer.edgert("bootstrap", NAME, "--engines", "null", "--upgrade")["devices"]
     assert again["changed"] == []
     assert sorted(world.sh("ls /opt/edgert/venvs").split()) == sorted([before, done["runtime"]["id"]])
-    (back,) = newer.edgert("bootstrap", NAME, "--rollback")["devices"]
+    (back,) = newer.edgert("bootstrap", NAME, "--previous-runtime")["devices"]
     assert (back["changed"], world.current()) == (["runtime"], before)
     world.wait_until_it_serves()
 
@@ -149,7 +149,7 @@ def test_a_runtime_whose_daemon_does_not_start_is_rolled_back_by_the_device(worl
         "broken", "edgert/cli/serve.py", "    from edgert.daemon", "    raise SystemExit(3)\n    from edgert.daemon"
     )
     before = world.current()
-    failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial-s", TRIAL_S, code=9)
+    failed = broken.edgert("bootstrap", NAME, "--engines", "null", "--upgrade", "--trial", f"{TRIAL_S}s", code=9)
     assert failed["error"]["code"] == "deploy.rolled_back"
     assert world.current() == before
     world.wait_until_it_serves()
@@ -194,9 +194,9 @@ def test_without_python_the_message_names_the_package_to_install(world: World) -
 
 
 def test_uninstall_removes_the_runtime_and_keeps_models_unless_purged(world: World) -> None:
-    (shown,) = world.host.edgert("unbootstrap", NAME, "--dry-run")["devices"]
+    (shown,) = world.host.edgert("uninstall", NAME, "--dry-run")["devices"]
     world.wait_until_it_serves()
-    world.host.edgert("unbootstrap", NAME, "--yes")
+    world.host.edgert("uninstall", NAME, "--yes")
     assert set(shown["removed"]) >= {"/etc/systemd/system/edgertd.service", "user and group edgert"}
     assert sorted(world.sh("ls /var/lib/edgert").split()) == ["config.toml", "keys", "models"]
     world.host.edgert("bootstrap", NAME, "--engines", "null")
@@ -206,10 +206,10 @@ def test_uninstall_removes_the_runtime_and_keeps_models_unless_purged(world: Wor
 def test_a_purge_leaves_no_trace(world: World) -> None:
     note = world.container.root / "var/lib/edgert/note"
     note.write_text("not of edgert\n")
-    (gone,) = world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"]
+    (gone,) = world.host.edgert("uninstall", NAME, "--purge", "--yes")["devices"]
     assert any(left.startswith("/var/lib/edgert (note") for left in gone["left"])
     note.unlink()
-    (rest,) = world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"]
+    (rest,) = world.host.edgert("uninstall", NAME, "--purge", "--yes")["devices"]
     assert rest["removed"] == ["/var/lib/edgert"]
     after = everything(world.container.root)
     assert {
@@ -217,6 +217,6 @@ def test_a_purge_leaves_no_trace(world: World) -> None:
         for k in world.before.keys() | after.keys()
         if world.before.get(k) != after.get(k)
     } == {}
-    assert world.host.edgert("unbootstrap", NAME, "--purge", "--yes")["devices"] == [
+    assert world.host.edgert("uninstall", NAME, "--purge", "--yes")["devices"] == [
         {"device": NAME, "removed": [], "left": []}
     ]

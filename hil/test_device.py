@@ -55,7 +55,7 @@ class UnderTest:
 
     def deploy(self, release: int, *words: str, code: int = 0) -> dict[str, Any]:
         bundle = self.host.digits(self.profile.name, release)
-        return self.host.edgert("deploy", bundle, "--to", self.dut.name, "--trial-s", TRIAL_S, *words, code=code)
+        return self.host.edgert("deploy", bundle, self.dut.name, "--trial", f"{TRIAL_S}s", *words, code=code)
 
     def live(self) -> dict[str, Any]:
         return self.host.model(self.dut.name, "digits")
@@ -128,8 +128,8 @@ def test_the_first_engine_of_the_profile_serves_right_answers(device: UnderTest)
 def test_bench_measures_a_bundle_and_the_live_version(device: UnderTest) -> None:
     device.deploy(1)
     bundle = device.host.digits(device.profile.name, 2)
-    for words in ((bundle, "--seconds", "1"), ("--model", "digits", "--seconds", "2")):
-        (told,) = device.host.edgert("bench", "--on", device.dut.name, *words)["devices"]
+    for what, how_long in ((bundle, "1s"), ("digits", "2s")):
+        (told,) = device.host.edgert("bench", what, device.dut.name, "--for", how_long)["devices"]
         print(f"\n{device.dut.name}: {told}")
         assert told["results"][-1]["id"].startswith("live: ")
         assert all(one["p99_ms"] > 0 for one in told["results"] if "error" not in one)
@@ -150,7 +150,7 @@ def test_a_second_release_becomes_live_and_a_rollback_restores_the_first(device:
     told = device.deploy(2, "--limit", "p99_ms=60000", "--limit", "error_rate=0", "--watch", "3s")
     assert told["devices"][0]["watched"]["readings"]["golden"] > 0
     assert device.live()["live"]["release"] == 2
-    device.host.edgert("rollback", "digits", "--on", device.dut.name)
+    device.host.edgert("rollback", "digits", device.dut.name)
     assert device.live()["live"]["release"] == 1
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN
 
@@ -175,7 +175,7 @@ def test_a_release_with_wrong_answers_is_rolled_back(device: UnderTest) -> None:
     bad = make_null_bundle(
         device.host.folder, device.host.key, "digits", 9, profile=device.profile.name, golden_off_by=1.0
     )
-    told = device.host.edgert("deploy", bad, "--to", device.dut.name, "--trial-s", TRIAL_S, code=9)
+    told = device.host.edgert("deploy", bad, device.dut.name, "--trial", f"{TRIAL_S}s", code=9)
     assert told["devices"][0]["serving"] == 2
     assert device.live()["live"]["release"] == 2
     assert device.accuracy()["accuracy"] >= ACCURACY_MIN

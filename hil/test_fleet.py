@@ -114,7 +114,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
             host.add(reached(Dut(name, PROFILE), each))
         host.edgert("bootstrap", "all", "--engine", "null")
         made = Fleet(host, containers)
-        host.edgert("deploy", made.bundle(1), "--to", "all")
+        host.edgert("deploy", made.bundle(1), "all")
         assert set(made.states().values()) == {("steady", 1)}
         yield made
 
@@ -122,7 +122,7 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet: Fleet) -> None:
     """A dead device delays no other of its wave; --max-failures decides whether the next wave begins."""
     fleet.containers["unit-3"].link(up=False)
-    in_waves = ("--to", "all", "--canary", 1, "--wave", "10%,50%,100%")
+    in_waves = ("all", "--canary", 1, "--wave", "10%,50%,100%")
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", "10%", code=6)
     assert told["rollout"]["state"] == "stopped"
     assert "1 of 5 devices failed" in told["rollout"]["reason"]
@@ -139,7 +139,7 @@ def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet
 
 
 def test_a_bad_release_is_rolled_back_on_every_device(fleet: Fleet) -> None:
-    fleet.host.edgert("deploy", fleet.bundle(3, golden_off_by=1.0), "--to", "all", code=9)
+    fleet.host.edgert("deploy", fleet.bundle(3, golden_off_by=1.0), "all", code=9)
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
@@ -148,7 +148,7 @@ def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: F
     fails_at_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
     words = ("--canary", 1, "--wave", "50%,100%", "--limit", "error_rate=5%", "--watch", "4s")
     with fleet.asking("unit-2", 7.0):
-        told = fleet.host.edgert("deploy", fleet.bundle(4, **fails_at_7), "--to", "all", *words, code=9)
+        told = fleet.host.edgert("deploy", fleet.bundle(4, **fails_at_7), "all", *words, code=9)
     (row,) = [row for row in told["devices"] if row["device"] == "unit-2"]
     assert row["error"]["code"] == "deploy.rolled_back"
     assert "error_rate is" in row["error"]["message"]
@@ -165,7 +165,7 @@ def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: F
 
 
 def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fleet) -> None:
-    host = fleet.host.started("deploy", fleet.bundle(5), "--to", "all", "--canary", 1, "--pause", 600)
+    host = fleet.host.started("deploy", fleet.bundle(5), "all", "--canary", 1, "--pause", "10m")
     read_until(host, "waiting 600 s")
     told = fleet.host.edgert("rollout", "status")
     assert told["rollout"]["state"] == "paused"
@@ -179,8 +179,8 @@ def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fle
 def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet) -> None:
     """The host is killed while the first devices of a wave are on trial; `resume` completes the rollout."""
     before = fleet.states()
-    words = ("--canary", 1, "--wave", "50%,100%", "--trial-s", TRIAL_S)
-    host = fleet.host.started("deploy", fleet.bundle(6), "--to", "all", *words)
+    words = ("--canary", 1, "--wave", "50%,100%", "--trial", f"{TRIAL_S}s")
+    host = fleet.host.started("deploy", fleet.bundle(6), "all", *words)
     read_until(host, "wave 2 of 3")
     read_until(host, "check")
     host.kill()
@@ -201,7 +201,7 @@ def test_a_power_cut_of_half_the_fleet_during_a_rollout_leaves_complete_versions
     serving = {release for _, release in fleet.states().values()}
     cut = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
     bundle = fleet.bundle(7, padding_bytes=2_000_000)
-    host = fleet.host.started("deploy", bundle, "--to", "all", "--trial-s", TRIAL_S)
+    host = fleet.host.started("deploy", bundle, "all", "--trial", f"{TRIAL_S}s")
     read_until(host, "activate")
     with ThreadPoolExecutor(DEVICES) as pool:
         list(pool.map(Container.cycle, cut))

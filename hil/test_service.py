@@ -48,7 +48,7 @@ class World:
 
     def deploy(self, release: int, code: int = 0, **options: object) -> None:
         bundle = make_null_bundle(self.host.folder, self.host.key, release=release, profile=PROFILE, **options)  # type: ignore[arg-type]
-        self.host.edgert("deploy", bundle, "--to", NAME, code=code)
+        self.host.edgert("deploy", bundle, NAME, code=code)
 
     def wait_until_it_serves(self, pid_before: str) -> None:
         wait_until(
@@ -176,7 +176,7 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     world.sh(f"loginctl enable-linger {rootfs.USER}")
     (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
     assert done["service"] == "systemd"
-    host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "--to", "mine")
+    host.edgert("deploy", make_null_bundle(tmp_path, host.key, profile=PROFILE), "mine")
     container.cycle()
 
     def serves() -> bool:
@@ -188,6 +188,6 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
     assert host.edgert("logs", "mine")["lines"], "its user may read its journal"
     wait_until(lambda: world.unit("ActiveState") == "active", "and so does the system's", 60)
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
-    host.edgert("unbootstrap", "mine", "--purge", "--yes")
+    host.edgert("uninstall", "mine", "--purge", "--yes")
     assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before
     assert world.sh("ls /var/lib/systemd/linger") == rootfs.USER  # root enabled lingering, so it stays

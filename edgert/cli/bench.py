@@ -37,7 +37,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
     With --model and no FOLDER, the live version is asked golden inputs through the socket, as apps ask. That is refused
     while MODEL is being deployed or its trial's limits are watched, and no deployment of it begins meanwhile.
 
-    `edgert bench --on DEVICE` and `edgert build --measure-on DEVICE` send such a folder, run this, and remove it again.
+    `edgert bench` and `edgert build --measure-on` send such a folder, run this, and remove it again.
 
     \b
     Examples:

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import printable
 from edgert.vendor_telemetry import stop_reporting
 
 EXIT_INTERNAL = 1
@@ -55,6 +57,13 @@ class LazyGroup(click.Group):
             ) from error
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names from the table: click's own way imports every command."""
+        names = [
+            CompletionItem(name, help=line) for name, (_, line) in self._by_name.items() if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -99,5 +108,5 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
     if as_json:
         click.echo(json.dumps({"error": {"code": code, "message": message}}))
     else:
-        click.echo(f"error: {message}", err=True)
+        click.echo(f"error: {printable(message)}", err=True)
     return exit_code

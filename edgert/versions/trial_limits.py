@@ -7,7 +7,6 @@ not hold.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -205,14 +204,6 @@ def limit_value(name: str, given: str | float) -> float | None:
             f"limit {name}: {text!r} is a share; give a number{_KINDS[name][2] and ' of' + _KINDS[name][2]}"
         )
     return value
-
-
-def seconds(text: str) -> float:
-    """Parse `90`, `90s`, `10m` or `2h`. Raises ConfigInvalid."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if not match:
-        raise ConfigInvalid(f"{text!r} is not a time: give 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _check(name: str, value: float) -> None:

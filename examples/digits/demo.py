@@ -63,8 +63,8 @@ NEXT = """Try it by hand:
   edgert keys new                                    # once
   edgert build your.onnx --calibration cal.npz --holdout hold.npz --target this-machine --out your.edgert
   edgert device add here --local ./device
-  edgert deploy your.edgert --to here
-  edgert infer your --input sample.npy --on here
+  edgert deploy your.edgert here
+  edgert infer your here --input sample.npy
   edgertd --state ./device stop
 The tour in README.md explains each command."""
 
@@ -104,13 +104,13 @@ class Demo:
                 "--set",
                 f"serving.window_s={WINDOW_S}.0",
             )
-            self._edgert("deploy", self._bundle, "--to", "here")
+            self._edgert("deploy", self._bundle, "here")
             self._title(f"4. {CONNECTIONS} apps send requests at once, every image twice")
             client = stack.enter_context(Client(self._state / "edgert.sock"))
             self._send_holdout(client)
             self._title("5. The fleet as a subscriber sees it, while the apps keep sending")
             with self._sending(client):
-                self._edgert("watch", "--broker", broker, "--once", "--for", 4 * WINDOW_S)
+                self._edgert("fleet", "watch", "--broker", broker, "--once", "--for", f"{4 * WINDOW_S:g}s")
             self._edgert("status", "here")
 
     def _build(self) -> None:

@@ -76,13 +76,13 @@ class World:
         out = self.folder / f"digits-{release}.edgert"
         if not out.exists():
             samples = ("--calibration", DIGITS / "calibration.npz", "--holdout", DIGITS / "holdout.npz")
-            words = (DIGITS / "digits.onnx", *samples, "--target", "this-machine", "--devices", ROOT / "devices")
+            words = (DIGITS / "digits.onnx", *samples, "--target", "this-machine", "--profiles", ROOT / "devices")
             code, answer = self.edgert("build", *words, "--release", release, "--out", out)
             assert code == 0, answer
         return out
 
     def deploy(self, bundle: Path, to: str = "board") -> tuple[int, dict[str, Any]]:
-        return self.edgert("deploy", bundle, "--to", to)
+        return self.edgert("deploy", bundle, to)
 
     def daemon(self) -> RemoteDaemon:
         device = self.inventory.device("board")
@@ -171,7 +171,7 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
     assert accuracy(world) >= 0.97
 
     np.save(world.folder / "images.npy", np.load(DIGITS / "holdout.npz")["image"][:3])
-    for where in (("--socket", world.socket), ("--on", "board")):
+    for where in (("--socket", world.socket), ("board",)):
         code, answer = world.edgert("infer", "digits", "--input", world.folder / "images.npy", *where)
         assert code == 0, answer
         assert next(iter(answer["outputs"].values()))["shape"] == [3, 10]
@@ -184,7 +184,7 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
     assert load.failures == []
     assert load.releases == {1, 2}
 
-    code, back = world.edgert("rollback", "digits", "--on", "board")
+    code, back = world.edgert("rollback", "digits", "board")
     assert (code, back["devices"]) == (0, [{"device": "board", "was": 2, "release": 1}])
     assert world.live()["live"]["release"] == 1
     assert accuracy(world) >= 0.97

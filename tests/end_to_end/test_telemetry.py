@@ -1,4 +1,4 @@
-"""From a request to the fleet's percentiles: a real daemon, its spool and forwarder, a real mosquitto, `edgert watch`."""
+"""From a request to the fleet's percentiles: a real daemon, its spool and forwarder, a real mosquitto, `edgert fleet watch`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ password_file = "{folder / "password"}"
 
 
 def watch_words(broker: Broker, seconds: float) -> list[str]:
-    """`edgert watch --json` as a command."""
-    words = ["watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
-    login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", seconds]
+    """`edgert fleet watch --json` as a command."""
+    words = ["fleet", "watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
+    login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", f"{seconds}s"]
     return [sys.executable, "-c", _MAIN, *map(str, (*words, *login))]
 
 
@@ -93,7 +93,7 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:
-    """The device reaches the broker only once `edgert watch` listens: a broker keeps reports for nobody who is not there."""
+    """The device reaches the broker only once `edgert fleet watch` listens: a broker keeps reports for nobody who is not there."""
     broker, port = Broker.in_folder(tmp_path / "broker", secured=True, extra=("log_type all",)), free_port()
     with broker, a_device(mqtt_config(broker, port)) as device:
         device.deploy()

@@ -6,7 +6,7 @@ A runtime that serves is replaced only where that is asked for, or where it lack
 one stopped.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             what bootstrap made besides, for `edgert unbootstrap`
+    HOME/receipt             what bootstrap made besides, for `edgert uninstall`
     STATE/config.toml        the device's configuration: what the user wrote there besides ours stays
     STATE/keys/<id>.pem      the public keys whose bundles are accepted
 """

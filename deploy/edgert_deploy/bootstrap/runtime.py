@@ -279,7 +279,7 @@ def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
     if on_trial:
         raise DeployUnderWay(
             f"{device.name} has {', '.join(on_trial)} on trial: change its runtime when that is over, or end it with: "
-            f"edgert rollback {on_trial[0]} --on {device.name}"
+            f"edgert rollback {on_trial[0]} {device.name}"
         )
     serving = ("ready", "degraded", "unloaded", "waiting", "loading")
     return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in serving)

@@ -1,4 +1,4 @@
-"""`edgert`: the host's command. One file a subcommand, found lazily, so that `--help` imports no engine."""
+"""`edgert`: the host's command. Each subcommand is one file, imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from edgert_deploy.common.project import find_project
 # name -> ("module:attribute", the line that --help shows)
 COMMANDS = {
     "init": ("edgert_deploy.cli.init:init", "Make a folder the project of a fleet."),
-    "keys": ("edgert_deploy.cli.keys:keys", "Make, list and revoke the keys that bundles are signed with."),
-    "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more targets."),
-    "targets": ("edgert_deploy.cli.targets:targets", "List what a bundle can be built for."),
+    "keys": ("edgert_deploy.cli.keys:keys", "Make, list and revoke the keys that sign bundles."),
+    "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more profiles."),
+    "profiles": ("edgert_deploy.cli.profiles:profiles", "List the device profiles that a bundle can be built for."),
     "bundle": ("edgert_deploy.cli.bundle:bundle", "Inspect, compare, verify and report on bundles."),
-    "infer": ("edgert_deploy.cli.infer:infer", "Ask a running daemon for an answer."),
-    "watch": ("edgert_deploy.cli.watch:watch", "Show the fleet's latency as it arrives over MQTT."),
-    "fleet": ("edgert_deploy.cli.fleet:fleet", "Record, ask and export what the fleet reports."),
-    "device": ("edgert_deploy.cli.device:device", "Add, ask, list, change and remove devices."),
+    "device": ("edgert_deploy.cli.device:device", "Add, probe, list, change and remove devices."),
     "bootstrap": (
         "edgert_deploy.cli.bootstrap:bootstrap",
         "Install edgert and its engines on bare devices; upgrade them.",
     ),
-    "unbootstrap": ("edgert_deploy.cli.unbootstrap:unbootstrap", "Take everything away again that bootstrap made."),
-    "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or put back what was."),
-    "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or give up deployments."),
-    "status": ("edgert_deploy.cli.status:status", "Show what is live on devices."),
+    "uninstall": ("edgert_deploy.cli.uninstall:uninstall", "Remove from devices what bootstrap made."),
+    "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or roll back."),
+    "rollout": ("edgert_deploy.cli.rollout:rollout", "Show, resume or abort rollouts."),
+    "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
+    "status": ("edgert_deploy.cli.status:status", "Show what is live on devices, and what drifted."),
+    "infer": ("edgert_deploy.cli.infer:infer", "Send one request to a running daemon."),
     "bench": ("edgert_deploy.cli.bench:bench", "Measure a model on devices: latency, throughput, memory, temperature."),
-    "doctor": ("edgert_deploy.cli.doctor:doctor", "Look at every precondition, and say what mends it."),
+    "doctor": ("edgert_deploy.cli.doctor:doctor", "Check every precondition and name the next step."),
     "logs": ("edgert_deploy.cli.logs:logs", "Show the log of a device's daemon."),
     "ssh": ("edgert_deploy.cli.ssh:ssh", "Open a shell on a device, its host key pinned."),
-    "rollback": ("edgert_deploy.cli.rollback:rollback", "Make the version before live again."),
+    "fleet": ("edgert_deploy.cli.fleet:fleet", "Watch, record, query and export what the fleet reports."),
+    "completion": ("edgert_deploy.cli.completion:completion", "Print the completion script of a shell."),
 }
 
 

@@ -1,4 +1,4 @@
-"""`edgert bootstrap`: software, keys, configuration and service on bare devices."""
+"""`edgert bootstrap`: install software, keys, configuration and service on bare devices."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import ConfigInvalid
 from edgert.typed_json import to_json
-from edgert_deploy.bootstrap.bootstrap import (
-    Bootstrapped,
-    BootstrapPlan,
-    Wishes,
-    go_back,
-    plan_bootstrap,
-)
+from edgert_deploy.bootstrap.bootstrap import Wishes, go_back, plan_bootstrap
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
-from edgert_deploy.cli.each import on_each
-from edgert_deploy.cli.fleet_options import SelectorWord, emit, inventory_option, json_option, say
-from edgert_deploy.cli.own_broker import of_this_broker
+from edgert_deploy.cli.broker_options import of_this_broker
+from edgert_deploy.cli.each import Row, run_on_each
+from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.output import say
+from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
-@click.argument("selector", type=SelectorWord())
+@selector_argument()
 @click.option(
     "--key",
     "key_names",
@@ -48,27 +47,25 @@ from edgert_deploy.devices.transports import Transport
     default="all",
     show_default=True,
     metavar="all|first|NAME,...",
-    help="Engines to install: all of the profile's ladder that the device can have, its first, or those named.",
+    help="Engines to install: all that the profile prefers and the device can have, the first of them, or these.",
 )
-@click.option("--upgrade", is_flag=True, help="Bring this host's runtime to devices that have another: on trial.")
-@click.option("--rollback", is_flag=True, help="Change to the runtime before the one in use: on trial.")
+@click.option("--upgrade", is_flag=True, help="Replace another version of edgert by this host's, on trial.")
+@click.option("--previous-runtime", is_flag=True, help="Change back to the runtime before this one, on trial.")
 @click.option(
-    "--trial-s",
-    type=click.FloatRange(10, 86_400),
-    default=TRIAL_S,
+    "--trial",
+    "trial_s",
+    metavar="DURATION",
+    type=Duration(10, 86_400),
+    default=duration_text(TRIAL_S),
     show_default=True,
-    help="How long a device tries a new runtime before it takes the old one back.",
+    help="How long a new runtime is on trial before the device restores the old one.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what is there, what would be sent and done; change nothing.")
-@click.option("--broker", metavar="HOST[:PORT]", help="Where the devices report over MQTT.")
+@click.option("--broker", metavar="HOST[:PORT]", help="The MQTT broker that the devices report to.")
 @click.option("--mqtt-username", default="", help="User at the broker.")
-@click.option(
-    "--mqtt-password-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the password, copied."
-)
-@click.option(
-    "--mqtt-tls", is_flag=True, help="TLS to the broker, its certificate checked by the system's authorities."
-)
-@click.option("--mqtt-ca", type=click.Path(dir_okay=False, path_type=Path), help="Certificate authority: turns TLS on.")
+@click.option("--mqtt-password-file", type=FILE, help="File with the password; the devices get a copy.")
+@click.option("--mqtt-tls", is_flag=True, help="Use TLS; the system's authorities check the broker's certificate.")
+@click.option("--mqtt-ca", type=FILE, help="Authority that signed the broker's certificate; turns TLS on.")
 @click.option(
     "--service",
     type=click.Choice(["auto", "systemd", "monitor"]),
@@ -81,10 +78,10 @@ from edgert_deploy.devices.transports import Transport
     "settings",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="A line of the device's config.toml, such as serving.window_s=10; may be given again.",
+    help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
 )
-@click.option("--refresh", is_flag=True, help="Collect the wheels anew.")
-@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@click.option("--refresh", is_flag=True, help="Download the wheels again.")
+@profiles_option
 @inventory_option
 @json_option
 def bootstrap(
@@ -92,7 +89,7 @@ def bootstrap(
     key_names: tuple[str, ...],
     engines: str,
     upgrade: bool,
-    rollback: bool,
+    previous_runtime: bool,
     trial_s: float,
     dry_run: bool,
     broker: str | None,
@@ -103,29 +100,32 @@ def bootstrap(
     service: str,
     settings: tuple[str, ...],
     refresh: bool,
-    devices_dir: Path | None,
+    profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make bare devices ready: Python environment, edgert, engines, key, configuration, service.
+    """Set up bare devices: Python environment, edgert, engines, key, configuration, service.
 
-    SELECTOR is as in `edgert device list`. The devices need no internet: all they get comes
-    from this host. Done again it changes only what differs; a runtime that serves is left alone without --upgrade.
-    An upgrade is tried beside the old one first, then on trial: the device takes the old one back by itself unless the
-    new one serves every model that served, with the right answers. Of several, one is upgraded first; where that
-    fails, the others are left as they are.
+    The devices need no internet: everything they get comes from this host. A repeated bootstrap changes only what
+    differs. It leaves another version of edgert as it is, unless you give --upgrade.
+
+    An upgrade is first tried beside the old runtime, then on trial: the device restores the old one unless the new
+    one serves every model that was served, with the right answers. Of several devices, one is upgraded first; if that
+    fails, the others stay as they are. Without SELECTOR, the devices are those of the project's `selector`.
 
     \b
     Examples:
       edgert bootstrap kitchen --dry-run
       edgert bootstrap kitchen
-      edgert bootstrap all --upgrade
-      edgert bootstrap kitchen --rollback
+      edgert bootstrap all --upgrade --trial 5m
+      edgert bootstrap kitchen --previous-runtime
       edgert bootstrap kitchen --set serving.window_s=10 --set serving.cache_mb=0
       edgert bootstrap all --broker 10.0.0.1:8883 --mqtt-ca ca.pem --mqtt-username edge --mqtt-password-file pw
     """
     if not any(name.strip() for name in engines.split(",")):
-        raise click.UsageError(f"--engines {engines!r} names none: give all, first, or names with commas")
+        raise click.UsageError(f"--engines {engines!r} names none: write all, first, or names with commas")
+    if previous_runtime and upgrade:
+        raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
     devices = find_inventory(inventory_file).select(selector)
     reports_to = _reports_to(broker, mqtt_username, mqtt_password_file, mqtt_ca, mqtt_tls) if broker else None
     given = parse_settings(settings)
@@ -133,80 +133,48 @@ def bootstrap(
     keys = trusted_keys(key_names or ("default",))
     if reports_to is not None and (doubt := broker_doubt(reports_to)):
         click.echo(f"warning: {doubt}", err=True)
-    if rollback and upgrade:
-        raise click.UsageError("give either --upgrade or --rollback")
     wishes = Wishes(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
+
+    def plan(device: Device, transport: Transport) -> Row:
+        profile = load_profile(device.profile, profiles_dir)
+        return plan_bootstrap(device, profile, wishes, transport, partial(say, device.name)).to_json()
+
+    def do(device: Device, transport: Transport) -> Row:
+        tell = partial(say, device.name)
+        if previous_runtime:
+            return dict(to_json(go_back(device, wishes, transport, tell)))
+        return dict(to_json(set_up(device, load_profile(device.profile, profiles_dir), wishes, transport, tell)))
+
     if dry_run:
-        _show_plans(devices, wishes, devices_dir, as_json)
+        results = run_on_each(devices, plan)
+        planned = [row for row in results.rows if "error" not in row]
+        lines = [f"{row['device']}: {step}" for row in planned for step in row["steps"] or ["nothing to do"]]
+        results.show("\n".join(lines), as_json, dry_run=True)
         return
-    work = _take_back if rollback else partial(_bring, devices_dir=devices_dir)
-    answers = on_each(devices, partial(work, wishes), one_first=upgrade or rollback)
-    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
-    if errors and len(devices) == 1:
-        raise errors[0]
-    rows = [_row(device, answer) for device, answer in zip(devices, answers, strict=True)]
-    homes = {device.name: device.python for device in devices}
-    emit({"ok": not errors, "devices": rows}, "\n".join(_line(row, homes[row["device"]]) for row in rows), as_json)
-    if errors:
-        click.get_current_context().exit(errors[0].exit_code)
+    results = run_on_each(devices, do, one_first=upgrade or previous_runtime)
+    pythons = {device.name: device.python for device in devices}
+    lines = [_line(row, pythons[row["device"]]) for row in results.rows if "error" not in row]
+    results.show("\n".join(lines), as_json)
 
 
 def _reports_to(broker: str, username: str, password_file: Path | None, ca: Path | None, tls: bool) -> Broker:
     given = {"mqtt_username": username, "mqtt_password_file": password_file, "mqtt_ca": ca, "mqtt_tls": tls}
     without = {"mqtt_username": "", "mqtt_password_file": None, "mqtt_ca": None, "mqtt_tls": False}
-    said = of_this_broker({"broker": broker, **given}, without, "mqtt_tls")
+    ours = of_this_broker({"broker": broker, **given}, without, "mqtt_tls")
     return Broker.parse(
-        broker, said["mqtt_username"], said["mqtt_password_file"], said["mqtt_ca"], tls=said["mqtt_tls"]
+        broker, ours["mqtt_username"], ours["mqtt_password_file"], ours["mqtt_ca"], tls=ours["mqtt_tls"]
     )
 
 
-def _bring(wishes: Wishes, device: Device, transport: Transport, devices_dir: Path | None = None) -> Bootstrapped:
-    profile = load_profile(device.profile, devices_dir)
-    return set_up(device, profile, wishes, transport, partial(say, device.name))
-
-
-def _take_back(wishes: Wishes, device: Device, transport: Transport) -> Bootstrapped:
-    return go_back(device, wishes, transport, partial(say, device.name))
-
-
-def _plan(wishes: Wishes, device: Device, transport: Transport, devices_dir: Path | None = None) -> BootstrapPlan:
-    profile = load_profile(device.profile, devices_dir)
-    return plan_bootstrap(device, profile, wishes, transport, partial(say, device.name))
-
-
-def _row(device: Device, answer: Bootstrapped | EdgeRTError) -> dict[str, Any]:
-    if isinstance(answer, EdgeRTError):
-        return {"device": device.name, "error": {"code": answer.code, "message": answer.message}}
-    return dict(to_json(answer))
-
-
-def _show_plans(devices: list[Device], wishes: Wishes, devices_dir: Path | None, as_json: bool) -> None:
-    """What a bootstrap would do; exits as the first device that cannot be bootstrapped says."""
-    answers = on_each(devices, partial(_plan, wishes, devices_dir=devices_dir))
-    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
-    rows: list[dict[str, Any]] = []
-    lines: list[str] = []
-    for device, answer in zip(devices, answers, strict=True):
-        if isinstance(answer, EdgeRTError):
-            rows.append({"device": device.name, "error": {"code": answer.code, "message": answer.message}})
-            lines.append(f"{device.name}: cannot be bootstrapped [{answer.code}]: {answer.message}")
-        else:
-            rows.append(answer.to_json())
-            lines += [f"{device.name}: {step}" for step in answer.steps() or ["nothing to do, all is there"]]
-    emit({"ok": not errors, "dry_run": True, "devices": rows}, "\n".join(lines), as_json)
-    if errors:
-        click.get_current_context().exit(errors[0].exit_code)
-
-
 def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
-    """`SECTION.KEY=VALUE` or `KEY=VALUE`, the value as TOML has it. Raises ConfigInvalid."""
+    """Read `SECTION.KEY=VALUE` or `KEY=VALUE` with a TOML value. Raises ConfigInvalid."""
     for line in lines:
         try:
             tomlkit.parse(line)
         except TOMLKitError as error:
             key, equals, value = line.partition("=")
             hint = f"""; for text: --set '{key}="{value}"'""" if equals and '"' not in value else ""
-            raise ConfigInvalid(f"--set {line}: give SECTION.KEY=VALUE, the value as TOML has it{hint}") from error
+            raise ConfigInvalid(f"--set {line}: write SECTION.KEY=VALUE with a TOML value{hint}") from error
     try:
         return tomlkit.parse("\n".join(lines)).unwrap()
     except TOMLKitError as error:
@@ -214,7 +182,7 @@ def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
 
 
 def trusted_keys(names: tuple[str, ...]) -> tuple[PublicKey, ...]:
-    """The public halves of keys given by name or by file. Raises ConfigInvalid."""
+    """Return the public halves of keys given by name or by file. Raises ConfigInvalid."""
     return tuple(read_public_key(_key_path(name)) for name in names)
 
 
@@ -224,13 +192,11 @@ def _key_path(name: str) -> Path:
         return given
     path = key_paths(keys_dir(), name)[1]
     if not path.exists():
-        raise ConfigInvalid(f"there is no key {name!r} in {keys_dir()}: make one with: edgert keys new --name {name}")
+        raise ConfigInvalid(f"no key {name!r} in {keys_dir()}: make it with edgert keys new --name {name}")
     return path
 
 
 def _line(row: dict[str, Any], python: str) -> str:
-    if "error" in row:
-        return f"{row['device']}: failed [{row['error']['code']}]: {row['error']['message']}"
     changed = ", ".join(row["changed"]) or "nothing, all was there"
     engines = ", ".join(
         f"{name} {version}"

@@ -1,30 +1,33 @@
-"""What every command that listens to a broker shares: its options, and the settings that they make."""
+"""The options that name a broker, and the settings that they make.
+
+What a project says of its broker goes to that broker alone: a login is never sent to another one that --broker names.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
-from edgert_deploy.cli.own_broker import of_this_broker
 from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
-# What [broker] of a project says besides the address, and what each is where nobody says it.
+# What [broker] of a project may set besides the address, and each one's value without it.
 _WITHOUT = {"tls": False, "ca": "", "cert": "", "key": "", "username": "", "password_file": "", "protocol": "auto"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _BrokerWord(click.types.StringParamType):
-    """HOST[:PORT]; where it is missing, the other place to write it is named."""
+    """HOST[:PORT]; the message for a missing one names the other place to write it."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        return "Or write it once, as `address` below [broker] in a project's edgert.toml (edgert init)."
+        return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
 
 
 _OPTIONS = (
@@ -51,7 +54,7 @@ _OPTIONS = (
 
 
 def broker_options(command: F) -> F:
-    """--broker and what belongs to it; the command is given `settings` in their place, and `site`."""
+    """Add --broker and what belongs to it. The command receives `settings` in their place, and `site`."""
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> Any:
@@ -67,18 +70,45 @@ def broker_options(command: F) -> F:
     return wrapped  # type: ignore[no-any-return]  # functools.wraps keeps no signature that changes
 
 
-def session_option(command: F) -> F:
-    """--session NAME; the command is given `session_name`."""
-    return click.option(
-        "--session",
-        "session_name",
-        metavar="NAME",
-        help="Have the broker keep what comes while this is away, for a day. One process a NAME.",
-    )(command)
+session_option = click.option(
+    "--session",
+    "session_name",
+    metavar="NAME",
+    help="Have the broker keep messages for a day while this process is away. One process for each NAME.",
+)
 
 
 def named_session(role: str, name: str | None) -> tuple[str, Session | None]:
-    """The client id and the session to connect with; neither where `name` is None. Raises ConfigInvalid."""
+    """Return the client id and the session to connect with; neither where `name` is None. Raises ConfigInvalid."""
     if name is None:
         return "", None
     return f"edgert-{role}-{checked_id('session', name)}", Session(SESSION_KEPT_S)
+
+
+def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str) -> dict[str, Any]:
+    """Return `options` without what the project says of its own broker, where --broker names another one.
+
+    A note on stderr names what was left out. `without` has those options' values when nobody gives them; `tls` is the
+    name of the option that turns TLS on. Raises ConfigInvalid for an invalid address.
+    """
+    context = click.get_current_context()
+    own, given = context.lookup_default("broker"), options["broker"]
+    if not own or not given or given == own:
+        return options
+    own_port = PORT_TLS if context.lookup_default(tls) else PORT_PLAIN
+    if _place(own, own_port) == _place(given, PORT_TLS if options[tls] else PORT_PLAIN):
+        return options
+    theirs = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
+    if theirs:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in theirs)
+        click.echo(
+            f"note: {given} is not the project's broker ({own}), so the settings of edgert.toml for {own} are not used; "
+            f"give {words} if {given} needs them",
+            err=True,
+        )
+    return {**options, **{name: without[name] for name in theirs}}
+
+
+def _place(broker: str, default_port: int) -> tuple[str, int]:
+    host, port = host_and_port(broker, default_port)
+    return host.lower().rstrip("."), port

@@ -11,14 +11,15 @@ from typing import Any
 
 import click
 
-from edgert.bundle.expiry import expiry_from
 from edgert.bundle.rules import Classify, Detect
 from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.fleet_options import NewBundlePath, columns, inventory_option
+from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
+from edgert_deploy.cli.output import columns
 from edgert_deploy.cli.progress import BuildProgress
+from edgert_deploy.cli.types import Duration, NewBundlePath
 from edgert_deploy.common.keys import key_paths, keys_dir
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
@@ -124,16 +125,17 @@ FILE = click.Path(path_type=Path)
     help="TorchScript: x=1,3,224,224 or ids=int64:1,128; for each.",
 )
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
-@click.option("--devices", type=FILE, help="Folder with device profiles of your own.")
+@profiles_option
 @click.option(
     "--budget",
+    "budget_s",
+    type=Duration(),
     default="10m",
     show_default=True,
-    callback=lambda context, option, value: seconds_of(value),
     help="How long to look for the fewest layers in float where INT8 does not pass: 90s, 10m, 1h; 0 does not look.",
 )
 @click.option("--measure", is_flag=True, help="Time the candidates on this machine, and take the fastest that passes.")
-@click.option("--measure-on", metavar="DEVICE", help="The same on a device of the inventory, over its link.")
+@click.option("--measure-on", metavar="SELECTOR", help="The same on a device of the inventory, over its link.")
 @inventory_option
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
@@ -142,7 +144,7 @@ FILE = click.Path(path_type=Path)
     default=0,
     help="Artifacts built at once (default: as cores and memory allow).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def build(
     model: Path,
     calibration: Path,
@@ -169,8 +171,8 @@ def build(
     labels: Path | None,
     inputs: tuple[str, ...],
     convert_with: str | None,
-    devices: Path | None,
-    budget: float,
+    profiles_dir: Path | None,
+    budget_s: float,
     measure: bool,
     measure_on: str | None,
     inventory_file: Path | None,
@@ -206,9 +208,9 @@ def build(
       cosine  the mean cosine of the artifact's outputs to FP32's, of the output that fares worst.
       module:function   your own, called with (outputs, inputs, labels), higher being better.
 
-    Targets: see edgert targets.
+    Targets: see edgert profiles.
     """
-    profiles = tuple(load_profile(target, devices) for target in targets)
+    profiles = tuple(load_profile(target, profiles_dir) for target in targets)
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
     source = load_source(model, Conversion(convert_with or sys.executable, read_inputs(inputs)))
     before = None if preprocess is None else read_preprocess(preprocess, source)
@@ -243,7 +245,7 @@ def build(
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,
-        budget_s=budget,
+        budget_s=budget_s,
         measure=_measurer(measure, measure_on, inventory_file, profiles),
         cache=None if no_cache else default_cache(),
         jobs=jobs,
@@ -284,14 +286,6 @@ def _measurer(
     if device is not None:
         return MeasureOn(find_inventory(inventory_file).device(device), profiles)
     return MeasureHere() if here else None
-
-
-def seconds_of(text: str) -> float:
-    """90s, 10m, 1.5h, or plain seconds."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh]?)", text)
-    if not found:
-        raise click.BadParameter(f"{text[:40]!r} is no length of time; give such as 90s, 10m or 1h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _words(option: str, text: str) -> str:

@@ -13,8 +13,9 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
-from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report.compare import Change, Comparison, compare
 
 SHOWN_LETTERS_MAX = 60
@@ -32,7 +33,7 @@ TOLD_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labe
 @click.command()
 @click.argument("before", type=BundlePath())
 @click.argument("after", type=BundlePath())
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: every field that changed, and the bytes to fetch.")
+@json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Say what changed between two bundles, and how many bytes a device that has BEFORE fetches for AFTER.
 

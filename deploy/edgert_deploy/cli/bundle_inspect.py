@@ -12,8 +12,9 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.bundle.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
-from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import Report, gather
 
 Layers = dict[str, dict[str, int]]
@@ -22,9 +23,7 @@ LABELS_SHOWN_MAX = 12
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the manifest, and what was read from the artifacts, as JSON."
-)
+@json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds: model, meaning of inputs and outputs, targets, artifacts, accuracy, layers, tools.
 

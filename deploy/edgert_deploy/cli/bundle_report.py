@@ -11,8 +11,9 @@ import click
 from edgert.bundle.bundle_file import open_bundle
 from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.fleet_options import BundlePath
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import Report, gather
 from edgert_deploy.packager.report.page import page
 
@@ -22,7 +23,7 @@ SHOWN_MAX = 5
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @click.option("--html", type=click.Path(path_type=Path), help="Write one self-contained page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print all that was gathered as JSON.")
+@json_option
 def report(bundle: Path, html: Path | None, as_json: bool) -> None:
     """Report on BUNDLE: accuracy by class, size, latency, activation ranges, the layers that hurt most, golden answers.
 

@@ -9,7 +9,8 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import read_public_key
-from edgert_deploy.cli.fleet_options import BundlePath
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.types import BundlePath
 from edgert_deploy.common.keys import key_paths, keys_dir
 
 
@@ -22,7 +23,7 @@ from edgert_deploy.common.keys import key_paths, keys_dir
     type=click.Path(path_type=Path),
     help="Public key to trust; may be given again (default: default.pem of the user's keys).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
     """Check BUNDLE's signature and every byte. Exits with 5 where either is wrong.
 

@@ -1,8 +1,7 @@
-"""`edgert deploy`: a bundle to devices, live or as it was."""
+"""`edgert deploy`: ship a bundle to devices and make it live, or roll back."""
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +14,12 @@ from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
 from edgert_deploy.bootstrap.bootstrap import Wishes
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.fleet_options import (
-    BundlePath,
-    SelectorWord,
-    columns,
-    emit,
-    error_lines,
-    inventory_option,
-    json_option,
-    say,
-)
-from edgert_deploy.common.folders import config_folder
+from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.output import columns, emit, error_lines, say
+from edgert_deploy.cli.types import BundlePath, Duration, Rate
+from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.common.project import find_project
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
@@ -38,71 +30,64 @@ from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
 from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
 
-FIRST = "stopping at the next step; devices that are not done go back to what they had. Ctrl-C again lets go at once"
-SECOND = "let go: a device in the middle of it goes back by itself when the trial ends"
+FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
+SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
 BYTES_PER_S_MIN = 1000.0
-
-
-def byte_rate(context: click.Context, option: click.Parameter, value: str) -> float:
-    """Bytes a second from `500k`, `2M` or a plain number; "" is 0, no limit."""
-    if not value:
-        return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)
-    rate = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2].lower()] if found else 0.0
-    if rate < BYTES_PER_S_MIN:
-        raise click.BadParameter(f"{value!r} is no rate: give bytes a second, as 500k or 2M, at least 1k")
-    return rate
 
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
+@selector_argument()
 @click.option(
-    "--to",
-    "selector",
-    required=True,
-    type=SelectorWord(),
-    metavar="SELECTOR",
-    help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas.",
-)
-@click.option(
-    "--trial-s",
-    type=click.FloatRange(min=1, max=86400),
-    default=60.0,
+    "--trial",
+    "trial_s",
+    metavar="DURATION",
+    type=Duration(1, 86_400),
+    default="60s",
     show_default=True,
-    help="After so many seconds a version that was not marked good ends by itself.",
+    help="A version that nobody marked good rolls back after this time.",
 )
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help=f"What must hold on trial, watched by the device: {', '.join(LIMIT_NAMES)}. May be repeated.",
+    help=f"A trial limit that the device watches: {', '.join(LIMIT_NAMES)}. May be repeated.",
 )
 @click.option(
-    "--watch", metavar="TIME", default="", help="For how long: 90s, 10m, 2h [default: 60s where there are limits]."
+    "--watch",
+    "watch_s",
+    metavar="DURATION",
+    type=Duration(),
+    help="How long the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
 )
 @click.option(
     "--unattended/--attended",
     default=None,
-    help="Devices keep it by themselves where all limits held [default: only this host can confirm it].",
+    help="Devices keep the version by themselves once all limits held [default: only this host marks it good].",
 )
-@click.option("--canary", type=click.IntRange(min=0), default=0, help="So many devices go first.", show_default=True)
-@click.option("--wave", "waves", default="", metavar="SHARES", help="Then in waves: 10%,50%,100% of the devices.")
+@click.option(
+    "--canary", type=click.IntRange(min=0), default=0, help="Deploy to this many devices first.", show_default=True
+)
+@click.option(
+    "--wave", "waves", default="", metavar="SHARES", help="Then deploy in waves: 10%,50%,100% of the devices."
+)
 @click.option(
     "--max-failures",
     metavar="SHARE",
-    help="Stop when more than so many (3) or such a share (5%) of the devices of the waves begun failed "
+    help="Stop when more devices failed than this number (3) or share (5%) of the waves begun "
     "[default: 0 with --canary or --wave, else never].",
 )
-@click.option("--pause", "pause_s", type=click.FloatRange(min=0), default=0.0, help="Seconds between two waves.")
-@click.option("--parallel", type=click.IntRange(1, PARALLEL_MAX), default=PARALLEL, show_default=True)
+@click.option("--pause", "pause_s", metavar="DURATION", type=Duration(), default="0s", help="Wait between two waves.")
+@click.option(
+    "--parallel", type=click.IntRange(1, PARALLEL_MAX), default=PARALLEL, show_default=True, help="Devices at a time."
+)
 @click.option(
     "--bwlimit",
     "bytes_per_s",
-    callback=byte_rate,
-    default="",
+    type=Rate(BYTES_PER_S_MIN),
     metavar="RATE",
-    help="Send at most so many bytes a second to each device: 500k, 2M [default: no limit].",
+    help="Send each device at most this much: 500KB/s, 2MB/s [default: no limit].",
 )
 @click.option(
     "--delta-from",
@@ -110,9 +95,9 @@ def byte_rate(context: click.Context, option: click.Parameter, value: str) -> fl
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
     metavar="OLD.edgert",
-    help="A bundle that devices have and this host never shipped: differences from it are sent. May be repeated.",
+    help="A bundle that devices have and this host never shipped: only differences are sent. May be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 @inventory_option
 @json_option
 def deploy(
@@ -120,63 +105,63 @@ def deploy(
     selector: str,
     trial_s: float,
     limits: tuple[str, ...],
-    watch: str,
+    watch_s: float | None,
     unattended: bool | None,
     canary: int,
     waves: str,
     max_failures: str | None,
     pause_s: float,
     parallel: int,
-    bytes_per_s: float,
+    bytes_per_s: float | None,
     delta_from: tuple[Path, ...],
     dry_run: bool,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ship BUNDLE to devices and make it live, or put back what was.
+    """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
-    On each device it is installed, loaded beside what serves, checked with its golden inputs, switched to on
-    trial, asked again through the socket, and kept. Where anything fails, the version before serves on.
-    A device that does not answer does not hold up the others. A local device that was never bootstrapped is
-    made ready on the way. One deployment of a model works on a device at a time; another one is refused.
+    Each device installs the bundle, loads it beside the live version, checks its golden samples, switches to it on
+    trial, checks it again through the socket, and keeps it. If anything fails, the version before stays live. A device
+    that does not answer delays no other. A local device is bootstrapped on the way. A device takes one deployment of a
+    model at a time and refuses a second one. Without SELECTOR, the devices are those of the project's `selector`.
 
-    With --limit and --watch the device measures what it serves on trial, and goes back by itself, with the reason, once a
-    limit is broken, or where this host does not confirm it in the end. Limits may stand in edgert.toml, table [trial].
+    With --limit and --watch the device measures the version on trial. It rolls back by itself, with the reason, when a
+    limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
 
-    Over a fleet it may go in steps: some devices first (--canary), then in waves, with a pause between them, and it
-    stops where too many fail. How far it came is kept on disk: after Ctrl-C, a stop or a crash of this host,
-    `edgert rollout resume` goes on.
+    A rollout over a fleet may go in steps: some devices first (--canary), then waves with a pause between them. It
+    stops when too many devices fail. Its progress is kept on disk: after Ctrl-C, a stop or a crash of this host,
+    `edgert rollout resume` continues.
 
-    A device is sent only the files that it lacks; those that it has an older version of, as patches. A transfer that
-    was cut goes on where it stopped, also when the command is given again.
+    A device gets only the files that it lacks, and patches where it has an older version. An interrupted transfer
+    continues where it stopped, also when you repeat the command.
 
-    Ctrl-C stops at the next step and puts back what was live on devices that are not done; again, it lets go at
-    once: a device in the middle of it then goes back by itself when the trial ends.
+    Ctrl-C stops at the next step and rolls back the devices that are not done. A second Ctrl-C detaches at once: a
+    device in the middle then rolls back by itself when the trial ends.
 
-    Exits with 0 where every device took it, else with the code of the first that did not: 5 the bundle was
-    refused, 6 unreachable or another host key, 7 the device could not, 9 rolled back; 130 interrupted.
+    Exits with 0 if every device took the bundle, else with the code of the first that did not: 5 bundle refused,
+    6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
 
     \b
     Examples:
-      edgert deploy digits.edgert --to kitchen
-      edgert deploy digits.edgert --to canary,nuc-3 --trial-s 300
-      edgert deploy digits.edgert --to kitchen --limit p99_ms=8 --limit error_rate=0.1% --watch 10m
-      edgert deploy digits.edgert --to all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 600
-      edgert deploy digits.edgert --to all --bwlimit 500k
-      edgert deploy digits.edgert --to all --dry-run --json
+      edgert deploy digits.edgert kitchen
+      edgert deploy digits.edgert canary,nuc-3 --trial 5m
+      edgert deploy digits.edgert kitchen --limit p99_ms=8 --limit error_rate=0.1% --watch 10m
+      edgert deploy digits.edgert all --canary 1 --wave 10%,50%,100% --max-failures 5% --pause 10m
+      edgert deploy digits.edgert all --bwlimit 500KB/s
+      edgert deploy digits.edgert all --dry-run --json
     """
     strategy = Strategy.parse(canary, waves, max_failures, parallel, pause_s)
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch, unattended, trial_s)
+    trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch_s, unattended, trial_s)
     request = DeployRequest(
-        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s, limits=trial_limits
+        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s or 0.0, limits=trial_limits
     )
     for path in delta_from:
         request.deltas.objects.keep_bundle(path)
     if dry_run:
-        _say_what_would_be_done(request, strategy, devices, as_json)
+        _show_plan(request, strategy, devices, as_json)
         return
     manifest = request.offer.manifest
     store = RolloutStore(rollouts_folder())
@@ -193,7 +178,7 @@ def deploy(
         strategy=strategy,
         trial_s=trial_s,
         started_at=time.time(),
-        bytes_per_s=bytes_per_s,
+        bytes_per_s=request.bytes_per_s,
         limits=trial_limits,
     )
     store.tidy()
@@ -201,7 +186,7 @@ def deploy(
 
 
 def resume(rollout: Rollout, as_json: bool) -> None:
-    """Do what is left of a rollout, with its bundle and inventory as they are now."""
+    """Finish a rollout, with its bundle and inventory as they are now."""
     request = DeployRequest(
         Path(rollout.bundle),
         read_offer(Path(rollout.bundle)),
@@ -213,11 +198,10 @@ def resume(rollout: Rollout, as_json: bool) -> None:
     )
     if request.offer.digest != rollout.digest:
         raise ConfigInvalid(
-            f"{rollout.bundle} is another bundle now than the one that rollout {rollout.id} began with; "
-            "begin a new one with edgert deploy"
+            f"{rollout.bundle} changed since rollout {rollout.id} began: start a new rollout with edgert deploy"
         )
     found = {device.name: device for device in Inventory(Path(rollout.inventory)).devices()}
-    # A device that was taken out of the inventory meanwhile is no longer part of the rollout.
+    # A device that was removed from the inventory since is no longer part of the rollout.
     devices = [found[name] for name in rollout.devices if name in found]
     if not devices:
         raise ConfigInvalid(f"no device of rollout {rollout.id} is in {rollout.inventory} any more")
@@ -228,10 +212,10 @@ def resume(rollout: Rollout, as_json: bool) -> None:
 def run_rollout(
     store: RolloutStore, rollout: Rollout, request: DeployRequest, devices: list[Device], as_json: bool
 ) -> None:
-    """Run it to its end or stop, print what became of it, and exit with the code that says so."""
+    """Run the rollout until it ends or stops, print the results and exit with their code."""
     with store.at_work(rollout.id), request.stop.on_interrupt(FIRST, SECOND):
         rollout = roll_out(store, rollout, request, devices, say)
-    # Stopped between two waves, no device has an error, and some have not got it.
+    # A rollout that stopped between two waves has no errors, but devices are left.
     code = exit_code(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
     value = rollout_json(rollout) | {"ok": code == 0}
     first = next((error for error in rollout.errors if error is not None), None)
@@ -239,11 +223,6 @@ def run_rollout(
         value["error"] = {"code": first.code, "message": first.message}
     emit(value, rollout_table(rollout), as_json)
     click.get_current_context().exit(code)
-
-
-def rollouts_folder() -> Path:
-    """Where how far rollouts came is kept."""
-    return config_folder() / "rollouts"
 
 
 def rollout_json(rollout: Rollout) -> dict[str, Any]:
@@ -255,7 +234,7 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_table(rollout: Rollout) -> str:
-    """A row a device, what went wrong, and where the rollout stands."""
+    """Return a row for each device, the errors, and the rollout's progress."""
     rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
     for outcome in rollout_json(rollout)["devices"]:
         live = "" if outcome["serving"] is None else f"{rollout.model} {outcome['serving']}"
@@ -275,11 +254,11 @@ def _next_steps(rollout: Rollout) -> str:
     """Name only the commands that help: a roll-back on devices without the release would undo something else."""
     steps = [f"edgert rollout resume {rollout.id}"] if rollout.resumable else []
     if rollout.changed:
-        steps.append(f"edgert rollback {rollout.model} --on {','.join(rollout.changed)}")
+        steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")
     return f"\nnext: {', or '.join(steps)}" if steps else ""
 
 
-def _say_what_would_be_done(request: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
+def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
     with request.stop.on_interrupt(FIRST, SECOND):
         outcomes = deploy_each(request, devices, say, at_once=strategy.parallel)
     code = exit_code([outcome.error for outcome in outcomes])
@@ -312,8 +291,8 @@ def _trial_table() -> dict[str, Any]:
 
 
 def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:
-    """A folder on this machine needs no decision of the user's: it gets the default key. Others do."""
+    """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
-    say_line("setting this machine up as a device, with the default key")
+    say_line("bootstrapping this machine as a device, with the default key")
     set_up(device, load_profile(device.profile), Wishes(trusted_keys(("default",))), transport, say_line)

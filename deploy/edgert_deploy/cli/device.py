@@ -12,16 +12,18 @@ from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.device_probe import probe_
 from edgert_deploy.cli.device_set import set_
-from edgert_deploy.cli.fleet_options import columns, emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.cli.options import device_argument, inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory, fingerprint
+from edgert_deploy.devices.inventory import ALL, Device, SshAddress, find_inventory, fingerprint
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 
 
 @click.group()
 def device() -> None:
-    """Add, ask, list, change and remove devices.
+    """Add, probe, list, change and remove devices.
 
     \b
     Examples:
@@ -41,24 +43,27 @@ device.add_command(set_)
 @click.argument("name")
 @click.argument("address", required=False, metavar="[USER@HOST[:PORT]]")
 @click.option(
-    "--local", "folder", type=click.Path(file_okay=False, path_type=Path), help="This machine; its state lies here."
+    "--local",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Use this machine, with its state in this folder.",
 )
 @click.option(
-    "--profile", "profile_name", help="A name of devices/*.toml [default: the one that fits what the device says]."
+    "--profile", "profile_name", type=ProfileName(), help="A device profile [default: the one that fits the device]."
 )
-@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept; without it you are asked.")
+@click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept. Without it you are asked.")
 @click.option(
     "--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key [default: agent, ~/.ssh]."
 )
-@click.option("--sudo", is_flag=True, help="Act as root on it by sudo, which must ask for no password.")
-@click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag; may be given again.")
-@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A machine that it is reached through.")
+@click.option("--sudo", is_flag=True, help="Use sudo on the device; it must not ask for a password.")
+@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag. May be repeated.")
+@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach it through.")
 @click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
-@click.option("--site", default="default", show_default=True, help="Where it stands; becomes part of its MQTT topics.")
+@click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics.")
 @click.option("--home", help="Where bootstrap installs on the device [default: /opt/edgert, or ~/.local/share/edgert].")
 @click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
-@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@profiles_option
 @inventory_option
 @json_option
 def add(
@@ -76,16 +81,15 @@ def add(
     site: str,
     home: str | None,
     state: str | None,
-    devices_dir: Path | None,
+    profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Add a device, over SSH or this machine.
+    """Add a device to the inventory: over SSH, or this machine.
 
-    Its SSH host key is shown and, once you agree, the only one ever accepted. There is no option to agree
-    unseen: scripts give the fingerprint they expect. With --jump the jump host's key is pinned in the same way.
-    What --user, --port and the like are to ssh may stand in ~/.ssh/config; ADDRESS may be a Host of it.
-    The device is asked what it is; nothing is installed yet.
+    Its SSH host key is shown. Once you agree to it, no other key is accepted. No option agrees unseen: scripts pass
+    the fingerprint that they expect. With --jump, the jump host's key is pinned in the same way. ADDRESS may be a Host
+    of ~/.ssh/config, which may also set user and port. The device is asked for its facts; nothing is installed.
 
     \b
     Examples:
@@ -95,14 +99,14 @@ def add(
       edgert device add here --local ./device
     """
     if (address is None) == (folder is None):
-        raise click.UsageError("give either USER@HOST[:PORT] or --local DIR")
+        raise click.UsageError("pass either USER@HOST[:PORT] or --local DIR")
     inventory = find_inventory(inventory_file)
     if name in {d.name for d in inventory.devices()}:
-        raise ConfigInvalid(f"{inventory.path} has a device {name} already: edgert device remove {name}")
+        raise ConfigInvalid(f"{inventory.path} already has a device {name}: edgert device remove {name}")
     if folder is not None:
         draft = _local(name, folder)
         if jump:
-            raise click.UsageError("--jump is for devices that are reached over SSH")
+            raise click.UsageError("--jump needs a device that is reached over SSH")
     else:
         assert address is not None  # one of both is given
         draft = Device(name, "ssh", address, "", state or "", identity=absolute(identity), jump=jump)
@@ -112,22 +116,22 @@ def add(
             draft = replace(draft, jump_host_key=key)
         draft = replace(draft, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, draft))
     draft = replace(draft, site=site, groups=groups, tags=tags)
-    known, facts_line = _completed(draft, profile_name, home, state, devices_dir)
+    known, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
     inventory.add(known)
-    text = f"{name} is a {known.profile} ({facts_line}); it stands in {inventory.path}"
+    text = f"added {name} to {inventory.path}: a {known.profile} ({facts_line})"
     emit({"device": known.as_json(), "inventory": str(inventory.path)}, text, as_json)
     click.echo(f"next: edgert bootstrap {name}", err=True)
 
 
 @device.command("list")
-@click.argument("selector", default="all")
+@selector_argument(ALL)
 @inventory_option
 @json_option
 def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
-    """List the devices of SELECTOR.
+    """List the devices of SELECTOR (all, if it is missing).
 
-    Words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME, profile:NAME; `!` before a
-    word leaves its devices out. Every command that takes a SELECTOR reads it so.
+    A SELECTOR is a list of words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME,
+    profile:NAME. `!` before a word excludes its devices. Every command that takes a SELECTOR reads it this way.
 
     \b
     Examples:
@@ -150,26 +154,26 @@ def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
         )
         for d in devices
     ]
-    text = columns(rows) if devices else f"{inventory.path} has no device yet: edgert device add"
+    text = columns(rows) if devices else f"{inventory.path} has no devices: edgert device add"
     emit({"devices": [d.as_json() for d in devices], "inventory": str(inventory.path)}, text, as_json)
     if devices:
-        click.echo("next: edgert status says what they serve; edgert bootstrap NAME sets one up", err=True)
+        click.echo("next: edgert status shows what they serve; edgert bootstrap NAME sets one up", err=True)
 
 
 @device.command()
-@click.argument("name")
+@device_argument()
 @inventory_option
 @json_option
-def remove(name: str, inventory_file: Path | None, as_json: bool) -> None:
-    """Take a device out of the inventory. On the device itself nothing changes.
+def remove(selector: str, inventory_file: Path | None, as_json: bool) -> None:
+    """Remove a device from the inventory. On the device itself nothing changes.
 
     \b
     Example:
       edgert device remove kitchen
     """
     inventory = find_inventory(inventory_file)
-    gone = inventory.remove(name)
-    text = f"{name} is out of {inventory.path}; it goes on serving what it has in {gone.state}"
+    gone = inventory.remove(inventory.device(selector).name)
+    text = f"removed {gone.name} from {inventory.path}; the device still serves what it has in {gone.state}"
     emit({"removed": gone.as_json(), "inventory": str(inventory.path)}, text, as_json)
 
 
@@ -182,15 +186,15 @@ def _local(name: str, folder: Path) -> Device:
     for socket in (state / "edgert.sock", StateDir(state).control_socket):
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigInvalid(
-                f"{socket} is too long for a socket (at most {SOCKET_PATH_BYTES_MAX} bytes): give a shorter --local"
+                f"{socket} is too long for a socket (at most {SOCKET_PATH_BYTES_MAX} bytes): choose a shorter --local"
             )
     return Device(name, "local", str(state), "", str(state))
 
 
 def _completed(
-    draft: Device, profile_name: str | None, home: str | None, state: str | None, devices_dir: Path | None
+    draft: Device, profile_name: str | None, home: str | None, state: str | None, profiles_dir: Path | None
 ) -> tuple[Device, str]:
-    """The device with what it says of itself filled in, and that in one line."""
+    """Return the device with its facts filled in, and the facts in one line."""
     from edgert_deploy.devices.transports import open_transport
 
     transport = open_transport(draft)
@@ -200,9 +204,9 @@ def _completed(
         transport.close()
     local = not draft.kind.needs_runtime
     if profile_name is None:
-        profile = pick_profile(list_profiles(devices_dir), facts, local=local)
+        profile = pick_profile(list_profiles(profiles_dir), facts, local=local)
     else:
-        profile = load_profile(profile_name, devices_dir)
+        profile = load_profile(profile_name, profiles_dir)
         for reason in misfits(profile, facts):
             click.echo(f"warning: profile {profile.name} {reason}; the device is {describe(facts)}", err=True)
     filled = {

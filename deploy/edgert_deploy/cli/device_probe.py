@@ -1,60 +1,48 @@
-"""`edgert device probe`: what a machine is, and which profile is for it."""
+"""`edgert device probe`: what a machine is, and which profile fits it."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
-from edgert_deploy.common.parallel import AT_ONCE_MAX
+from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
+from edgert_deploy.cli.types import Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import SELECTED_BY, Device, Inventory, SshAddress, find_inventory
+from edgert_deploy.devices.inventory import SELECTED_BY, Device, SshAddress, find_inventory
 from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
-from edgert_deploy.devices.transports import open_transport
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What a machine said, the profile that is for it ("" with the `reason`), and what each of the others misses."""
-
-    device: Device
-    facts: MachineFacts
-    profile: str
-    reason: str
-    misses: dict[str, list[str]]
+from edgert_deploy.devices.transports import Transport
 
 
 @click.command("probe")
-@click.argument("target", metavar="SELECTOR|ADDRESS")
-@click.option("--save", is_flag=True, help="Record the profiles that were found in the inventory.")
+@click.argument("selector", type=Selector(), metavar="SELECTOR|ADDRESS")
+@click.option("--save", is_flag=True, help="Record the profiles found in the inventory.")
 @click.option("--fingerprint", "wanted", metavar="SHA256:...", help="The host key to accept, for an ADDRESS.")
 @click.option("--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key, for an ADDRESS.")
-@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A machine that an ADDRESS is reached through.")
+@click.option("--jump", default="", metavar="[USER@]HOST[:PORT]", help="A jump host to reach an ADDRESS through.")
 @click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
-@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@profiles_option
 @inventory_option
 @json_option
 def probe_(
-    target: str,
+    selector: str,
     save: bool,
     wanted: str | None,
     identity: Path | None,
     jump: str,
     jump_fingerprint: str | None,
-    devices_dir: Path | None,
+    profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask devices of the inventory, or the machine at ADDRESS, what they are, and say which profile is for them.
+    """Show what machines are, and which profile fits them: devices of the inventory, or the machine at ADDRESS.
 
-    Nothing is installed there, and the inventory stays as it is unless you say --save. An ADDRESS has a `@`, a `.` or
-    a `[` in it. Exits with the code of the first device that could not be asked, 4 where no profile fits one.
+    Nothing is installed, and the inventory stays as it is unless you pass --save. An ADDRESS contains `@`, `.` or `[`.
+    Exits with the code of the first device that could not be asked, with 4 if no profile fits a device.
 
     \b
     Examples:
@@ -63,97 +51,73 @@ def probe_(
       edgert device probe all --save
     """
     inventory = find_inventory(inventory_file)
-    is_address = not target.startswith(SELECTED_BY) and any(sign in target for sign in "@.[")
+    is_address = not selector.startswith(SELECTED_BY) and any(sign in selector for sign in "@.[")
+    if is_address and save:
+        raise click.UsageError("--save needs a device of the inventory; add this one with: edgert device add")
     if is_address:
-        if save:
-            raise click.UsageError("--save is for devices of the inventory; add this one with: edgert device add")
-        devices = [_unnamed(target, wanted, identity, jump, jump_fingerprint)]
+        devices = [_unnamed(selector, wanted, identity, jump, jump_fingerprint)]
     else:
-        devices = inventory.select(target)
-    profiles = list_profiles(devices_dir)
-    with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
-        answers = list(pool.map(lambda device: _ask(device, profiles), devices))
-    errors = [answer for answer in answers if isinstance(answer, EdgeRTError)]
-    found = [answer for answer in answers if isinstance(answer, Probed)]
-    saved = _save(inventory, found) if save else []
-    if errors and len(devices) == 1:
-        raise errors[0]
-    rows = [_as_json(device, answer) for device, answer in zip(devices, answers, strict=True)]
-    value = {"ok": not errors, "devices": rows, "saved": saved}
-    emit(value, "\n".join(_text(d, a) for d, a in zip(devices, answers, strict=True)), as_json)
-    if (
-        not save
-        and not is_address
-        and (changed := [p.device.name for p in found if p.profile not in ("", p.device.profile)])
-    ):
-        click.echo(f"next: edgert device probe {','.join(changed)} --save records what was found", err=True)
-    unfit = [one for one in found if not one.profile]
-    code = errors[0].exit_code if errors else ConfigInvalid.exit_code if unfit else 0
-    click.get_current_context().exit(code)
+        devices = inventory.select(selector)
+    profiles = list_profiles(profiles_dir)
+    results = run_on_each(devices, lambda device, transport: _ask(device, transport, profiles))
+    found = [row for row in results.rows if "error" not in row]
+    changed = {row["device"]: row["profile"] for row in found if row["profile"] not in (None, row["in_inventory"])}
+    saved = []
+    if save:
+        after = inventory.change(list(changed), lambda device: replace(device, profile=changed[device.name]))
+        saved = [device.name for device in after]
+    elif changed and not is_address:
+        click.echo(f"next: edgert device probe {','.join(changed)} --save records these profiles", err=True)
+    unfit = any(row["profile"] is None for row in found)
+    text = "\n".join(_text(row) for row in found)
+    results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)
 
 
 def _unnamed(address: str, wanted: str | None, identity: Path | None, jump: str, jump_wanted: str | None) -> Device:
-    """A machine that is in no inventory, its host key agreed to for this once."""
+    """Return a machine that is in no inventory; you agree to its host key for this one time."""
     device = Device(address, "ssh", address, "", "/", home="/", identity=absolute(identity), jump=jump)
     if jump:
         device = replace(device, jump_host_key=agreed_host_key(SshAddress.parse(jump), jump_wanted, JUMP_KEY))
     return replace(device, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, device))
 
 
-def _ask(device: Device, profiles: list[DeviceProfile]) -> Probed | EdgeRTError:
+def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) -> Row:
+    """Return the machine's facts, the profile that fits (None, with the reason), and why the others do not."""
     local = not device.kind.needs_runtime
-    transport = open_transport(device)
-    try:
-        facts = probe(transport, device.name, device.python)
-    except EdgeRTError as error:
-        return error
-    finally:
-        transport.close()
+    facts = probe(transport, device.name, device.python)
     misses = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}
+    profile, reason = None, ""
     try:
-        return Probed(device, facts, pick_profile(profiles, facts, local=local).name, "", misses)
+        profile = pick_profile(profiles, facts, local=local).name
     except ConfigInvalid as error:
         fitting = [name for name, reasons in misses.items() if not reasons]
-        reason = f"several fit: {', '.join(fitting)}; say which with --profile" if fitting else "none fits"
-        return Probed(device, facts, "", reason if misses else error.message, misses)
-
-
-def _save(inventory: Inventory, found: list[Probed]) -> list[str]:
-    profiles = {p.device.name: p.profile for p in found if p.profile not in ("", p.device.profile)}
-    changed = inventory.change(list(profiles), lambda device: replace(device, profile=profiles[device.name]))
-    return [device.name for device in changed]
-
-
-def _as_json(device: Device, answer: Probed | EdgeRTError) -> dict[str, Any]:
-    if isinstance(answer, EdgeRTError):
-        return {"device": device.name, "error": {"code": answer.code, "message": answer.message}}
+        several = f"several fit: {', '.join(fitting)}; choose one with --profile"
+        reason = error.message if not misses else several if fitting else "none fits"
     return {
-        "device": device.name,
-        "facts": asdict(answer.facts),
-        "profile": answer.profile or None,
-        "reason": answer.reason,
+        "facts": asdict(facts),
+        "profile": profile,
+        "reason": reason,
         "in_inventory": device.profile or None,
-        "profiles": [{"profile": name, "misses": reasons} for name, reasons in answer.misses.items()],
+        "profiles": [{"profile": name, "misses": reasons} for name, reasons in misses.items()],
     }
 
 
-def _text(device: Device, answer: Probed | EdgeRTError) -> str:
-    if isinstance(answer, EdgeRTError):
-        return f"{device.name}: failed [{answer.code}]: {answer.message}"
-    facts = answer.facts
-    python = f"Python {facts.python} ({facts.python_path})" if facts.python else "no Python from 3.10 up"
+def _text(row: Row) -> str:
+    facts = MachineFacts(**row["facts"])
+    python = f"Python {facts.python} ({facts.python_path})" if facts.python else "no Python 3.10 or newer"
     engines = ", ".join(f"{name} {release}" for name, release in sorted(facts.engines.items()))
-    recorded = "" if device.profile in ("", answer.profile) else f"; the inventory has {device.profile}"
-    misses = [f"  {name} {', '.join(reasons)}" for name, reasons in answer.misses.items() if reasons]
+    other = row["in_inventory"] not in (None, row["profile"])
+    recorded = f"; the inventory has {row['in_inventory']}" if other else ""
+    misses = [f"    {one['profile']} {', '.join(one['misses'])}" for one in row["profiles"] if one["misses"]]
     return "\n".join(
         [
-            f"{device.name}: {facts.model or 'a machine that does not say what it is'}",
+            f"{row['device']}: {facts.model or 'an unnamed machine'}",
             f"  system       {facts.machine}, {facts.distribution or 'an unknown distribution'}, glibc {facts.glibc or 'none'}, "
             f"{python}, {'systemd' if facts.systemd else 'no systemd'}" + (f", L4T {facts.l4t}" if facts.l4t else ""),
-            f"  processor    {facts.cpu or 'of no name'}, {facts.cpus} cores; accelerators: {', '.join(facts.accelerators) or 'none seen'}",
+            f"  processor    {facts.cpu or 'unnamed'}, {facts.cpus} cores; accelerators: {', '.join(facts.accelerators) or 'none seen'}",
             f"  memory, disk {facts.memory_mb} MB, {facts.disk_free_mb} MB free",
             f"  engines      {engines or 'none'}",
-            f"  profile      {answer.profile or answer.reason}{recorded}",
-            *(["  not for it:", *(f"  {line}" for line in misses)] if misses else []),
+            f"  profile      {row['profile'] or row['reason']}{recorded}",
+            *(["  not for it:", *misses] if misses else []),
         ]
     )

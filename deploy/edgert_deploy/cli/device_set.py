@@ -1,4 +1,4 @@
-"""`edgert device set`: change what the inventory says of devices."""
+"""`edgert device set`: change devices in the inventory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from typing import Any
 
 import click
 
-from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 
 
 @click.command("set")
-@click.argument("selector")
-@click.option("--address", metavar="[USER@]HOST[:PORT]", help="Where it is now; its host key stays the pinned one.")
-@click.option("--repin", is_flag=True, help="Show the host key that it has now, and pin that once you agree.")
+@selector_argument()
+@click.option("--address", metavar="[USER@]HOST[:PORT]", help="Its new address; the pinned host key stays.")
+@click.option("--repin", is_flag=True, help="Show its present host key, and pin that after you agree.")
 @click.option("--fingerprint", "wanted", metavar="SHA256:...", help="Pin the host key of this fingerprint.")
-@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="A machine that it is reached through; its key is pinned.")
+@click.option("--jump", metavar="[USER@]HOST[:PORT]", help="The jump host to reach it through; its key is pinned.")
 @click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept.")
-@click.option("--no-jump", is_flag=True, help="Reached directly, or as ~/.ssh/config says.")
+@click.option("--no-jump", is_flag=True, help="Reach it directly, or as ~/.ssh/config states.")
 @click.option("--identity", type=click.Path(dir_okay=False, path_type=Path), help="Private SSH key.")
-@click.option("--no-identity", is_flag=True, help="Keys of the agent and ~/.ssh.")
-@click.option("--profile", help="A name of devices/*.toml. Takes effect at the next bootstrap.")
-@click.option("--site", help="Where it stands. Takes effect at the next bootstrap.")
-@click.option("--group", "groups", multiple=True, help="A group to be in; may be given again.")
-@click.option("--ungroup", multiple=True, help="A group to leave; may be given again.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="A tag; takes the place of one of that key.")
-@click.option("--untag", multiple=True, metavar="KEY", help="A tag to take away; may be given again.")
-@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh.")
+@click.option("--profile", type=ProfileName(), help="A device profile. Takes effect at the next bootstrap.")
+@click.option("--site", help="Its site, part of its MQTT topics. Takes effect at the next bootstrap.")
+@click.option("--group", "groups", multiple=True, help="A group to join. May be repeated.")
+@click.option("--ungroup", multiple=True, help="A group to leave. May be repeated.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="KEY[=VALUE]",
+    help="A tag; it replaces one with the same key. May be repeated.",
+)
+@click.option("--untag", multiple=True, metavar="KEY", help="A tag to remove. May be repeated.")
+@profiles_option
 @inventory_option
 @json_option
 def set_(
@@ -49,28 +57,28 @@ def set_(
     ungroup: tuple[str, ...],
     tags: tuple[str, ...],
     untag: tuple[str, ...],
-    devices_dir: Path | None,
+    profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Change what the inventory says of the devices of SELECTOR. The devices themselves are not changed.
+    """Change the devices of SELECTOR in the inventory. The devices themselves do not change.
 
-    A host key is pinned anew only where you ask for it, and once you agree; scripts give the fingerprint.
+    A new host key is pinned only when you ask for it and agree to it; scripts pass --fingerprint.
 
     \b
     Examples:
       edgert device set kitchen --address pi@10.0.0.9
-      edgert device set kitchen --repin                     # it was set up anew
+      edgert device set kitchen --repin                     # it was reinstalled
       edgert device set site:plant-1 --jump ops@bastion
       edgert device set all --tag firmware=7 --ungroup canary
     """
     if no_jump and jump:
-        raise click.UsageError("give either --jump or --no-jump")
+        raise click.UsageError("--jump and --no-jump exclude each other: choose one")
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     if len(devices) > 1 and (address is not None or repin or wanted is not None):
         raise click.UsageError(
-            f"--address, --repin and --fingerprint are for one device; {selector!r} is {len(devices)}"
+            f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
         )
     changes: dict[str, Any] = {}
     if address is not None:
@@ -80,7 +88,7 @@ def set_(
     if site is not None:
         changes["site"] = site
     if profile is not None:
-        changes["profile"] = load_profile(profile, devices_dir).name
+        changes["profile"] = load_profile(profile, profiles_dir).name
     if jump is not None:
         key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
         changes.update(jump=jump, jump_host_key=key)
@@ -88,26 +96,26 @@ def set_(
         changes.update(jump="", jump_host_key="")
     if repin or wanted is not None:
         changes["host_key"] = _host_key_now(replace(devices[0], **changes), wanted)
-    # What was asked above may have taken a while: the devices are changed as they stand then.
+    # Another command may have changed the devices since: the changes apply to what the file has now.
     changed = inventory.change(
         [device.name for device in devices],
         lambda device: _listed(replace(device, **changes), groups, ungroup, tags, untag),
     )
     names = ", ".join(device.name for device in changed)
-    text = f"changed in {inventory.path}: {names}" if changed else "nothing to change: all was so already"
+    text = f"changed in {inventory.path}: {names}" if changed else "nothing to change"
     emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
     before = {device.name: device for device in devices}
     moved = [
         new.name for new in changed if (new.site, new.profile) != (before[new.name].site, before[new.name].profile)
     ]
     if moved:
-        click.echo(f"next: edgert bootstrap {','.join(moved)} tells the devices", err=True)
+        click.echo(f"next: edgert bootstrap {','.join(moved)} configures the devices", err=True)
 
 
 def _listed(
     device: Device, groups: tuple[str, ...], ungroup: tuple[str, ...], tags: tuple[str, ...], untag: tuple[str, ...]
 ) -> Device:
-    """The device with groups and tags added and taken away."""
+    """Return the device with groups and tags added and removed."""
     stay = [group for group in device.groups if group not in ungroup]
     replaced = {_key(tag) for tag in (*tags, *untag)}
     return replace(
@@ -123,5 +131,5 @@ def _key(tag: str) -> str:
 
 def _host_key_now(device: Device, wanted: str | None) -> str:
     if not device.kind.uses_ssh:
-        raise click.UsageError(f"{device.name} is this machine: it has no host key")
+        raise click.UsageError(f"{device.name} is this machine and has no host key")
     return agreed_host_key(SshAddress.parse(device.address), wanted, DEVICE_KEY, device)

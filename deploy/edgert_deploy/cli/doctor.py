@@ -1,4 +1,4 @@
-"""`edgert doctor`: what stands in the way, on this host and on devices, and what mends it."""
+"""`edgert doctor`: find what is missing or wrong on this host and on devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.output import emit
 from edgert_deploy.common.parallel import AT_ONCE_MAX
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import ALL, find_inventory
@@ -18,25 +19,27 @@ from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 
 
 @click.command()
-@click.argument("selector", required=False)
-@click.option("--host", "host_only", is_flag=True, help="Look at this host only.")
-@click.option("-q", "--quiet", is_flag=True, help="Leave out what is well.")
-@click.option("--devices", "devices_dir", type=click.Path(path_type=Path), help="Folder with device profiles.")
+@selector_argument(required=False)
+@click.option("--host", "host_only", is_flag=True, help="Check this host only.")
+@click.option("-q", "--quiet", is_flag=True, help="Leave out findings that are ok.")
+@profiles_option
 @inventory_option
 @json_option
 def doctor(
     selector: str | None,
     host_only: bool,
     quiet: bool,
-    devices_dir: Path | None,
+    profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Look at every precondition on this host and on the devices of SELECTOR (all of them, where none is given).
+    """Check every precondition on this host and on devices.
 
-    Each finding is ok, warn or fail, with the next step beside what is not well. Nothing is changed. Devices are
-    asked side by side; one that does not answer holds up no other. Exits with 0 where nothing failed, else with the
-    code of the first that did: 4 this host, 6 unreachable or another host key, 7 a device.
+    Each finding is ok, warn or fail; those that are not ok name the next step. Nothing is changed. A device that does
+    not answer delays no other. Without SELECTOR, the devices are those of the project's `selector`, else all.
+
+    Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
+    host key, 7 a device.
 
     \b
     Examples:
@@ -56,12 +59,12 @@ def doctor(
     except ConfigInvalid:
         if selector is not None and inventory_is_sound(findings):
             raise
-        devices = []  # the host's own findings say what is wrong with the inventory
+        devices = []  # the host's own findings explain what is wrong with the inventory
     keys = signing_keys()
     if devices:
         click.echo(f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}", err=True)
         with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
-            for found in pool.map(lambda device: check_device(device, keys, devices_dir), devices):
+            for found in pool.map(lambda device: check_device(device, keys, profiles_dir), devices):
                 findings += found
     failed = [finding for finding in findings if finding.level == FAIL]
     shown = [finding for finding in findings if not quiet or finding.level != OK]
@@ -71,7 +74,7 @@ def doctor(
 
 
 def inventory_is_sound(findings: Sequence[Finding]) -> bool:
-    """Whether it could be read at all; then a wrong SELECTOR is the user's."""
+    """Return whether the inventory could be read; then it is SELECTOR that is wrong."""
     return not any(finding.check == "inventory" and finding.level == FAIL for finding in findings)
 
 
@@ -83,7 +86,7 @@ def _as_json(finding: Finding) -> dict[str, str]:
 
 
 def _table(shown: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """One line a finding, and below what is not well the step that mends it."""
+    """Return a line for each finding, and the next step below those that are not ok."""
     width = max((len(finding.where) for finding in shown), default=0)
     check_width = max((len(finding.check) for finding in shown), default=0)
     lines = []

@@ -1,4 +1,4 @@
-"""`edgert fleet`: what the fleet's reports are recorded, shown, asked and exported with."""
+"""`edgert fleet`: watch, record, query, show and export the fleet's reports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import click
 from edgert.cli.command import LazyGroup
 
 COMMANDS = {
-    "record": ("edgert_deploy.cli.fleet_record:record", "Write the fleet's reports to a store, each once."),
-    "query": ("edgert_deploy.cli.fleet_query:query", "Ask the store for true percentiles, grouped as you like."),
+    "watch": ("edgert_deploy.cli.fleet_watch:watch", "Show the fleet's latency in the terminal, live."),
     "ui": ("edgert_deploy.cli.fleet_ui:ui", "Show the fleet as a web page on this machine, live."),
-    "export": ("edgert_deploy.cli.fleet_export:export", "Hand the fleet's reports to Prometheus and OpenTelemetry."),
+    "record": ("edgert_deploy.cli.fleet_record:record", "Write the fleet's reports to a store, each once."),
+    "query": ("edgert_deploy.cli.fleet_query:query", "Show true percentiles from the store, grouped as you like."),
+    "export": ("edgert_deploy.cli.fleet_export:export", "Export the fleet's reports to Prometheus and OpenTelemetry."),
 }
 
 
@@ -18,7 +19,7 @@ COMMANDS = {
     cls=LazyGroup,
     commands_by_name=COMMANDS,
     extra="fleet",
-    help="Record, show, ask and export what the fleet reports over MQTT.",
+    help="Watch, record, query, show and export what the fleet reports over MQTT.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def fleet() -> None:

@@ -9,9 +9,12 @@ import time
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.options import for_option
 from edgert_deploy.cli.stopping import stopping
+from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.broker_address import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
@@ -21,7 +24,7 @@ from edgert_deploy.fleet.export.scrape import ScrapeServer
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464
-OTLP_EVERY_S = 60.0
+OTLP_EVERY = "60s"
 
 EPILOG = f"""\b
 Examples:
@@ -62,13 +65,13 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 @click.option("--otlp", "otlp_url", metavar="URL", help="Also push to this OTLP endpoint (HTTP, protobuf).")
 @click.option(
     "--otlp-every",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0.5),
-    default=OTLP_EVERY_S,
+    metavar="DURATION",
+    type=Duration(0.5),
+    default=OTLP_EVERY,
     show_default=True,
-    help="How often. $OTEL_EXPORTER_OTLP_HEADERS (name=value,...) is sent along.",
+    help="How often to push. $OTEL_EXPORTER_OTLP_HEADERS (name=value,...) is sent along.",
 )
-@click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
+@for_option
 def export(
     settings: MqttSettings,
     site: str | None,
@@ -150,4 +153,4 @@ def _push(url: str, exporter: Exporter, headers: dict[str, str], said: str) -> s
 
 
 def _say(line: str) -> None:
-    click.echo(f"export: {line}", err=True)
+    click.echo(printable(f"export: {line}"), err=True)

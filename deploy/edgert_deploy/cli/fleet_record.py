@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
 
+from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
+from edgert_deploy.cli.options import for_option, store_option
 from edgert_deploy.cli.stopping import stopping
-from edgert_deploy.cli.store_options import store_option
+from edgert_deploy.cli.types import Duration, Size
+from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.schema import StoreFailed
-from edgert_deploy.fleet.store.store import FINE_HOURS, KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_GB_MAX, Retention, Store
+from edgert_deploy.fleet.store.store import FINE_HOURS, KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_BYTES_MAX, Retention, Store
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 FLUSH_EVERY_S = 1.0
 PRUNE_EVERY_S = 600.0
-FINE_DAYS_MIN = FINE_HOURS // 24 + 1
+HOUR_S = 3600
 
 EPILOG = """\b
 Examples:
   edgert fleet record --broker broker.local
   edgert fleet record --broker broker.local --session main      # the broker keeps what comes while it is down
-  edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7 --size-gb 50
+  edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
   edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
 
 \b
 A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
-store; with --share NAME they divide the reports among them. Windows are merged by integer addition into rows a
-minute and an hour as they come; those stay when the windows go. A recorder that is down, or killed with reports in
-hand, misses them, and the holes show by `seq`; with --session NAME the broker keeps them, and forgets a report when it
-is in the store. Ctrl-C or SIGTERM ends it.
+store; with --share NAME they divide the reports among them. Each window is also added to a row for its minute and a
+row for its hour, which stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq`
+shows the gaps. With --session NAME the broker keeps them until they are in the store. Ctrl-C or SIGTERM ends it.
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot be reached.
 """
+
+
+def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
+    default = duration_text(default_h * HOUR_S)
+    kind = Duration((FINE_HOURS + 24) // 24 * 24 * HOUR_S)
+    return click.option(name, metavar="DURATION", type=kind, default=default, show_default=True, help=said)
 
 
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
@@ -44,53 +54,34 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot
 @store_option
 @click.option("--share", metavar="NAME", help="Divide the reports among all recorders of this NAME.")
 @session_option
+@_keep("--keep-windows", KEEP_WINDOWS_H, "How long to keep single windows.")
+@_keep("--keep-minutes", KEEP_MINUTES_H, "How long to keep a group's minutes.")
+@_keep("--keep-hours", KEEP_HOURS_H, "How long to keep hours and events.")
 @click.option(
-    "--keep-windows",
-    metavar="DAYS",
-    type=click.IntRange(min=FINE_DAYS_MIN),
-    default=KEEP_WINDOWS_H // 24,
-    show_default=True,
-    help="Days that single windows are kept.",
-)
-@click.option(
-    "--keep-minutes",
-    metavar="DAYS",
-    type=click.IntRange(min=FINE_DAYS_MIN),
-    default=KEEP_MINUTES_H // 24,
-    show_default=True,
-    help="Days that a group's minutes are kept.",
-)
-@click.option(
-    "--keep-hours",
-    metavar="DAYS",
-    type=click.IntRange(min=FINE_DAYS_MIN),
-    default=KEEP_HOURS_H // 24,
-    show_default=True,
-    help="Days that hours and events are kept.",
-)
-@click.option(
-    "--size-gb",
-    metavar="GB",
-    type=click.FloatRange(min=0.01),
-    default=SIZE_GB_MAX,
-    show_default=True,
+    "--size",
+    "size_bytes",
+    metavar="SIZE",
+    type=Size(10_000_000),
+    default=SIZE_BYTES_MAX,
+    show_default="20GB",
     help="A SQLite store larger than this loses its oldest windows early.",
 )
-@click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
+@for_option
 def record(
     settings: MqttSettings,
     site: str | None,
     store_url: str,
     share: str | None,
     session_name: str | None,
-    keep_windows: int,
-    keep_minutes: int,
-    keep_hours: int,
-    size_gb: float,
+    keep_windows: float,
+    keep_minutes: float,
+    keep_hours: float,
+    size_bytes: int,
     for_s: float | None,
 ) -> None:
-    """Write windows, metrics, events and what devices say of themselves to a store, each once."""
-    retention = Retention(keep_windows * 24, keep_minutes * 24, keep_hours * 24, size_gb)
+    """Write windows, metrics, events and devices' descriptions to a store, each once."""
+    windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
+    retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
     store = Store(store_url)
     recorder = Recorder(store, lambda: time.time_ns() // 1_000_000)
     client_id, session = named_session("record", session_name)
@@ -124,25 +115,25 @@ def record(
 
 
 def _flush(recorder: Recorder) -> None:
-    """A store that refuses costs nothing at first: what came waits for the next try."""
+    """Write the waiting reports; when the store fails, they wait for the next attempt."""
     try:
         recorder.flush()
     except StoreFailed as error:
         if recorder.tells:
-            _say(f"{error.message}; {recorder.waiting} reports wait, {recorder.dropped} dropped; trying again")
+            _say(f"{error.message}; {recorder.waiting} reports wait, {recorder.dropped} dropped; retrying")
 
 
 def _prune(store: Store, retention: Retention) -> None:
     try:
         store.prune(retention, time.time_ns() // 1_000_000)
     except StoreFailed as error:
-        _say(f"{error.message}; old reports are forgotten later")
+        _say(f"{error.message}; old reports are removed later")
 
 
 def _summary(recorder: Recorder) -> str:
-    line = f"{recorder.recorded} reports written, {recorder.duplicates} came again, {recorder.refused} not understood"
+    line = f"{recorder.recorded} reports written, {recorder.duplicates} repeated, {recorder.refused} not understood"
     return f"{line}; the last: {recorder.last_refusal}" if recorder.refused else line
 
 
 def _say(line: str) -> None:
-    click.echo(f"record: {line}", err=True)
+    click.echo(printable(f"record: {line}"), err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -13,10 +12,15 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
-from edgert_deploy.cli.deploy import rollouts_folder
+from edgert_deploy.cli.options import for_option, json_option
+from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.stopping import stopping
+from edgert_deploy.cli.types import Size
+from edgert_deploy.common.folders import rollouts_folder
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.schema import StoreFailed
@@ -33,7 +37,7 @@ from edgert_deploy.fleet.ui.server import PageServer
 PORT = 8765
 TICK_S = 1.0
 PRUNE_EVERY_S = 600.0
-OWN_GB = 2.0
+OWN_SIZE = "2GB"
 TOKEN_CHARS_MIN = 16
 DAY_MS = 24 * 3600 * 1000
 
@@ -42,16 +46,16 @@ Examples:
   edgert fleet ui --broker broker.local
   edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
   edgert fleet ui --broker broker.example --tls --username ops --password-file pw --port 9000
-  ssh -L 8765:127.0.0.1:8765 ops-host       # look at one that runs elsewhere: then open http://127.0.0.1:8765/
+  ssh -L 8765:127.0.0.1:8765 ops-host       # for a page on another host: then open http://127.0.0.1:8765/
 
 \b
-The page fetches nothing from the network and changes nothing. Its state comes from the broker, its curves from a store:
-the one that `edgert fleet record` fills (--store, $EDGERT_STORE), or, without, one of its own, which it fills as long
-as it runs (--size-gb bounds it; stderr says where it lies). Rollouts are those of this user on this host.
+The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
+store that `edgert fleet record` fills (--store, $EDGERT_STORE). Without one, the command fills a store of its own while
+it runs (--size bounds it; stderr names the file). Rollouts are those of this user on this host.
 
 \b
-It listens on loopback, where every user of this machine can read it. With another --host a token is asked for, which
-the printed address holds; the line itself is not encrypted: put a proxy with TLS before it, or use ssh as above.
+It listens on loopback, where every user of this machine can read it. With another --host it asks for a token, which is
+part of the printed address. The connection is not encrypted: put a TLS proxy before it, or use ssh as above.
 
 \b
 Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
@@ -70,21 +74,22 @@ Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the sto
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
 @click.option("--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0: a free one.")
 @click.option(
-    "--name", "names", multiple=True, metavar="NAME", help="A name that browsers reach it by, beside this machine's."
+    "--name", "names", multiple=True, metavar="NAME", help="A name that browsers use for this machine. May be repeated."
 )
 @click.option(
     "--token-file", metavar="FILE", help="File whose first line is the token (default: a new one at each start)."
 )
 @click.option(
-    "--size-gb",
-    metavar="GB",
-    type=click.FloatRange(min=0.01),
-    default=OWN_GB,
+    "--size",
+    "size_bytes",
+    metavar="SIZE",
+    type=Size(10_000_000),
+    default=OWN_SIZE,
     show_default=True,
-    help="How large its own store may grow: the oldest windows go first.",
+    help="The largest size of its own store; the oldest windows are removed first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the address and the store as one JSON object.")
-@click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
+@json_option
+@for_option
 def ui(
     settings: MqttSettings,
     site: str | None,
@@ -93,39 +98,39 @@ def ui(
     port: int,
     names: tuple[str, ...],
     token_file: str | None,
-    size_gb: float,
+    size_bytes: int,
     as_json: bool,
     for_s: float | None,
 ) -> None:
     """Show the fleet as a web page: map, latency by version, stages, heat-map, alarms, rollouts. Live."""
     access = access_for(host, names, token_file)
-    monitor = None if store_url else _Keeper(own_store(settings), size_gb)
+    own = None if store_url else _OwnStore(own_store(settings), size_bytes)
     query = FleetQuery(store_url or own_store(settings))
     board = Board()
     begin(board, query)
     hub = Hub(board, Rollouts(rollouts_folder()), time.monotonic, _wall_ms)
-    subscriber = FleetSubscriber(settings, _Both(board, monitor), site, log=_Trouble(hub).note)
+    subscriber = FleetSubscriber(settings, _Both(board, own), site, log=_Trouble(hub).note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
-    _announce(settings, monitor, address_of(access, host, server.port), as_json)
+    _announce(settings, own, address_of(access, host, server.port), as_json)
     if not is_loopback(host):
         _say(
-            f"warning: {host} can be reached from the network, and the line is not encrypted; whoever has the token reads"
+            f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
         )
     stop = stopping(for_s)
     try:
         while not stop():
             subscriber.listen(TICK_S)
-            if monitor:
-                monitor.flush()
+            if own:
+                own.flush()
             hub.tick()
     finally:
         hub.close()
         subscriber.close()
         server.close()
         query.close()
-        if monitor:
-            monitor.close()
+        if own:
+            own.close()
 
 
 def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Access:
@@ -136,7 +141,7 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
             token = Path(token_file).read_text().splitlines()[0].strip()
         except (OSError, IndexError, UnicodeDecodeError) as error:
             raise ConfigInvalid(
-                f"--token-file {token_file} cannot be read: {error}; write a line of text to it"
+                f"--token-file {token_file} cannot be read: {error}. Write a line of text to it"
             ) from error
         if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
             raise ConfigInvalid(
@@ -144,23 +149,23 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
                 "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
             )
     own = (host, socket.gethostname(), *names) if token else (host, *names)
-    # Browsers send cookies to every port of a host: each page has one of its own.
+    # Browsers send cookies to every port of a host, so each page names its own.
     cookie = f"edgert_fleet_{hashlib.sha256(token.encode()).hexdigest()[:8]}" if token else ""
     return Access(frozenset(name.strip("[]").lower() for name in own), token, cookie)
 
 
 def own_store(settings: MqttSettings) -> str:
-    """The file that holds what this broker's fleet said while a page was served. Raises ConfigInvalid."""
+    """Return the file for this broker's reports while a page is served. Raises ConfigInvalid."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgert"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; give a store with --store FILE") from error
+        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; pass a store with --store FILE") from error
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
 
 
 def begin(board: Board, query: FleetQuery) -> None:
-    """What the store knows already: devices that have gone silent, versions, alarms that were raised."""
+    """Fill the board from the store: stale devices, versions, alarms that were raised."""
     now_ms = _wall_ms()
     board.remember(query.devices(), time.monotonic(), now_ms)
     board.remember_versions(versions_seen(query, now_ms))
@@ -168,7 +173,7 @@ def begin(board: Board, query: FleetQuery) -> None:
 
 
 class _Trouble:
-    """Says what becomes of the connection to the broker, here and on the page."""
+    """Reports the state of the broker's connection on stderr and on the page."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -178,11 +183,11 @@ class _Trouble:
         self._hub.trouble = "" if line == CONNECTED_AGAIN else line
 
 
-class _Keeper:
-    """Its own store, filled as `edgert fleet record` does."""
+class _OwnStore:
+    """A store that this command fills as `edgert fleet record` does."""
 
-    def __init__(self, path: str, size_gb: float) -> None:
-        self.path, self.size_gb = path, size_gb
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self.path, self.size_bytes = path, size_bytes
         self._store = Store(path)
         self.recorder = Recorder(self._store, _wall_ms)
         self._pruned_at = float("-inf")
@@ -192,11 +197,11 @@ class _Keeper:
             self.recorder.flush()
             if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                 self._pruned_at = time.monotonic()
-                self._store.prune(Retention(size_gb_max=self.size_gb), _wall_ms())
+                self._store.prune(Retention(size_bytes_max=self.size_bytes), _wall_ms())
         except StoreFailed as error:
             if self.recorder.tells:
                 waits = f"{self.recorder.waiting} reports wait, {self.recorder.dropped} dropped"
-                _say(f"{error.message}; {waits}; trying again")
+                _say(f"{error.message}; {waits}; retrying")
 
     def close(self) -> None:
         self.flush()
@@ -204,10 +209,10 @@ class _Keeper:
 
 
 class _Both:
-    """Hands what is heard to the board and to the recorder, where there is one."""
+    """Passes each message to the board, and to the recorder if there is one."""
 
-    def __init__(self, board: Board, monitor: _Keeper | None) -> None:
-        self._board, self._recorder = board, monitor and monitor.recorder
+    def __init__(self, board: Board, own: _OwnStore | None) -> None:
+        self._board, self._recorder = board, own and own.recorder
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         self._board.apply(topic, payload, retained, now, _wall_ms())
@@ -216,20 +221,20 @@ class _Both:
 
 
 def address_of(access: Access, host: str, port: int) -> str:
-    """What to open in a browser."""
+    """Return the address to open in a browser."""
     where = f"[{host.strip('[]')}]" if ":" in host else host
     if host.strip("[]") in ("0.0.0.0", "::"):
         where = socket.gethostname()
     return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
 
 
-def _announce(settings: MqttSettings, monitor: _Keeper | None, address: str, as_json: bool) -> None:
-    """Where the page is, on stdout; the rest on stderr."""
-    click.echo(json.dumps({"url": address, "own_store": monitor and monitor.path}) if as_json else address)
+def _announce(settings: MqttSettings, own: _OwnStore | None, address: str, as_json: bool) -> None:
+    """Print the page's address on stdout, and the rest on stderr."""
+    emit({"url": address, "own_store": own and own.path}, address, as_json)
     sys.stdout.flush()
     _say(f"listening to {settings.address}; Ctrl-C ends it")
-    if monitor:
-        _say(f"recording to {monitor.path} (at most {monitor.size_gb:g} GB), as no --store was given")
+    if own:
+        _say(f"no --store given: recording to {own.path} (at most {size_text(own.size_bytes)})")
 
 
 def _wall_ms() -> int:
@@ -237,4 +242,4 @@ def _wall_ms() -> int:
 
 
 def _say(line: str) -> None:
-    click.echo(f"ui: {line}", err=True)
+    click.echo(printable(f"ui: {line}"), err=True)

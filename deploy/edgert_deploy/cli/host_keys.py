@@ -1,4 +1,4 @@
-"""Host keys that a person, or a fingerprint that a script gives, says are the right ones."""
+"""Host keys that the user, or a fingerprint that a script passes, confirms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ JUMP_KEY = "--jump-fingerprint"
 
 
 def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind: Device | None = None) -> str:
-    """The host key that `address` shows, once the user or `option` (with the fingerprint `wanted`) says it is right.
+    """Return the host key that `address` shows, once the user or the fingerprint `wanted` confirms it.
 
-    `behind` is the device that it belongs to, for its jump host. Raises DeviceUnreachable, HostKeyMismatch, and
-    ConfigInvalid where nobody agreed.
+    `option` is what passes `wanted`. `behind` is the device at `address`, for its jump host. Raises DeviceUnreachable,
+    HostKeyMismatch, and ConfigInvalid if nobody agreed.
     """
     from edgert_deploy.devices.transports.ssh_login import Jump, scan_host_key
 
@@ -27,15 +27,15 @@ def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind
     click.echo(shown, err=True)
     if wanted is not None:
         return key
-    click.echo("compare it on its own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
+    click.echo("compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
     if not sys.stdin.isatty():
-        raise ConfigInvalid(f"{shown}; nobody is here to agree: give {option} once you know that it is right")
+        raise ConfigInvalid(f"{shown}; not a terminal, so nobody can confirm it: check it, then pass {option}")
     what = "the jump host's" if option == JUMP_KEY else "this device's"
     if not click.confirm(f"Is it {what}?", default=False, err=True):
-        raise ConfigInvalid("nothing was recorded: the host key was not agreed to")
+        raise ConfigInvalid("you did not agree to the host key: nothing was recorded")
     return key
 
 
 def absolute(path: Path | None) -> str:
-    """As the inventory has it: "" for none."""
+    """Return the path as the inventory states it: "" for none."""
     return "" if path is None else str(path.expanduser().absolute())

@@ -1,4 +1,4 @@
-"""`edgert init`: a folder for a fleet."""
+"""`edgert init`: make a folder the project of a fleet."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import click
 
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.fleet_options import emit, json_option
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.output import emit
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.project import FILE_NAME, INVENTORY, find_project
 
 PROJECT = """\
-# A project of EdgeRT: commands given in this folder, or below it, take from here what their options leave out.
-# Paths begin at this folder. Secrets do not belong here.
+# A project of EdgeRT. Commands in this folder, or below it, use these values for options that you leave out.
+# Paths are relative to this folder. Secrets do not belong here. Durations have a unit: 90s, 10m, 2h, 1d.
 
 # inventory = "inventory.toml"         # the fleet
-# selector = "all"                     # devices that bootstrap, deploy, status and doctor work on where none are said
-# bundles = "bundles"                  # where bundles are looked for, and written to, that are given by a mere name
-# devices = "devices"                  # device profiles of your own
+# selector = "all"                     # the SELECTOR of bootstrap, deploy, bench, status and doctor if you give none
+# bundles = "bundles"                  # folder of the bundles that you give by a mere name
+# profiles = "profiles"                # device profiles of your own
 # keys = "~/.config/edgert/keys"       # signing keys; never in this folder
 
-# [broker]                             # where devices report to; watch, fleet, bootstrap and doctor use it
+# [broker]                             # the devices report to it; fleet, bootstrap and doctor use it
 # address = "10.0.0.1:8883"
 # tls = true
 # ca = "ca.pem"                        # the authority that signed its certificate, if not a public one
 # username = "edge"
 # password_file = "~/.config/edgert/mqtt-password"
 
-# [trial]                              # what must hold while a new version is on trial; else devices roll it back
+# [trial]                              # limits of a version on trial; a device rolls back when one breaks
 # watch = "10m"
 # error_rate = "0.1%"
 
@@ -39,7 +40,7 @@ PROJECT = """\
 # p99_ms = 8
 """
 FLEET = """\
-# The fleet: one table a device. `edgert device add NAME USER@HOST` writes here; comments and order stay.
+# The fleet: one table for each device. `edgert device add NAME USER@HOST` writes here and keeps comments and order.
 """
 IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.db*")
 
@@ -48,10 +49,10 @@ IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.d
 @click.argument("folder", default=".", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def init(folder: Path, as_json: bool) -> None:
-    """Make DIR (this folder, where none is given) a project: edgert.toml, inventory.toml, .gitignore.
+    """Make DIR (default: this folder) a project: write edgert.toml, inventory.toml and .gitignore.
 
-    A signing key is made where you have none, in your own configuration, outside of the project. What is there
-    already stays as it is: the command may be given again.
+    If you have no signing key, one is made in your own configuration, outside of the project. Existing files stay as
+    they are, so you may repeat the command.
 
     \b
     Examples:
@@ -67,37 +68,37 @@ def init(folder: Path, as_json: bool) -> None:
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
         raise ConfigInvalid(f"cannot make {folder} a project: {error.filename}: {error.strerror}") from error
-    project = find_project(folder)  # also says what is wrong with a file that was there
+    project = find_project(folder)  # also reports a fault in an existing file
     assert project is not None
     private, public = key_paths(project.keys or keys_dir(), "default")
     if not private.exists() and not public.exists():
         write_key_pair(new_key(), private, public)
         made.append(str(private))
     stayed = [name for name in files if name not in made]
-    text = f"{folder} is a project; made: {', '.join(made) or 'nothing, all was there'}"
+    text = f"{folder} is a project; made: {', '.join(made) or 'nothing, everything existed'}"
     emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(public)}, text, as_json)
     if above is not None:
         click.echo(
-            f"note: {folder} lies in the project {above.root}; here, its own {FILE_NAME} is the one that counts",
+            f"note: {folder} is inside the project {above.root}; its own {FILE_NAME} applies here",
             err=True,
         )
     users = config_folder() / INVENTORY
     if INVENTORY in made and users.exists():
-        click.echo(f"note: your devices so far stand in {users}: copy it here, or give --inventory", err=True)
+        click.echo(f"note: your devices so far are in {users}: copy it here, or pass --inventory", err=True)
     if lacking := [line for line in IGNORED if line not in lines]:
-        click.echo(f"note: .gitignore was there; it lacks {', '.join(lacking)}", err=True)
-    click.echo(f"signing key: {private} (keep it, and back it up: devices trust only what it signs)", err=True)
+        click.echo(f"note: .gitignore existed; it lacks {', '.join(lacking)}", err=True)
+    click.echo(f"signing key: {private} (back it up: devices trust only what it signs)", err=True)
     click.echo("next: edgert device add NAME USER@HOST, then edgert doctor", err=True)
 
 
 def _written(path: Path, text: str) -> bool:
-    """Write what is not there yet; whether it was not."""
+    """Write a file that does not exist yet; return whether it did not."""
     try:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
         return False
-    except OSError as error:  # an empty file would look like one that was there
+    except OSError as error:  # an empty file would look like an existing one
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
-from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.cli.fleet_options import columns, emit, error_lines, inventory_option
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.each import Row, run_on_each
+from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
+from edgert_deploy.cli.output import columns, error_lines
 from edgert_deploy.common.keys import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.devices.transports import Transport
 
 
 @click.group()
@@ -26,7 +26,7 @@ def keys() -> None:
     Examples:
       edgert keys new
       edgert keys list
-      edgert keys remove 0123456789abcdef --on all
+      edgert keys remove 0123456789abcdef all
     """
 
 
@@ -35,7 +35,7 @@ def keys() -> None:
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="Where to put it (default: the user's configuration)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
     """Make a key pair; an existing one is never overwritten.
 
@@ -62,16 +62,16 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="Where they are (default: the user's configuration)."
 )
-@click.option("--on", "selector", help="Devices whose trusted keys to list instead: names, groups or `all`.")
+@selector_argument(required=False)
 @inventory_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_(folder: Path | None, selector: str | None, inventory_file: Path | None, as_json: bool) -> None:
-    """List key pairs: id, public half, and whether the private half is here. With --on, what devices trust.
+    """List key pairs: id, public half, and whether the private half is here. With SELECTOR, what those devices trust.
 
     \b
     Examples:
       edgert keys list --json
-      edgert keys list --on all
+      edgert keys list all
     """
     if selector is not None:
         _on_devices(selector, inventory_file, as_json, "list")
@@ -91,12 +91,10 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
 
 @keys.command()
 @click.argument("key")
-@click.option(
-    "--on", "selector", required=True, help="Devices: names, groups, tag:KEY, site:NAME or `all`, with commas."
-)
+@selector_argument()
 @click.option("--force", is_flag=True, help="Also where it is the only key that the device trusts.")
 @inventory_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as_json: bool) -> None:
     """Have devices trust KEY (its id) no more: they refuse what it signed from now on.
 
@@ -105,37 +103,21 @@ def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as
 
     \b
     Example:
-      edgert keys remove 0123456789abcdef --on all
+      edgert keys remove 0123456789abcdef all
     """
     _on_devices(selector, inventory_file, as_json, "remove", key, *(["--force"] if force else []))
 
 
 def _on_devices(selector: str, inventory_file: Path | None, as_json: bool, *words: str) -> None:
-    """`edgertd keys WORDS` on each device, and what each then trusts."""
-    rows: list[dict[str, Any]] = []
-    failed: list[EdgeRTError] = []
-    devices = find_inventory(inventory_file).select(selector)
-    for device in devices:
-        try:
-            rows.append({"device": device.name, **_asked(device, words)})
-        except EdgeRTError as error:
-            failed.append(error)
-            rows.append({"device": device.name, "error": {"code": error.code, "message": error.message}})
-    if failed and len(devices) == 1:
-        raise failed[0]
-    cells = [("DEVICE", "TRUSTED KEYS")]
-    cells += [(row["device"], "-" if "error" in row else ", ".join(row["keys"]) or "none") for row in rows]
-    errors = [(row["device"], row["error"]["code"], row["error"]["message"]) for row in rows if "error" in row]
-    errors += [(row["device"], "damaged", complaint) for row in rows for complaint in row.get("damaged", ())]
-    emit({"ok": not failed, "devices": rows}, f"{columns(cells)}\n{error_lines(errors)}".rstrip("\n"), as_json)
-    click.get_current_context().exit(failed[0].exit_code if failed else 0)
+    """Run `edgertd keys WORDS` on each device, and print what each trusts then."""
 
-
-def _asked(device: Device, words: Sequence[str]) -> dict[str, Any]:
-    transport = open_transport(device)
-    try:
+    def ask(device: Device, transport: Transport) -> Row:
         answer = RemoteDaemon(transport, device).call("keys", *words)
-    finally:
-        transport.close()
-    trusted = [key["key_id"] if isinstance(key, dict) else str(key) for key in answer["keys"]]
-    return {"keys": trusted, "damaged": answer.get("damaged", [])}
+        trusted = [key["key_id"] if isinstance(key, dict) else str(key) for key in answer["keys"]]
+        return {"keys": trusted, "damaged": answer.get("damaged", [])}
+
+    results = run_on_each(find_inventory(inventory_file).select(selector), ask)
+    cells = [("DEVICE", "TRUSTED KEYS")]
+    cells += [(row["device"], "-" if "error" in row else ", ".join(row["keys"]) or "none") for row in results.rows]
+    damaged = [(row["device"], "damaged", one) for row in results.rows for one in row.get("damaged", ())]
+    results.show(columns(cells), as_json, below=error_lines(damaged).rstrip("\n"))

@@ -1,4 +1,4 @@
-"""`edgert logs`: what the daemon of a device says."""
+"""`edgert logs`: the log of a device's daemon."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from pathlib import Path
 
 import click
 
-from edgert_deploy.cli.fleet_options import emit, inventory_option, json_option
+from edgert.printable import printable
+from edgert_deploy.cli.options import device_argument, inventory_option, json_option
+from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.types import ModelName
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
 from edgert_deploy.devices.transports import open_transport
 
 
 @click.command()
-@click.argument("name", metavar="DEVICE")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(1, LINES_MAX), default=200, show_default=True)
-@click.option("--since", metavar="WHEN", default="", help="10m, 2h, 1d, or a time (UTC): 2026-11-21T07:30.")
-@click.option("--model", default="", help="Only lines that name this model.")
+@device_argument()
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(1, LINES_MAX), default=200, show_default=True, help="At most N lines."
+)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    default="",
+    help="Only lines since 10m, 2h, 1d ago, or since a time (UTC): 2026-11-21T07:30.",
+)
+@click.option("--model", default="", type=ModelName(), help="Only lines that name this model.")
 @inventory_option
 @json_option
 def logs(
-    name: str, follow: bool, lines: int, since: str, model: str, inventory_file: Path | None, as_json: bool
+    selector: str, follow: bool, lines: int, since: str, model: str, inventory_file: Path | None, as_json: bool
 ) -> None:
-    """Show the log of edgertd on DEVICE: its journal where systemd keeps it running, else its log file.
+    """Show the log of edgertd on one device: its journal if systemd runs the daemon, else its log file.
 
-    It is read also where the daemon does not run. With --follow and --json each line is an object of its own.
+    The daemon need not run. With --follow and --json each line is one JSON object.
 
     \b
     Examples:
@@ -34,7 +44,7 @@ def logs(
       edgert logs kitchen -f --model digits
       edgert logs kitchen --since 2h --lines 1000
     """
-    device = find_inventory(inventory_file).device(name)
+    device = find_inventory(inventory_file).device(selector)
     request = LogRequest(lines, parse_since(since) if since else "", model)
     if follow:
         _follow(device, request, as_json)
@@ -47,13 +57,13 @@ def logs(
     if found or as_json:
         emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
     if not found:
-        click.echo(f"{device.name} says nothing of that", err=True)
+        click.echo(f"{device.name} has no such lines", err=True)
 
 
 def _follow(device: Device, request: LogRequest, as_json: bool) -> None:
     try:
         with following(device, request) as lines:
             for line in lines:
-                click.echo(json.dumps({"device": device.name, "line": line}) if as_json else line)
+                click.echo(json.dumps({"device": device.name, "line": line}) if as_json else printable(line))
     except KeyboardInterrupt:
         click.echo(err=True)

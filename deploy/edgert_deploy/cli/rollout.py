@@ -1,4 +1,4 @@
-"""`edgert rollout`: where deployments stand, go on with one, give one up."""
+"""`edgert rollout`: show, resume and abort rollouts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import click
 
-from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table, rollouts_folder
-from edgert_deploy.cli.fleet_options import columns, emit, json_option
+from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table
+from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.rollout.rollout_store import ABORTED, DONE, RUNNING, Rollout, RolloutStore
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def rollout() -> None:
-    """Show, resume or give up deployments. Each `edgert deploy` is a rollout; how far it came is kept on disk.
+    """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; its progress is kept on disk.
 
     \b
     Examples:
@@ -36,7 +38,7 @@ def list_rollouts(as_json: bool) -> None:
         done = f"{len(rollout.devices) - len(rollout.left)} of {len(rollout.devices)}"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rollout.started_at))
         rows.append((rollout.id, rollout.model, str(rollout.release), rollout.state, done, started))
-    text = columns(rows) if found else "no rollout yet: edgert deploy begins one"
+    text = columns(rows) if found else "no rollouts: edgert deploy starts one"
     emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in found]}, text, as_json)
 
 
@@ -44,7 +46,7 @@ def list_rollouts(as_json: bool) -> None:
 @click.argument("id", required=False)
 @json_option
 def status(id: str | None, as_json: bool) -> None:
-    """Show what became of each device in rollout ID (default: the newest)."""
+    """Show the result for each device of rollout ID (default: the newest)."""
     store = RolloutStore(rollouts_folder())
     rollout = _seen(store, store.read(id) if id else store.last())
     emit({"ok": True, **rollout_json(rollout)}, f"{rollout.id}\n{rollout_table(rollout)}", as_json)
@@ -54,15 +56,14 @@ def status(id: str | None, as_json: bool) -> None:
 @click.argument("id", required=False)
 @json_option
 def resume_rollout(id: str | None, as_json: bool) -> None:
-    """Do what is left of rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
+    """Finish rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
 
-    Waves, limits and pauses are those that it began with; earlier failures do not count again. Exits like
-    edgert deploy.
+    Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy.
     """
     store = RolloutStore(rollouts_folder())
     rollout = store.read(id) if id else store.last()
     if rollout.state == ABORTED:
-        raise click.UsageError(f"rollout {rollout.id} was given up; begin a new one with: edgert deploy")
+        raise click.UsageError(f"rollout {rollout.id} was aborted: start a new one with edgert deploy")
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
@@ -73,25 +74,26 @@ def resume_rollout(id: str | None, as_json: bool) -> None:
 @click.argument("id", required=False)
 @json_option
 def abort(id: str | None, as_json: bool) -> None:
-    """Give up rollout ID (default: the newest): it will not be resumed. Devices keep what they have.
+    """Abort rollout ID (default: the newest), so that nobody resumes it. Devices keep what they have.
 
-    A rollout that is at work in another process is ended there, with Ctrl-C.
+    To abort a rollout that runs in another process, press Ctrl-C there.
     """
     store = RolloutStore(rollouts_folder())
     rollout = store.read(id) if id else store.last()
     with store.at_work(rollout.id):
         if rollout.state != DONE or rollout.left:
-            rollout = replace(rollout, state=ABORTED, reason="given up by the user")
+            rollout = replace(rollout, state=ABORTED, reason="aborted by the user")
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
     text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {done} devices"
     if rollout.changed and rollout.state == ABORTED:
-        text += f"\nnext: edgert rollback {rollout.model} --on {','.join(rollout.changed)} makes the version before live again"
+        where = ",".join(rollout.changed)
+        text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
 
 
 def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
-    """The rollout as it is: one that says that it runs, and that nobody works on, was cut off."""
+    """Return the rollout; one that is marked as running and that no process works on was cut off."""
     if rollout.state == RUNNING and not store.is_at_work(rollout.id):
-        return replace(rollout, state="cut off", reason="its process ended in the middle")
+        return replace(rollout, state="cut off", reason="its process ended before it was done")
     return rollout

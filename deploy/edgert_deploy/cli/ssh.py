@@ -1,4 +1,4 @@
-"""`edgert ssh`: a shell on a device, or one command there."""
+"""`edgert ssh`: open a shell on a device, or run one command there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 import click
 
-from edgert_deploy.cli.fleet_options import inventory_option
+from edgert_deploy.cli.options import device_argument, inventory_option
 from edgert_deploy.devices.inventory import find_inventory
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal, as top and editors need.")
+@click.option("-t", "--tty", is_flag=True, help="Allocate a terminal for the command; top and editors need one.")
 @inventory_option
-@click.argument("name", metavar="DEVICE")
+@device_argument()
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, ...]) -> None:
-    """Open a shell on DEVICE with the system's ssh, or run one COMMAND there.
+def ssh(tty: bool, inventory_file: Path | None, selector: str, command: tuple[str, ...]) -> None:
+    """Open a shell on one device with the system's ssh, or run one COMMAND there.
 
-    The host key that the inventory has, and that of its jump host, are the only ones accepted; user, port, identity
-    and jump host are the inventory's, the rest ~/.ssh/config's. A shell there reads COMMAND, as with ssh. Exits with
-    COMMAND's code, 255 where ssh could not connect.
+    Only the host keys in the inventory are accepted, also for the jump host. User, port, identity and jump host come
+    from the inventory, the rest from ~/.ssh/config. A shell on the device interprets COMMAND, as with ssh. Exits with
+    COMMAND's code, 255 if ssh could not connect.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, .
     """
     from edgert_deploy.devices.transports.system_ssh import ssh_command
 
-    device = find_inventory(inventory_file).device(name)
+    device = find_inventory(inventory_file).device(selector)
     command = command[1:] if command[:1] == ("--",) else command
     if device.kind.uses_ssh:
         with ssh_command(device, tty=tty) as words:
@@ -48,7 +48,7 @@ def ssh(tty: bool, inventory_file: Path | None, name: str, command: tuple[str, .
 
 
 def attended(words: Sequence[str]) -> int:
-    """Run a program on this terminal, its own master of Ctrl-C; its exit code, as a shell has it."""
+    """Run a program that handles Ctrl-C itself on this terminal; return its exit code as a shell reports it."""
     with _left_to_the_program(), subprocess.Popen(words) as process:
         code = process.wait()
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""How the long-running commands end: Ctrl-C or SIGTERM once, and what is under way is brought to its end."""
+"""How long-running commands end: the first Ctrl-C or SIGTERM lets them finish what they do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
-    """Whether it is time to stop: a signal came, or `for_s` seconds are over. A second signal ends it at once."""
+    """Return a function that tells whether a signal came or `for_s` seconds passed. A second signal ends at once."""
     signals: list[int] = []
     ends_at = None if for_s is None else time.monotonic() + for_s
 

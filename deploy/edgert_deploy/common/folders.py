@@ -12,6 +12,11 @@ def config_folder() -> Path:
     return Path(given) if given else Path.home() / ".config" / "edgert"
 
 
+def rollouts_folder() -> Path:
+    """Return the folder that keeps how far this user's rollouts came."""
+    return config_folder() / "rollouts"
+
+
 def cache_folder() -> Path:
     """Return $XDG_CACHE_HOME/edgert, else ~/.cache/edgert. It may be removed at any time."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -25,9 +25,12 @@ INVENTORY = "inventory.toml"
 FILE_BYTES_MAX = 64 * 1024
 # The commands that listen to the broker, and those that a selector may be left out of. Rolling back and changing the
 # inventory take one that is said.
-_LISTEN = (("watch",), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
-_SELECT = (("status",), ("doctor",), ("bootstrap",), ("deploy",))
-_DEVICES = (("targets",), ("bootstrap",), ("doctor",), ("device", "add"), ("device", "set"), ("device", "probe"))
+_LISTEN: tuple[tuple[str, ...], ...] = (("fleet", "watch"), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
+_SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
+_PROFILES: tuple[tuple[str, ...], ...] = (
+    *(("profiles",), ("build",), ("bootstrap",), ("doctor",)),
+    *(("device", "add"), ("device", "set"), ("device", "probe")),
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Project:
     selector: str = ""
     bundles: Path | None = None
     keys: Path | None = None
-    devices: Path | None = None
+    profiles: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
     trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
 
@@ -75,12 +78,11 @@ class Project:
             reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
             secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
             give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
-        for command in _SELECT:
-            give(command, {"selector": self.selector})
-        if self.devices is not None:
-            for command in _DEVICES:
-                give(command, {"devices_dir": str(self.devices)})
-            give(("build",), {"devices": str(self.devices)})
+        for name in _SELECT:
+            give((name,), {"selector": self.selector})
+        if self.profiles is not None:
+            for words in _PROFILES:
+                give(words, {"profiles_dir": str(self.profiles)})
         return found
 
 
@@ -128,7 +130,7 @@ def find_bundle(given: Path) -> Path:
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
     broker, trial = value.pop("broker", {}), value.pop("trial", {})
-    known = ("inventory", "selector", "bundles", "keys", "devices")
+    known = ("inventory", "selector", "bundles", "keys", "profiles")
     if unknown := sorted(set(value) - set(known)):
         raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [trial]")
     for key, given in value.items():
@@ -142,7 +144,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         trial = check_table(trial)
     except ConfigInvalid as error:
         raise ConfigInvalid(f"{file}: {error.message}") from error
-    devices = path("devices") or (root / "devices" if (root / "devices").is_dir() else None)
+    profiles = path("profiles") or (root / "profiles" if (root / "profiles").is_dir() else None)
     if (keys := path("keys")) is not None and keys.resolve().is_relative_to(root):
         raise ConfigInvalid(f"{file}: keys = {value['keys']!r} lies in the project: keep signing keys outside of it")
     return Project(
@@ -151,7 +153,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         selector=value.get("selector", ""),
         bundles=path("bundles"),
         keys=keys,
-        devices=devices,
+        profiles=profiles,
         broker=_broker(file, broker),
         trial=trial,
     )

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limit_value, seconds
+from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, limit_value
+from edgert_deploy.common.quantities import duration_s
 
 _OTHER_KEYS = ("watch", "unattended")
 
@@ -28,7 +29,7 @@ def limits_for(
     model: str,
     table: Mapping[str, Any],
     limits: Mapping[str, float | None],
-    watch: str = "",
+    watch_s: float | None = None,
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
@@ -37,8 +38,8 @@ def limits_for(
     None where nobody set a limit or a time. Raises ConfigInvalid.
     """
     given = {**_said(table, model), **limits}
-    if watch:
-        given["watch"] = seconds(watch)
+    if watch_s is not None:
+        given["watch"] = watch_s
     if unattended is not None:
         given["unattended"] = unattended
     kept = {name: value for name, value in given.items() if name in LIMIT_NAMES and value is not None}
@@ -70,8 +71,8 @@ def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         for key, given in table.items():
             if key == "unattended" and isinstance(given, bool):
                 found[key] = given
-            elif key == "watch" and isinstance(given, (int, float, str)) and not isinstance(given, bool):
-                found[key] = seconds(str(given))
+            elif key == "watch" and isinstance(given, str):
+                found[key] = duration_s(given)
             elif key in LIMIT_NAMES and isinstance(given, (int, float, str)) and not isinstance(given, bool):
                 found[key] = limit_value(key, given)
             else:

@@ -133,11 +133,12 @@ class Inventory:
         """Every device, in the file's order; none where the file is missing. Raises ConfigInvalid."""
         return _devices(self._read(), self.path)
 
-    def device(self, name: str) -> Device:
-        """Raises ConfigInvalid for a name that is not there, and for more than a name."""
-        chosen = select(self.devices(), name, self.path, groups=False)
-        if [d.name for d in chosen] != [name.strip()]:
-            raise ConfigInvalid(f"{name!r} is more than one name: give one device")
+    def device(self, selector: str) -> Device:
+        """Return the one device of `selector`. Raises ConfigInvalid where it selects several."""
+        chosen = self.select(selector)
+        if len(chosen) > 1:
+            names = _first([device.name for device in chosen])
+            raise ConfigInvalid(f"{selector!r} selects {len(chosen)} devices ({names}): this command takes one")
         return chosen[0]
 
     def select(self, selector: str) -> list[Device]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable
+from edgert_deploy.common.quantities import UNITS_S, duration_s
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import Transport
@@ -21,7 +22,6 @@ from edgert_deploy.devices.transports import Transport
 READ_S_MAX = 60.0
 LINES_MAX = 50_000
 LINES_SEARCHED = 20_000  # for those of one model
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NO_LOG = 66
 
 # $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: go on with what comes,
@@ -80,12 +80,14 @@ def parse_since(text: str, now: datetime | None = None) -> str:
 
     Raises ConfigInvalid.
     """
-    if match := re.fullmatch(r"(\d{1,7})([smhd])", text):
-        return f"-{int(match[1]) * _UNITS_S[match[2]]}"
     try:
+        if text[-1:] in UNITS_S:
+            return f"-{duration_s(text):.0f}"
         given = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise ConfigInvalid(f"--since {text!r}: give 30s, 10m, 2h, 1d, or a time such as 2026-11-21T07:30") from error
+    except (ValueError, ConfigInvalid) as error:
+        raise ConfigInvalid(
+            f"--since {text[:40]!r}: write 30s, 10m, 2h, 1d, or a time such as 2026-11-21T07:30"
+        ) from error
     return f"@{int((given if given.tzinfo else given.replace(tzinfo=timezone.utc)).timestamp())}"
 
 

@@ -58,31 +58,31 @@ class DeviceProfile:
     wheels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
-def load_profile(name: str, devices_dir: Path | None = None) -> DeviceProfile:
-    """Look up `name` in `devices_dir`, else ./devices, else the profiles that ship. Raises ConfigInvalid."""
+def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
+    """Look up `name` in `profiles_dir`, else ./profiles, else the profiles that ship. Raises ConfigInvalid."""
     if not PROFILE_NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is no profile name; use a-z, 0-9 and -, as in: raspberry-pi-4")
-    if devices_dir is not None and not devices_dir.is_dir():
-        raise ConfigInvalid(f"{devices_dir} is not a folder; give the one that holds your profiles")
-    for folder in _folders(devices_dir):
+    if profiles_dir is not None and not profiles_dir.is_dir():
+        raise ConfigInvalid(f"{profiles_dir} is not a folder; give the one that holds your profiles")
+    for folder in _folders(profiles_dir):
         if (folder / f"{name}.toml").is_file():
             return _read(folder / f"{name}.toml")
-    known = ", ".join(sorted({path.stem for folder in _folders(devices_dir) for path in folder.glob("*.toml")}))
+    known = ", ".join(sorted({path.stem for folder in _folders(profiles_dir) for path in folder.glob("*.toml")}))
     raise ConfigInvalid(f"no device profile is called {name!r}; known: {known or 'none'}")
 
 
-def list_profiles(devices_dir: Path | None = None) -> list[DeviceProfile]:
+def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
     """Every profile of the first folder in the look-up order that exists."""
-    for folder in _folders(devices_dir):
+    for folder in _folders(profiles_dir):
         if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_read(path) for path in found]
     return []
 
 
-def _folders(devices_dir: Path | None) -> Iterator[Path]:
+def _folders(profiles_dir: Path | None) -> Iterator[Path]:
     here = Path(__file__).resolve().parent
     # The last is the repository's own folder: an editable install does not see packaged data.
-    for folder in (devices_dir, Path("devices"), here / "shipped", here.parents[2] / "devices"):
+    for folder in (profiles_dir, Path("profiles"), here / "shipped", here.parents[2] / "devices"):
         if folder is not None and folder.is_dir():
             yield folder
 

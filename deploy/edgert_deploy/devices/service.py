@@ -21,7 +21,7 @@ from edgert_deploy.devices.transports import Result, Transport
 
 UNIT = "edgertd.service"
 USER = "edgert"
-USER_COMMENT = "EdgeRT daemon"  # by which `edgert unbootstrap` knows the account as one that bootstrap made
+USER_COMMENT = "EdgeRT daemon"  # by which `edgert uninstall` knows the account as one that bootstrap made
 PASSWORD_CREDENTIAL = "mqtt-password"  # the daemon looks for it under this name
 # These reach their processor through device files.
 ENGINES_WITH_DEVICES = ("tensorrt",)

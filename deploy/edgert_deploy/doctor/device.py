@@ -72,7 +72,7 @@ class _Visit:
 
 
 def check_device(
-    device: Device, keys: Mapping[str, str], devices_dir: Path | None = None, clock: Callable[[], float] = time.time
+    device: Device, keys: Mapping[str, str], profiles_dir: Path | None = None, clock: Callable[[], float] = time.time
 ) -> list[Finding]:
     """Every check on one device. `keys` are the ids of this host's keys -> names; `clock` is its wall clock.
 
@@ -87,7 +87,7 @@ def check_device(
     try:
         facts = _way(visit)
         if facts is not None:
-            profile = _machine(visit, facts, devices_dir)
+            profile = _machine(visit, facts, profiles_dir)
             _state(visit, facts, clock)
             if (status := _installed(visit)) is not None:
                 _daemon(visit, status)
@@ -128,11 +128,11 @@ def _way(visit: _Visit) -> MachineFacts | None:
     return None
 
 
-def _machine(visit: _Visit, facts: MachineFacts, devices_dir: Path | None) -> DeviceProfile | None:
+def _machine(visit: _Visit, facts: MachineFacts, profiles_dir: Path | None) -> DeviceProfile | None:
     """Against its profile."""
     name = visit.device.name
     try:
-        profile = load_profile(visit.device.profile, devices_dir)
+        profile = load_profile(visit.device.profile, profiles_dir)
     except ConfigInvalid as error:
         visit.fail("profile", error.message, f"edgert device probe {name} --save", error.exit_code)
         return None
@@ -288,7 +288,7 @@ def _trust(visit: _Visit, status: DeviceStatus) -> None:
         visit.warn(
             "keys",
             f"besides {', '.join(ours)} it trusts {', '.join(strangers)}, not of this host",
-            f"if nobody needs it: edgert keys remove {strangers[0]} --on {name}",
+            f"if nobody needs it: edgert keys remove {strangers[0]} {name}",
         )
     else:
         visit.ok("keys", f"it trusts {', '.join(ours)}")

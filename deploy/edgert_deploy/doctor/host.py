@@ -190,7 +190,7 @@ def _inventory(inventory: Inventory) -> Iterator[Finding]:
 def _profiles() -> Iterator[Finding]:
     project = find_project()
     try:
-        profiles = list_profiles(project.devices if project is not None else None)
+        profiles = list_profiles(project.profiles if project is not None else None)
     except ConfigInvalid as error:
         yield _fail("profiles", error.message, "repair that file")
         return
@@ -198,7 +198,7 @@ def _profiles() -> Iterator[Finding]:
 
 
 def _broker(project: Project | None) -> Iterator[Finding]:
-    """Where the project names one: a login, as `edgert watch` does it."""
+    """Where the project names one: a login, as `edgert fleet watch` does it."""
     if project is None or not project.broker.address:
         return
     from edgert.telemetry.mqtt import Connection, MqttSettings

@@ -127,7 +127,7 @@ def _refuse_during_trial(found: str, model: str, facts: DeviceStatus) -> None:
     claim = next((one for one in facts.claims if one.model == model), None)
     if claim is not None:
         raise DeployUnderWay(f"{found}, deployed by {claim.by} since {claim.since}: wait for its end, then try again")
-    raise TransitionRefused(f"{found}: wait for its end, or end it with: edgert rollback {model} --on {facts.device}")
+    raise TransitionRefused(f"{found}: wait for its end, or end it with: edgert rollback {model} {facts.device}")
 
 
 def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatus | None) -> None:

@@ -59,8 +59,8 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
 def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     done = shell.build("--json", "--release", "7", "--name", "other", "--precision", "fp32")
     value = json.loads(done.stdout)
-    assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
-    assert value["targets"][0]["precision"] == "fp32"
+    assert (value["model"], value["release"], value["profiles"][0]["passed"]) == ("other", 7, True)
+    assert value["profiles"][0]["precision"] == "fp32"
     verified = json.loads(shell("bundle", "verify", "digits.edgert", "--json").stdout)
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
@@ -69,7 +69,7 @@ def test_every_target_of_the_main_job(shell: Shell) -> None:
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
     done = shell.build("--json", *(word for target in targets for word in ("--target", target)), target=None)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["targets"]
+    rows = json.loads(done.stdout)["profiles"]
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
@@ -130,7 +130,7 @@ def test_on_a_terminal_progress_is_bars_and_stdout_holds_the_result_alone(shell:
     os.close(ours)
     stdout, _ = build.communicate()
     assert build.returncode == 0
-    assert json.loads(stdout)["targets"][0]["passed"]
+    assert json.loads(stdout)["profiles"][0]["passed"]
     for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
         assert words_shown in shown.decode()
 
@@ -231,11 +231,11 @@ def test_a_larger_artifact_is_not_called_smaller(shell: Shell) -> None:
 
 
 def test_targets_are_listed(shell: Shell) -> None:
-    shown = shell("targets", "--devices", str(ROOT / "devices")).stdout
+    shown = shell("profiles", "--profiles", str(ROOT / "devices")).stdout
     for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
         assert words in shown
     assert "edgert targets" in shell("build", "--help").stdout
-    named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["targets"]]
+    named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["profiles"]]
     assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
 
 
@@ -247,7 +247,7 @@ def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
         ["keys"],
         ["keys", "new"],
         ["keys", "list"],
-        ["targets"],
+        ["profiles"],
     ):
         shown = shell(*words, "--help").stdout
         assert f"edgert {' '.join(words)}" in shown.partition("Example")[2], words
@@ -288,7 +288,7 @@ def test_help_and_version_import_no_engine_and_name_every_command(shell: Shell) 
         "assert not heavy, heavy\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=shell.env, check=True)
-    for command in ("keys", "build", "bundle", "infer", "watch", "device", "deploy", "rollback"):
+    for command in ("keys", "build", "bundle", "infer", "fleet", "device", "deploy", "rollback"):
         assert f"  {command} " in done.stdout
     assert shell("--version").stdout.startswith("edgert, version ")
     assert shell("build", "--help").returncode == 0

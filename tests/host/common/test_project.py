@@ -16,8 +16,8 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import edgert, main
-from edgert_deploy.cli.fleet_options import NewBundlePath
 from edgert_deploy.cli.init import PROJECT
+from edgert_deploy.cli.types import NewBundlePath
 from edgert_deploy.common.keys import keys_dir
 from edgert_deploy.common.project import BrokerDefaults, Project, find_bundle, find_project, read_project
 from edgert_deploy.devices.inventory import find_inventory
@@ -70,7 +70,7 @@ def test_init_leaves_what_is_there_and_says_what_it_lacks(folder: Path, capfd: p
     assert main(["init", "sub"]) == 0
     told = capfd.readouterr().err
     assert "*.key.pem" in told
-    assert f"so far stand in {folder.parent / 'conf' / 'inventory.toml'}" in told
+    assert f"so far are in {folder.parent / 'conf' / 'inventory.toml'}" in told
     assert (folder / "sub" / ".gitignore").read_text() == "mine\n"
     (folder / "sub" / "edgert.toml").write_text("colour = 'red'\n")
     assert "unknown key 'colour'" in init(capfd, "sub", code=4)["error"]["message"]
@@ -125,7 +125,7 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
     assert [d["device"] for d in json.loads(capfd.readouterr().out)["devices"]] == ["second"]
     main(["status", "first", "--json"])
     assert [d["device"] for d in json.loads(capfd.readouterr().out)["devices"]] == ["first"]
-    assert main(["watch", "--once", "--json"]) != 2, "--broker need not be given"
+    assert main(["fleet", "watch", "--once", "--json"]) != 2, "--broker need not be given"
     assert main(["rollback", "m"]) == 2, "rolling back asks for a selector"
     (folder / "edgert.toml").write_text('[broker]\naddress = "10.0.0.1"\ntls = true\n')
     project = find_project()
@@ -145,7 +145,7 @@ def test_a_login_goes_to_the_projects_broker_alone(
             (folder / "edgert.toml").write_text(project)
             log = broker.folder / "mosquitto.log"
             before = log.stat().st_size
-            assert main(["watch", "--once", *words]) == 0
+            assert main(["fleet", "watch", "--once", *words]) == 0
             until(lambda: b"New client connected" in log.read_bytes()[before:], "the broker logs the login")
             return re.findall(r"New client connected .*u'(\w+)'", log.read_bytes()[before:].decode())
 
@@ -154,7 +154,7 @@ def test_a_login_goes_to_the_projects_broker_alone(
         other = own.replace(str(broker.port), "1").replace("[broker]", "[broker]\ntls = true\nca = 'none.pem'")
         assert names_seen(other, "--broker", f"127.0.0.1:{broker.port}") == []
         said = capfd.readouterr().err
-        assert "is not the project's broker (127.0.0.1:1): " in said
+        assert "is not the project's broker (127.0.0.1:1), " in said
         assert "--tls, --ca, --username, --password-file" in said
 
 
@@ -209,19 +209,19 @@ def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytes
 
 def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
     broker = BrokerDefaults("h", True, "a", "b", "c", "d", "e", "v5")
-    project = Project(tmp_path, tmp_path / "i", "all", devices=tmp_path, broker=broker)
+    project = Project(tmp_path, tmp_path / "i", "all", profiles=tmp_path, broker=broker)
     defaults = project.option_defaults()
     for words, command in _commands(edgert, ()):
         table: Any = defaults
         for word in words:
             table = table.get(word, {})
         names = {parameter.name for parameter in command.params}
-        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "devices_dir"}:
+        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "profiles_dir"}:
             assert name in table, (words, name)
         assert not {k for k, v in table.items() if not isinstance(v, dict)} - names - {"protocol"}, words
 
 
-@pytest.mark.parametrize("words", [["watch"], ["bootstrap"], ["deploy", "x.edgert"]])
+@pytest.mark.parametrize("words", [["fleet", "watch"], ["bootstrap"], ["deploy", "x.edgert"]])
 def test_what_is_missing_may_also_stand_in_a_project(
     words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

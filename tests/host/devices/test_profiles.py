@@ -94,8 +94,8 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "devices").mkdir()
-    (tmp_path / "devices" / "intel-nuc.toml").write_text(GOOD.replace('"box"', '"intel-nuc"'))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "intel-nuc.toml").write_text(GOOD.replace('"box"', '"intel-nuc"'))
     assert load_profile("intel-nuc").description == "A box"
     assert load_profile("raspberry-pi-4").engines[0] == "tflite"
 

@@ -140,7 +140,7 @@ def test_what_is_wrong_on_a_device_is_named_with_its_mend(inventory: Inventory, 
         assert "20 s ahead" in says(found, "clock") or "19 s ahead" in says(found, "clock")
         assert levels(found, "profile") == [FAIL]
         assert levels(found, "keys") == [WARN]
-        assert f"edgert keys remove {stranger.key_id} --on d-test" in says(found, "keys")
+        assert f"edgert keys remove {stranger.key_id} d-test" in says(found, "keys")
         assert levels(found, "socket") == [WARN]
     finally:
         daemon.socket.chmod(mode)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from rich.console import Console
 
-from edgert_deploy.cli.watch import table_of
+from edgert_deploy.cli.fleet_watch import table_of
 from edgert_deploy.fleet import state as state_module
 from edgert_deploy.fleet.export import ledger as ledger_module
 from edgert_deploy.fleet.export.exporter import Exporter

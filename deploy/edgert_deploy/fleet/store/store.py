@@ -40,7 +40,7 @@ from edgert_deploy.fleet.store.schema import COUNTERS
 FINE_HOURS = 48
 KEEP_MINUTES_H = 31 * 24
 KEEP_HOURS_H = 400 * 24
-SIZE_GB_MAX = 20.0
+SIZE_BYTES_MAX = 20 * 10**9
 STREAMS_REMEMBERED_MAX = 200_000
 _TRIMMED_AT_ONCE = 0.1
 PROFILE_UNKNOWN = "unknown"
@@ -53,7 +53,7 @@ class Retention:
     windows_h: int = KEEP_WINDOWS_H
     minutes_h: int = KEEP_MINUTES_H
     hours_h: int = KEEP_HOURS_H
-    size_gb_max: float = SIZE_GB_MAX
+    size_bytes_max: int = SIZE_BYTES_MAX
 
 
 class Store:
@@ -105,17 +105,17 @@ class Store:
                 connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits
             )
             gone += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
-            return gone + self._shrink(connection, retention.size_gb_max)
+            return gone + self._shrink(connection, retention.size_bytes_max)
 
     def size_bytes(self) -> int:
         """What the store takes up, free pages not counted."""
         with self._transaction() as connection:
             return _size_bytes(connection)
 
-    def _shrink(self, connection: sa.Connection, size_gb_max: float) -> int:
+    def _shrink(self, connection: sa.Connection, size_bytes_max: int) -> int:
         """Drop the oldest tenth of the windows while a SQLite file is too large. A PostgreSQL never shrinks by itself."""
         gone = 0
-        while connection.dialect.name == "sqlite" and _size_bytes(connection) > size_gb_max * 2**30:
+        while connection.dialect.name == "sqlite" and _size_bytes(connection) > size_bytes_max:
             column = schema.hist_window.c.minute
             first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column))).one()
             if first is None:

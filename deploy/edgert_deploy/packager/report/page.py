@@ -12,7 +12,7 @@ from typing import Any
 
 from edgert import __version__
 from edgert.tensors import TensorSpec
-from edgert_deploy.common.sizes import size_text
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
 from edgert_deploy.packager.report.tables import NUMBER, PLOT, ROWS_SHOWN_MAX, legend, table

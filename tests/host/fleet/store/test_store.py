@@ -327,9 +327,9 @@ def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) ->
     store = Store(url)
     size = store.size_bytes()
     before = ask(url, 3)[0].latency
-    assert store.prune(Retention(size_gb_max=size * 0.8 / 2**30), NOW_MS) > 0
+    assert store.prune(Retention(size_bytes_max=int(size * 0.8)), NOW_MS) > 0
     assert store.size_bytes() <= size * 0.8
-    assert store.prune(Retention(size_gb_max=size * 0.8 / 2**30), NOW_MS) == 0
+    assert store.prune(Retention(size_bytes_max=int(size * 0.8)), NOW_MS) == 0
     store.close()
     assert ask(url, 3)[0].latency == before
 

@@ -34,7 +34,7 @@ export function eventList(app, events) {
 }
 
 export function rolloutList(app, rollouts, {full = false} = {}) {
-  if (!rollouts.length) return empty("No rollout on this host yet", h("span", null, code("edgert deploy BUNDLE --to all --canary 1 --wave 10%,100%"), " begins one; how far it is shows here."));
+  if (!rollouts.length) return empty("No rollout on this host yet", h("span", null, code("edgert deploy BUNDLE all --canary 1 --wave 10%,100%"), " begins one; how far it is shows here."));
   return h("ul", {class: "rollouts"}, rollouts.map((each) => {
     const wave = each.waves.findIndex(({left, failed}) => left || failed);
     const words = `${each.took} of ${each.devices} devices took it${each.failed_count ? `, ${each.failed_count} did not` : ""}`;

@@ -1,4 +1,4 @@
-"""`edgert watch` against a real broker: as a table, as JSON lines, and when the broker says no."""
+"""`edgert fleet watch` against a real broker: as a table, as JSON lines, and when the broker says no."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
-from edgert_deploy.cli.watch import View, sparkline, table_of, watch
+from edgert_deploy.cli.fleet_watch import View, sparkline, table_of, watch
 from edgert_deploy.common.broker_address import host_and_port
 from edgert_deploy.fleet.state import FleetState
 from tests.host.fleet.test_subscriber import Sender, publish
@@ -70,7 +70,7 @@ def failure(*arguments: str) -> EdgeRTError:
 def test_a_snapshot_shows_each_device_and_the_fleet(broker: Broker) -> None:
     slow, fast = Sender("pi-07"), Sender("nuc-1")
     publish(broker, [(slow.topics.status, b"online"), (fast.topics.status, b"lost")], retain=True)
-    result = watch_while(slow.window([20.0] * 100) + fast.window([2.0] * 300), broker, "--once", "--for", "1.5")
+    result = watch_while(slow.window([20.0] * 100) + fast.window([2.0] * 300), broker, "--once", "--for", "1.5s")
     assert result.exit_code == 0, result.output
     lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
     assert "online" in lines["plant-a/pi-07"]
@@ -83,7 +83,7 @@ def test_a_snapshot_shows_each_device_and_the_fleet(broker: Broker) -> None:
 def test_json_lines_carry_merged_percentiles(broker: Broker) -> None:
     slow, fast = Sender("pi-07"), Sender("nuc-1")
     result = watch_while(
-        slow.window([20.0] * 100) + fast.window([2.0] * 300), broker, "--json", "--for", "1.5", "--interval", "0.3"
+        slow.window([20.0] * 100) + fast.window([2.0] * 300), broker, "--json", "--for", "1.5s", "--interval", "0.3s"
     )
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -99,7 +99,7 @@ def test_one_site_can_be_watched(broker: Broker) -> None:
     here, there = Sender("pi-07"), Sender("pi-09", site="plant-b")
     publish(broker, [(here.topics.status, b"online"), (there.topics.status, b"online")], retain=True)
     result = CliRunner().invoke(
-        watch, ["--broker", broker.settings.address, "--site", "plant-b", "--json", "--once", "--for", "0.5"]
+        watch, ["--broker", broker.settings.address, "--site", "plant-b", "--json", "--once", "--for", "0.5s"]
     )
     assert [json.loads(line)["device"] for line in result.stdout.splitlines()] == ["pi-09"]
 
@@ -108,7 +108,7 @@ def test_what_a_device_says_is_never_taken_for_markup_or_allowed_to_break_the_ta
     sender = Sender("pi-07")
     metrics = {**json.loads(sender.window([1.0])[1][1]), "model_version": "[bold]x[/nonsense]"}
     publish(broker, [(sender.topics.metrics("digits"), messages.dump(metrics))], retain=True)
-    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5"])
+    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5s"])
     assert result.exit_code == 0, result.output
     assert "[bold]x[/nonsense]" in result.output
 
@@ -117,14 +117,14 @@ def test_a_device_without_a_report_is_told_from_one_with_and_shows_no_version(br
     sender = Sender("pi-07")
     info = messages.dump({"v": 1, "edgert": "9.8.7"})
     publish(broker, [(sender.topics.status, b"online"), (sender.topics.info, info)], retain=True)
-    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5"])
+    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.5s"])
     assert "the first comes within a window" in result.output
     assert "9.8.7" not in result.output
 
 
 def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
     program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "watch", "--broker", broker.settings.address, "--interval", "0.2"]
+    words = [sys.executable, "-c", program, "fleet", "watch", "--broker", broker.settings.address, "--interval", "0.2s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -136,14 +136,14 @@ def test_ctrl_c_ends_it_quietly_with_0(broker: Broker) -> None:
 
 
 def test_an_empty_fleet_says_so(broker: Broker) -> None:
-    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.3"])
+    result = CliRunner().invoke(watch, ["--broker", broker.settings.address, "--once", "--for", "0.3s"])
     assert "nothing heard yet" in result.output
 
 
 def test_the_command_itself_works_over_tls_with_a_password(secured: Broker) -> None:
-    program = "from edgert_deploy.cli.watch import watch; watch()"
+    program = "from edgert_deploy.cli.fleet_watch import watch; watch()"
     ended = subprocess.run(
-        [sys.executable, "-c", program, *login(secured), "--once", "--for", "0.3"], capture_output=True, text=True
+        [sys.executable, "-c", program, *login(secured), "--once", "--for", "0.3s"], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "nothing heard yet" in ended.stdout
@@ -200,7 +200,7 @@ def test_an_address_that_is_none_is_refused(bad: str) -> None:
 def test_help_has_examples() -> None:
     assert isinstance(watch, click.Command)
     result = CliRunner().invoke(watch, ["--help"])
-    assert "edgert watch --broker broker.local --site plant-a --once" in result.output
+    assert "edgert fleet watch --broker broker.local --site plant-a --once" in result.output
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -1,4 +1,4 @@
-"""`edgert watch`: the fleet's latency as it arrives over MQTT."""
+"""`edgert fleet watch`: the fleet's latency as it arrives over MQTT."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edgert.errors import ConfigInvalid
+from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
+from edgert_deploy.cli.options import for_option, json_option
+from edgert_deploy.cli.types import Duration, ModelName
+from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.state import FleetState, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
@@ -54,18 +58,18 @@ LINES_KEPT = 6  # of a terminal, for the heading, the fleet's lines and a note
 
 EPILOG = """\b
 Examples:
-  edgert watch --broker broker.local
-  edgert watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
-  edgert watch --broker broker.local --site plant-a --once
-  edgert watch --broker broker.local --model digits --sort p99 --limit 20
-  edgert watch --broker broker.local --device 'line-3-*' --state lost,stale
-  edgert watch --broker broker.local --json --for 120 | jq 'select(.alarms != [])'
+  edgert fleet watch --broker broker.local
+  edgert fleet watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
+  edgert fleet watch --broker broker.local --site plant-a --once
+  edgert fleet watch --broker broker.local --model digits --sort p99 --limit 20
+  edgert fleet watch --broker broker.local --device 'line-3-*' --state lost,stale
+  edgert fleet watch --broker broker.local --json --for 2m | jq 'select(.alarms != [])'
 
 \b
-Percentiles cover the last ten minutes and are merged from the devices' histograms, so those of the
-whole fleet are true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker
-began. `missing` counts histograms that were sent and never arrived. `stale` is a device that says it
-is online and has been silent for 2.5 windows. Devices report once a window (60 s unless configured).
+Percentiles cover the last ten minutes. They are merged from the devices' histograms, so those of the whole fleet are
+true (error at most 1.09 %). Errors, shed and cache hits count since a model's worker started. `missing` counts
+histograms that were sent and never arrived. `stale` is a device that is online by its status and sent nothing for 2.5
+windows. Devices report once in each window (60 s unless configured).
 
 \b
 Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
@@ -74,24 +78,27 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
 @broker_options
-@click.option("--model", metavar="MODEL", help="Only this model.")
-@click.option("--device", metavar="PATTERN", help="Only devices of this name; * and ? stand for anything.")
+@click.option("--model", type=ModelName(), metavar="MODEL", help="Only this model.")
+@click.option("--device", metavar="PATTERN", help="Only devices whose name matches; * and ? match anything.")
 @click.option("--state", "states", metavar="WORDS", help=f"Only devices in these states: {', '.join(STATES)}.")
 @click.option("--alarms", "alarms_only", is_flag=True, help="Only lines with an alarm.")
-@click.option("--sort", type=click.Choice(list(SORTS)), default="device", show_default=True, help="What comes first.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N lines of devices.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON lines: one object per line of the table, when it changes."
+    "--sort", type=click.Choice(list(SORTS)), default="device", show_default=True, help="The order of the lines."
 )
-@click.option("--once", is_flag=True, help=f"Print one snapshot, after --for SECONDS (default {SETTLE_S:g}), and exit.")
-@click.option("--for", "for_s", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Stop after that long.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Show at most N lines of devices.")
+@json_option
+@click.option(
+    "--once", is_flag=True, help=f"Print one snapshot, after --for ({duration_text(SETTLE_S)} by default), and exit."
+)
+@for_option
 @click.option(
     "--interval",
     "interval_s",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
-    default=INTERVAL_S,
-    help=f"How often the table is drawn (default {INTERVAL_S:g}).",
+    metavar="DURATION",
+    type=Duration(0.1),
+    default=duration_text(INTERVAL_S),
+    show_default=True,
+    help="How often to draw the table.",
 )
 def watch(
     settings: MqttSettings,
@@ -107,10 +114,15 @@ def watch(
     for_s: float | None,
     interval_s: float,
 ) -> None:
-    """Show every device's models: state, version, rate, percentiles, errors, cache, batching."""
+    """Show every device's models: state, version, rate, percentiles, errors, cache, batching.
+
+    With --json, each line of the table is one JSON object, printed when it changes.
+    """
     view = View(model, device, states_of(states), alarms_only, sort, limit)
     state = FleetState()
-    subscriber = FleetSubscriber(settings, state, site, log=lambda line: click.echo(f"watch: {line}", err=True))
+    subscriber = FleetSubscriber(
+        settings, state, site, log=lambda line: click.echo(printable(f"watch: {line}"), err=True)
+    )
     subscriber.open()
     try:
         if once:

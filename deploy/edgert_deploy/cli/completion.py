@@ -1,0 +1,23 @@
+"""`edgert completion`: complete commands, options, devices, groups, models and profiles in a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. Install it with the line for your shell.
+
+    \b
+    Examples:
+      echo 'eval "$(edgert completion bash)"' >> ~/.bashrc
+      echo 'eval "$(edgert completion zsh)"' >> ~/.zshrc
+      edgert completion fish > ~/.config/fish/completions/edgert.fish
+    """
+    root = click.get_current_context().find_root()
+    found = get_completion_class(shell)
+    assert found is not None  # the shells above are click's own
+    click.echo(found(root.command, {}, "edgert", "_EDGERT_COMPLETE").source())

@@ -1,0 +1,34 @@
+"""`edgert profiles`: the kinds of device that a bundle can be built for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from edgert_deploy.cli.options import json_option, profiles_option
+from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.devices.profiles import list_profiles
+
+
+@click.command()
+@profiles_option
+@json_option
+def profiles(profiles_dir: Path | None, as_json: bool) -> None:
+    """List the device profiles, which `edgert build --target` takes. Each is one TOML file.
+
+    ENGINE is the first that the profile prefers. If the folder ./profiles has profiles, they are listed in place of
+    those that ship.
+
+    \b
+    Examples:
+      edgert profiles
+      edgert profiles --devices ./my-boards --json
+    """
+    found = list_profiles(profiles_dir)
+    rows = [("PROFILE", "ENGINE", "PRECISION", "MACHINES", "PYTHON", "DESCRIPTION")]
+    rows += [
+        (p.name, p.engines[0], p.precision, ", ".join(p.machines) or "any", p.python, p.description) for p in found
+    ]
+    emit({"profiles": [asdict(profile) for profile in found]}, columns(rows), as_json)

@@ -1,0 +1,64 @@
+"""`edgert uninstall`: remove from devices what bootstrap made."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import click
+
+from edgert_deploy.bootstrap.uninstall import uninstall as uninstall_from
+from edgert_deploy.cli.each import Row, run_on_each
+from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, yes_option
+from edgert_deploy.cli.output import say
+from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.transports import Transport
+
+
+@click.command()
+@selector_argument()
+@click.option("--purge", is_flag=True, help="Remove models, trusted keys and configuration too.")
+@yes_option
+@click.option("--dry-run", is_flag=True, help="Show what would be removed and what would stay; change nothing.")
+@inventory_option
+@json_option
+def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory_file: Path | None, as_json: bool) -> None:
+    """Remove what bootstrap made: service, runtimes, sockets, credentials, and the account and groups.
+
+    Models, trusted keys and configuration stay, unless you give --purge or agree to remove them. Files that others
+    put into EdgeRT's folders stay and are named. The devices stay in the inventory: see `edgert device remove`.
+
+    \b
+    Examples:
+      edgert uninstall kitchen --dry-run
+      edgert uninstall kitchen
+      edgert uninstall line-2 --purge --yes
+    """
+    devices = find_inventory(inventory_file).select(selector)
+    if not yes and not dry_run:
+        purge = _agreed(devices, purge)
+
+    def remove(device: Device, transport: Transport) -> Row:
+        return asdict(uninstall_from(device, transport, purge=purge, dry_run=dry_run, say=partial(say, device.name)))
+
+    results = run_on_each(devices, remove)
+    lines = [line for row in results.rows if "error" not in row for line in _lines(row, dry_run)]
+    results.show("\n".join(lines), as_json, dry_run=dry_run)
+
+
+def _agreed(devices: list[Device], purge: bool) -> bool:
+    """Ask, and return whether models and configuration are removed too. Ends the command if the answer is no."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("not a terminal: pass --yes, and --purge to remove models too")
+    names = ", ".join(device.name for device in devices)
+    click.confirm(f"Remove EdgeRT from {names}?", abort=True, err=True)
+    return purge or click.confirm("Remove models, trusted keys and configuration too?", err=True)
+
+
+def _lines(row: Row, dry_run: bool) -> list[str]:
+    removed, left = ("would remove", "would leave") if dry_run else ("removed", "left")
+    lines = [f"{row['device']}: {removed} {one}" for one in row["removed"]]
+    lines += [f"{row['device']}: {left} {one}" for one in row["left"]]
+    return lines or [f"{row['device']}: nothing of EdgeRT is there"]

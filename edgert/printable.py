@@ -1,0 +1,29 @@
+"""Text that came from a device, a broker or a bundle, on its way to a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+CHARS_MAX = 1_000_000
+# Format characters that reorder or hide text; those that shape letters (joiners) stay.
+_HIDDEN = frozenset("\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
+_REPLACEMENT = "\ufffd"
+
+
+def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -> str:
+    """Return `text` without what controls a terminal, and of at most `chars_max` characters.
+
+    Escapes, other control characters, bidirectional overrides and lone surrogates become U+FFFD; line breaks and tabs
+    stay where `newlines` allows them.
+    """
+    if len(text) > chars_max:
+        text = f"{text[:chars_max]}... ({len(text) - chars_max} more characters)"
+    if text.isascii() and text.isprintable():
+        return text
+    kept = "\n\t" if newlines else ""
+    return "".join(c if c in kept or not _controls(c) else _REPLACEMENT for c in text)
+
+
+def _controls(character: str) -> bool:
+    # Cc: control, Cs: surrogate, Zl and Zp: line and paragraph separators.
+    return character in _HIDDEN or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")

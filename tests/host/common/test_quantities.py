@@ -1,0 +1,72 @@
+"""Durations, sizes and rates have one syntax each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgert.bundle.expiry import expiry_time
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.quantities import (
+    duration_s,
+    duration_text,
+    expiry_from,
+    rate_bytes_per_s,
+    size_bytes,
+    size_text,
+)
+
+NOW_S = expiry_time("2026-11-21T08:00:00Z")
+
+
+def test_durations_have_a_unit() -> None:
+    texts = ("90s", "1.5m", "2h", "7d", "0", "0.5s")
+    assert [duration_s(text) for text in texts] == [90, 90, 7200, 604_800, 0, 0.5]
+    assert [duration_text(seconds) for seconds in (90, 600, 7200, 86_400, 0.5, 0)] == [
+        "90s",
+        "10m",
+        "2h",
+        "1d",
+        "0.5s",
+        "0s",
+    ]
+
+
+def test_sizes_and_rates_are_decimal_and_have_a_unit() -> None:
+    assert [size_bytes(text) for text in ("12B", "500KB", "2MB", "1.5GB", "2mb")] == [
+        12,
+        500_000,
+        2_000_000,
+        1_500_000_000,
+        2_000_000,
+    ]
+    assert [rate_bytes_per_s(text) for text in ("500KB/s", "2MB/s")] == [500_000, 2_000_000]
+    assert [size_text(size) for size in (67, 4_500, 12_300_000)] == ["67 bytes", "4.5 kB", "12.3 MB"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts"),
+    [
+        (duration_s, ("90", "soon", "-1s", "1w", "1 h", "", "1e3s", "s", "\u0661s" * 2, "9" * 13 + "s")),
+        (size_bytes, ("500", "2M", "2 MB/s", "-1KB", "1PB", "")),
+        (rate_bytes_per_s, ("500KB", "2MB/m", "fast", "")),
+    ],
+)
+def test_other_forms_are_refused_with_an_example(parse: Callable[[str], float], texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(ConfigInvalid, match="such as"):
+            parse(text)
+
+
+def test_an_expiry_is_given_as_a_time_from_now_a_day_or_a_moment_to_come() -> None:
+    for given, stated in {
+        "90d": "2027-02-19T08:00:00Z",
+        "12h": "2026-11-21T20:00:00Z",
+        "2027-02-19": "2027-02-19T23:59:59Z",
+        "2027-02-19T08:00:00Z": "2027-02-19T08:00:00Z",
+    }.items():
+        assert expiry_from(given, NOW_S) == stated
+    for wrong in ("soon", "90", "0d", "-1d", "2026-11-20", "2027-13-01", "2027-02-19T08:00:00+01:00"):
+        with pytest.raises(ConfigInvalid):
+            expiry_from(wrong, NOW_S)
