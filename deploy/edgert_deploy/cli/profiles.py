@@ -24,7 +24,7 @@ def profiles(profiles_dir: Path | None, as_json: bool) -> None:
     \b
     Examples:
       edgert profiles
-      edgert profiles --devices ./my-boards --json
+      edgert profiles --profiles ./my-boards --json
     """
     found = list_profiles(profiles_dir)
     rows = [("PROFILE", "ENGINE", "PRECISION", "MACHINES", "PYTHON", "DESCRIPTION")]

@@ -234,7 +234,7 @@ def test_targets_are_listed(shell: Shell) -> None:
     shown = shell("profiles", "--profiles", str(ROOT / "devices")).stdout
     for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
         assert words in shown
-    assert "edgert targets" in shell("build", "--help").stdout
+    assert "edgert profiles" in shell("build", "--help").stdout
     named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["profiles"]]
     assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
 
