@@ -156,7 +156,14 @@ def deploy(
     offer = read_offer(bundle)
     trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch_s, unattended, trial_s)
     request = DeployRequest(
-        bundle, offer, trial_s, open_transport, _make_ready, dry_run, bytes_per_s=bytes_per_s or 0.0, limits=trial_limits
+        bundle,
+        offer,
+        trial_s,
+        open_transport,
+        _make_ready,
+        dry_run,
+        bytes_per_s=bytes_per_s or 0.0,
+        limits=trial_limits,
     )
     for path in delta_from:
         request.deltas.objects.keep_bundle(path)

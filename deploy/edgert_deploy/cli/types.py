@@ -47,9 +47,7 @@ def Size(least_bytes: int = 0) -> _Quantity:
 
 def Rate(least_bytes_per_s: float = 0.0) -> _Quantity:
     """`500KB/s` or `2MB/s`, as bytes a second."""
-    return _Quantity(
-        "rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf")
-    )
+    return _Quantity("rate", rate_bytes_per_s, lambda rate: f"{rate / 1e3:g}KB/s", least_bytes_per_s, float("inf"))
 
 
 class Selector(click.types.StringParamType):
