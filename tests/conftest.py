@@ -16,9 +16,9 @@ from tests.support.databases import new_database, postgres, postgres_folder
 from tests.support.paths import DIGITS
 from tests.support.shell import Shell
 
-stop_reporting()  # before a test imports a vendor's SDK by itself
+stop_reporting()  # before a test imports a vendor's SDK
 
-# Whoever starts the tests in the background has them ignore Ctrl-C, and so would every program that they start.
+# A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,7 +74,7 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store for the fleet's reports, over each database that is supported."""
+    """Return the URL of an empty store, for each supported database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/fleet.db"
     return new_database(request.getfixturevalue("postgres_server"))
@@ -82,7 +82,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A Chromium for the tests of one module. Playwright keeps an event loop in this thread until they are done."""
+    """Start a Chromium for the tests of one module; Playwright keeps an event loop in this thread until the end."""
     if chromium_path() is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     pytest.importorskip("playwright")

@@ -1,4 +1,4 @@
-"""Real brokers for tests: mosquitto on a free loopback port, in a folder of its own, with or without TLS.
+"""Real brokers for tests: mosquitto on a free loopback port, in its own folder, with or without TLS.
 
 with Broker.in_folder(tmp_path) as broker: ...
 secured = Broker.in_folder(tmp_path, secured=True)    # TLS, a user and a password
@@ -31,7 +31,7 @@ STARTS_WITHIN_S = 10.0
 
 
 def mosquitto(tool: str = "mosquitto") -> str:
-    """The path of mosquitto or one of its tools; a test that needs it fails where it is missing."""
+    """Return the path of mosquitto or one of its tools; fail the test if it is missing."""
     path = shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     assert path, f"{tool} is not installed, and these tests talk to a real broker: apt-get install mosquitto"
     return path
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], object], what: str, within_s: float = 15.0) -> None:
-    """Wait for `condition`, polling; fails the test with `what` past the deadline."""
+    """Poll until `condition` holds; fail the test with `what` after the deadline."""
     gives_up_at = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < gives_up_at, f"not within {within_s:g} s: {what}"
@@ -77,7 +77,7 @@ class Broker:
 
     @property
     def settings(self) -> MqttSettings:
-        """How to reach it."""
+        """Return how to reach it."""
         if not self.secured:
             return MqttSettings("127.0.0.1", self.port)
         return MqttSettings(
@@ -97,7 +97,7 @@ class Broker:
         until(self._answers, f"mosquitto listens on {self.port}; see {self.folder}/mosquitto.log", STARTS_WITHIN_S)
 
     def stop(self) -> None:
-        """Stop it by its pid. Not running is fine."""
+        """Stop it by its pid, if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(10)
@@ -138,7 +138,7 @@ class Broker:
 
 
 def write_authority_and_server(folder: Path) -> None:
-    """`ca.pem`, and with keys `server.pem` for localhost and `client.pem` for USER, valid for an hour."""
+    """Write `ca.pem`, and with keys `server.pem` for localhost and `client.pem` for USER, valid for an hour."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _named("EdgeRT test authority")
     authority = (

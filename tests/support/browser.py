@@ -1,12 +1,12 @@
-"""A real headless Chromium for tests: pages are opened, measured and photographed as a user would see them.
+"""A real headless Chromium for tests: pages are opened, measured and photographed as a user sees them.
 
 def test_page(browser: Browser) -> None:                     # the fixture of conftest.py
     page = browser.open(path_or_url, width=390, scheme="dark")
     assert page.overflow_px() == 0 and not page.problems
     page.evaluate("document.title"); page.screenshot(); page.contrast_min(); page.violations()
-    page.tab.click("text=Devices"); page.tab.keyboard.press("Tab")      # all that Playwright's Page can do
+    page.tab.click("text=Devices"); page.tab.keyboard.press("Tab")      # everything of Playwright's Page
 
-Chromium is the distribution's (`make servers` installs it), Playwright drives it, axe judges accessibility.
+Chromium is the distribution's (`make servers` installs it). Playwright drives it, axe checks accessibility.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 TIMEOUT_MS = 30_000
 Scheme = Literal["light", "dark"]
 
-# Every text that is shown, as [contrast with what is painted behind it, the text]: WCAG 2's formula.
+# Every visible text as [contrast with its background, text], by the formula of WCAG 2.
 CONTRASTS = r"""() => {
   const parse = (colour) => { const n = colour.match(/[\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
   const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3]));
@@ -61,47 +61,47 @@ CONTRASTS = r"""() => {
 
 
 def chromium_path() -> str | None:
-    """Where a Chromium is installed; None where none is."""
+    """Return the path of an installed Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @dataclass
 class Page:
-    """One open page. `problems`: errors on the console, exceptions, requests that failed; `requests`: every URL asked."""
+    """One open page. `problems`: console errors, exceptions, failed requests; `requests`: every requested URL."""
 
     tab: Tab
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def evaluate(self, script: str, argument: Any = None) -> Any:
-        """The value of a JavaScript expression, or of a function called with `argument`."""
+        """Return the value of a JavaScript expression, or of a function called with `argument`."""
         return self.tab.evaluate(script, argument)
 
     def screenshot(self, path: Path | None = None, *, whole: bool = True) -> bytes:
-        """The page as PNG, from top to bottom where `whole`; also written to `path`."""
+        """Return the page as PNG, the `whole` page or the window; also write it to `path`."""
         return self.tab.screenshot(path=path, full_page=whole)
 
     def colours(self) -> int:
-        """How many different colours the window shows: a blank page has one."""
+        """Return the number of different colours in the window: a blank page has one."""
         from PIL import Image
 
         picture = Image.open(io.BytesIO(self.screenshot(whole=False))).convert("RGBA")
         return len(np.unique(np.asarray(picture).view(np.uint32)))
 
     def overflow_px(self) -> int:
-        """By how many CSS pixels the page is wider than its window."""
+        """Return by how many CSS pixels the page is wider than its window."""
         return int(self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     def contrast_min(self) -> tuple[float, str]:
-        """The lowest contrast of a shown text with what is behind it (1 to 21), and that text.
+        """Return the lowest contrast of a visible text with its background (1 to 21), and that text.
 
-        What is behind is taken from the background colours of HTML elements: keep text off SVG shapes.
+        The background comes from the background colours of HTML elements: keep text off SVG shapes.
         """
         ratio, text = min(self.evaluate(CONTRASTS))
         return float(ratio), str(text)
 
     def violations(self) -> list[str]:
-        """What axe-core objects to: labels, roles, landmarks, headings, keyboard, contrast; one line each."""
+        """Return the problems that axe-core finds: labels, roles, headings, keyboard, contrast; one line each."""
         from axe_playwright_python.sync_playwright import Axe
 
         found = Axe().run(self.tab).response["violations"]
@@ -109,7 +109,7 @@ class Page:
 
 
 class Browser:
-    """A running Chromium. Each `open` has a context of its own: no cookies, cache or storage are shared."""
+    """A running Chromium. Each `open` has its own context: no shared cookies, cache or storage."""
 
     def __init__(self, playwright: Playwright, chromium: Chromium) -> None:
         self._playwright = playwright
@@ -117,7 +117,7 @@ class Browser:
 
     @classmethod
     def start(cls) -> Browser:
-        """Raises playwright's Error, with Chromium's own words, where it does not start."""
+        """Start Chromium. Raises playwright's Error with Chromium's message if it does not start."""
         from playwright.sync_api import sync_playwright
 
         playwright = sync_playwright().start()

@@ -1,4 +1,4 @@
-"""Bundles that need no vendor: models of the null engine, as small as a bundle can be, each fault on request."""
+"""Small bundles without a vendor: models of the null engine, with any fault on request."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ def make_null_bundle(
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
 
-    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy"), the sum of
-    the item's values ("sum") or 0 ("zeros"). `program` replaces the artifact's bytes (b"?" does not load), or is added to its
-    JSON; `first` is the engine and the bytes of an artifact that is tried before it; `reference` is the program of an
-    artifact to compare answers with; `golden_off_by`
-    makes the golden outputs wrong by that much, so that the health check fails; `padding_bytes` of
-    incompressible ballast make the bundle as large as a test needs, `padding` is ballast as given; `foreign_bytes` lie
-    in it for no target; `receipt` is what its build found out.
+    The model takes FP32 `x` and gives FP32 `y`, both [-1, *item_shape]: `y` is `x` ("copy"), the sum of the item's
+    values ("sum") or 0 ("zeros"). `program` replaces the artifact's bytes (b"?" does not load) or is added to its
+    JSON. `first` is the engine and the bytes of an artifact that is tried before it. `reference` is the program of an
+    artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
+    check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
+    `foreign_bytes` belong to no target. `receipt` is what the build found out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -87,7 +86,7 @@ def make_null_bundle(
 
 
 def flip_bit(path: Path, offset: int = -1600) -> Path:
-    """A copy of the file beside it with one bit other at `offset` (from the end where negative)."""
+    """Write a copy beside the file with one bit flipped at `offset` (from the end if negative)."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
     flipped = path.with_name(f"flipped-{path.name}")

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: a server of its own on a free loopback port, in a temporary folder.
+"""A real PostgreSQL for tests: its own server on a free loopback port, in a temporary folder.
 
 initdb and postgres refuse root, so as root they run as `postgres`, else `nobody`.
 """
@@ -25,7 +25,7 @@ STARTS_WITHIN_S = 60.0
 
 
 def postgres_folder() -> Path | None:
-    """Where initdb and postgres are; None where PostgreSQL is not installed."""
+    """Return the folder of initdb and postgres, or None if PostgreSQL is not installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     found += [Path(path).resolve().parent for path in (shutil.which("postgres"),) if path]
     needed = ("initdb", "postgres", "pg_isready")
@@ -34,7 +34,7 @@ def postgres_folder() -> Path | None:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of an empty database; the server is stopped by its pid and its folder removed."""
+    """Run a server and yield the URL of an empty database; stop it by its pid and remove its folder."""
     binaries = postgres_folder()
     assert binaries is not None
     folder = Path(tempfile.mkdtemp(prefix="edgert-pg-"))
@@ -62,7 +62,7 @@ def postgres() -> Iterator[str]:
 
 
 def new_database(server: str) -> str:
-    """The URL of a fresh database on `server`, which is as `postgres` gave it."""
+    """Return the URL of a new database on `server`, a URL of `postgres`."""
     engine = sa.create_engine(server.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
     name = f"t{secrets.token_hex(5)}"
     with engine.connect() as connection:

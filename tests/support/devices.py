@@ -1,4 +1,4 @@
-"""A device for tests: a state folder of its own, the real `edgertd` commands, the real daemon."""
+"""A device for tests: its own state folder, the real `edgertd` commands, the real daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_S_MAX = 30.0
 
 @dataclass
 class Device:
-    """`folder` is short, as socket paths must be. Commands fail the test unless `code` says otherwise."""
+    """A device in `folder`, which is short because socket paths must be. Commands must end with `code`."""
 
     folder: Path
     key: SigningKey = field(default_factory=new_key)
@@ -43,13 +43,13 @@ class Device:
         return self.state.root / "edgert.sock"
 
     def prepare(self, config: str = "") -> None:
-        """Write what a bootstrap writes. `config` is appended to config.toml."""
+        """Write what a bootstrap writes; `config` is appended to config.toml."""
         self.state.keys.mkdir(parents=True)
         (self.state.keys / "test.pem").write_bytes(self.key.public.pem())
         self.state.config.write_text(f'device = "d-test"\nprofile = "this-machine"\n{config}')
 
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
-        """One `edgertd` command with --json; its answer."""
+        """Run an `edgertd` command with --json and return its answer."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
@@ -59,7 +59,7 @@ class Device:
         return make_null_bundle(self.folder / "bundles", self.key, **options)
 
     def deploy(self, **options: Any) -> None:
-        """Install, activate, check and keep a null bundle made with `options`."""
+        """Install, activate, check and mark good a null bundle made with `options`."""
         model = options.get("model", "echo")
         self.run("install", os.fspath(self.bundle(**options)))
         self.run("activate", model)
@@ -67,7 +67,7 @@ class Device:
         self.run("mark-good", model)
 
     def put(self, **options: Any) -> None:
-        """As `deploy`, without a process for each command: for tests of what comes after."""
+        """Do the same as `deploy` without a process for each command."""
         store = SlotStore(self.state.models / options.get("model", "echo"))
         install(self.bundle(**options), self.state, read_config(self.state))
         store.activate(60)
@@ -76,15 +76,15 @@ class Device:
         self.sync(store.folder.name)
 
     def sync(self, model: str) -> dict[str, Any]:
-        """Have the daemon follow the slots of `model`; what it then says of it."""
+        """Let the daemon follow the slots of `model`; return its status of the model."""
         return ask(self.state.control_socket, {"op": "sync", "model": model}, 60.0)
 
     def serving(self, model: str = "echo") -> dict[str, Any]:
-        """What the daemon says of one model, asked without a process for the command."""
+        """Return the daemon's status of one model, without a process for the command."""
         return dict(ask(self.state.control_socket, {"op": "status"}, 10.0)["models"][model])
 
     def model(self, name: str = "echo") -> dict[str, Any]:
-        """What `edgertd status` says of one model."""
+        """Return the status of one model by `edgertd status`."""
         return next(m for m in self.run("status")["models"] if m["model"] == name)
 
     def client(self, timeout_s: float = 20.0) -> Client:
@@ -96,7 +96,7 @@ class Device:
 
 @contextmanager
 def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
-    """A prepared device, its daemon running if `started`; everything is gone afterwards."""
+    """Yield a prepared device, its daemon running if `started`; remove everything afterwards."""
     device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
     try:
         device.prepare(config)
@@ -110,7 +110,7 @@ def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
 
 @contextmanager
 def nothing_may_be_written() -> Iterator[None]:
-    """Files may be made, and no byte put into them, as on a full disk."""
+    """Let files be created but not written, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

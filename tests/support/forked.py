@@ -1,9 +1,9 @@
-"""Runs a function on hostile bytes in a fork of a process that has its libraries loaded: a hundred cases in seconds.
+"""Run a function on hostile bytes in a fork of a process with its libraries loaded: a hundred cases in seconds.
 
     python -m tests.support.forked MODULE:FUNCTION [MODULE ...]      the MODULEs are loaded beforehand
 
-The function is called as (request, data, progress) under the limits that a real probe has, and its answer is framed as a real
-probe's is; each case has a process of its own. `Forked` is the other end.
+The function is called as (request, data) under the limits of a real probe, and its answer is framed like a real
+probe's. Each case has its own process. `Forked` is the other end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Forked:
         self._process.wait(timeout=30)
 
     def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Raises SourceInvalid as `probe.ask` does."""
+        """Answer one case. Raises SourceInvalid like `sandbox.ask`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         sandbox.write_frame(self._process.stdin, request, data)

@@ -1,4 +1,4 @@
-"""Pictures that tests need: smooth as a photograph, and files of them."""
+"""Test images: smooth like a photograph, as arrays and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def photo(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """UINT8 [height, width, 3], made of a few waves: detail that survives JPEG and does not alias."""
+    """Return UINT8 [height, width, 3] made of a few waves: detail that survives JPEG and does not alias."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width] / max(height, width)
     channels = []
@@ -24,7 +24,7 @@ def photo(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def encoded(pixels: NDArray[Any], form: str = "JPEG", **options: Any) -> bytes:
-    """The file's bytes. [H, W, 3], [H, W, 4], or [H, W] for gray."""
+    """Return the bytes of the file. [H, W, 3], [H, W, 4], or [H, W] for gray."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -35,7 +35,7 @@ def encoded(pixels: NDArray[Any], form: str = "JPEG", **options: Any) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG file that claims to be of that size and holds next to nothing."""
+    """Return a PNG file that claims that size and contains nearly nothing."""
     import struct
     import zlib
 

@@ -1,6 +1,6 @@
-"""Small ONNX models and samples for the tests, sound ones and each kind of unsound one.
+"""Small ONNX models and samples for tests, valid ones and each kind of invalid one.
 
-A model is written in ONNX's own text form (onnx.parser); weights are random but seeded.
+A model is written in ONNX's text form (onnx.parser); weights are random with a fixed seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def random(*shape: int, seed: int = 0) -> Array:
 def model(
     signature: str, body: str, weights: dict[str, Array] | None = None, *, opset: int = 17, ir_version: int = 8
 ) -> Any:
-    """A ModelProto of `signature` ("float[N,4] x) => (float[N,2] y") and `body`, both in text form."""
+    """Return a ModelProto of `signature` ("float[N,4] x) => (float[N,2] y") and `body`, both in text form."""
     from onnx import numpy_helper, parser
 
     proto = parser.parse_model(
@@ -50,7 +50,7 @@ def cnn() -> Any:
 
 
 def transformer() -> Any:
-    """One attention head over 6 tokens of 8 features, with a norm, in opset 17."""
+    """Return one attention head over 6 tokens of 8 features, with a norm, in opset 17."""
     body = """
         n = LayerNormalization (x, g, z)
         q = MatMul(n, wq) k = MatMul(n, wk) v = MatMul(n, wv)
@@ -66,9 +66,9 @@ def transformer() -> Any:
 
 
 def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
-    """The digits model with one channel of its first layer `factor` times as large, and its readers as much smaller.
+    """Return digits with one channel of its first layer `factor` times as large, and its readers as much smaller.
 
-    It answers as before in float; in INT8 the other channels are lost, as their values are less than one step.
+    It answers the same in float. In INT8 the other channels are lost, because their values are less than one step.
     """
     from onnx import ModelProto, numpy_helper
 
@@ -85,7 +85,7 @@ def with_outlier(proto: Any, factor: float = 2000.0) -> Any:
 
 
 def two_by_two() -> Any:
-    """Two inputs, two outputs: `total` [N,3] is not class scores of its own, `product` [N,3] neither."""
+    """Return a model with two inputs and two outputs: `total` [N,3] and `product` [N,3] are no class scores."""
     body = "s = Add(a, b) total = MatMul(s, w) product = Mul(a, b)"
     return model("float[N,3] a, float[N,3] b) => (float[N,3] total, float[N,3] product", body, {"w": random(3, 3)})
 

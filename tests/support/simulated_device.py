@@ -1,4 +1,4 @@
-"""A device simulated at the transport seam: the real transition table of slots, commands that fail on request."""
+"""A device simulated at the transport seam: the real transition table, and commands that fail on request."""
 
 from __future__ import annotations
 

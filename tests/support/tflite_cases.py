@@ -1,4 +1,4 @@
-"""Graphs of a few operators as tests of the TFLite lowering: one `Case` is a graph, its inputs and its constants."""
+"""Graphs of a few operators to test the TFLite lowering: a `Case` has a graph, inputs and constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
 
 Arrays = dict[str, NDArray[Any]]
 BATCHES = (1, 3)
-# Float32 sums in another order; the largest rows add up some hundred products.
+# Float32 sums depend on their order; the largest rows add up some hundred products.
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-4, 2e-5
 IMAGE = {"x": (4, 7, 9)}
 VOLUME = {"x": (4, 5, 6, 7)}
@@ -51,7 +51,7 @@ class Case:
 
 
 def model_of(case: Case, batch: str = "N") -> onnx.ModelProto:
-    """The case's model, its batch open."""
+    """Return the case's model with an open batch axis."""
     inputs = ", ".join(
         f"{case.types.get(name, 'float')}[{', '.join([batch, *map(str, item)])}] {name}"
         for name, item in case.items.items()
@@ -76,7 +76,7 @@ def inputs_of(case: Case, batch: int, seed: int = 1) -> Arrays:
 
 
 def run_onnx(model: onnx.ModelProto, inputs: Arrays) -> list[NDArray[Any]]:
-    """What ONNX Runtime answers; where this release of it does not know the opset yet, ONNX's own reference."""
+    """Return ONNX Runtime's answer, or that of ONNX's reference if this release does not know the opset."""
     try:
         session: Any = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -88,7 +88,7 @@ def run_onnx(model: onnx.ModelProto, inputs: Arrays) -> list[NDArray[Any]]:
 
 
 def run_tflite(content: bytes, inputs: Arrays) -> list[NDArray[Any]]:
-    """The outputs in the file's own order."""
+    """Return the outputs in the file's own order."""
     interpreter = Interpreter(model_content=content, num_threads=1)
     indices = {detail["name"]: detail["index"] for detail in interpreter.get_input_details()}
     for name, array in inputs.items():
@@ -101,7 +101,7 @@ def run_tflite(content: bytes, inputs: Arrays) -> list[NDArray[Any]]:
 
 
 def assert_agrees_with_onnx_runtime(case: Case) -> None:
-    """Lower `case` and run it at each of BATCHES."""
+    """Lower `case` and compare it at each of BATCHES."""
     model = model_of(case)
     content = lower(model)
     for batch in BATCHES:

@@ -1,4 +1,4 @@
-"""Other versions of EdgeRT to change to: copies of this source tree with something changed in them."""
+"""Other versions of EdgeRT for upgrades: copies of this source tree with a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COPIED = ("edgert", "deploy", "devices", "pyproject.toml", "README.md", "LICENSE
 
 
 def another_tree(tree: Path, file: str = "edgert/__init__.py", old: str = "", new: str = "") -> Path:
-    """A source tree at `tree` whose `edgert.WHICH` is the folder's name, with `old` in `file` replaced by `new`."""
+    """Make a source tree at `tree` whose `edgert.WHICH` is its name, with `old` in `file` replaced by `new`."""
     tree.mkdir()
     for each in COPIED:
         if (ROOT / each).is_dir():
