@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 
 from edgert import machine as host
-from edgert.checks import golden_samples as golden
 from edgert.checks.bench import machine
+from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import ServingStatus, ask_daemon
-from edgert.client.blocking import Client
 from edgert.config import DeviceConfig, StateDir
 from edgert.errors import EdgeRTError
 from edgert.versions.installed import InstalledVersion, load_live
 from edgert.versions.slot_store import SlotStore
 
 WARM_ASKS = 5
-ASK_S_MAX = 60.0
 
 
 def serving_of(model: str, state: StateDir) -> ServingStatus:
@@ -71,37 +69,36 @@ def bench_live(
 def _asked(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """How long each answer took, and how long all of it, in seconds: at least one answer a client."""
-    names = [spec.name for spec in version.manifest.inputs]
-    samples = [dict(zip(names, sample, strict=True)) for sample in golden.samples(version)]
+    """Return how long each answer took and how long all of it took, in seconds; each client gets at least one answer."""
     times_s: list[float] = []
     failures: list[EdgeRTError] = []
-    begun = threading.Barrier(clients + 1)
+    ready = threading.Barrier(clients + 1)
 
     def ask_on() -> None:
-        mine: list[float] = []
+        own_s: list[float] = []
         try:
-            with Client(state.socket(config), timeout_s=ASK_S_MAX) as client:
+            with GoldenClient(version, state, config) as client:
                 for _ in range(WARM_ASKS):
-                    client.infer(version.manifest.model, samples[0], cache=False)
-                begun.wait()
+                    client.ask(client.samples[0])
+                ready.wait()
                 until = time.perf_counter() + seconds
-                while not mine or time.perf_counter() < until:
+                while not own_s or time.perf_counter() < until:
+                    sample = client.samples[len(own_s) % len(client.samples)]
                     began = time.perf_counter()
-                    client.infer(version.manifest.model, samples[len(mine) % len(samples)], cache=False)
-                    mine.append(time.perf_counter() - began)
+                    client.ask(sample)
+                    own_s.append(time.perf_counter() - began)
         except EdgeRTError as error:
             failures.append(error)
-            begun.abort()
-        except threading.BrokenBarrierError:  # another one failed, and says why
+            ready.abort()
+        except threading.BrokenBarrierError:  # another client failed
             pass
-        times_s.extend(mine)
+        times_s.extend(own_s)
 
     threads = [threading.Thread(target=ask_on, daemon=True) for _ in range(clients)]
     for thread in threads:
         thread.start()
     with contextlib.suppress(threading.BrokenBarrierError):
-        begun.wait()
+        ready.wait()
     began = time.perf_counter()
     for thread in threads:
         thread.join()

@@ -1,4 +1,4 @@
-"""Golden vectors: inputs that ship with a bundle, and whether an engine here answers them as the host's did."""
+"""Golden samples: inputs that ship with a bundle, and the check that answers here equal the host's."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import ArtifactEntry
+from edgert.engines import EngineOptions, Session, engine_by_name
 from edgert.errors import BundleCorrupt, HealthCheckFailed
-from edgert.versions.installed import InstalledVersion
+from edgert.versions.installed import InstalledVersion, check_files
 
 Arrays = list[NDArray[Any]]
 
 
 def samples(version: InstalledVersion) -> Iterator[Arrays]:
-    """The golden inputs, one sample at a time: a model with a fixed batch of one takes no other."""
+    """Yield the golden inputs, one sample at a time: a model with a fixed batch of one takes no other."""
     arrays = [_read(version, path) for path in version.manifest.golden_inputs]
     for i in range(len(arrays[0])):
         yield [array[i : i + 1] for array in arrays]
 
 
 def check(version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays]) -> list[float]:
-    """Put every golden sample to `ask`; the largest absolute difference per output.
+    """Pass every golden sample to `ask` and return the largest absolute difference per output.
 
-    Raises HealthCheckFailed when one lies beyond the signed tolerance, and what `ask` raises.
+    Raises HealthCheckFailed where one is beyond the signed tolerance, and what `ask` raises.
     """
     answers = [ask(sample) for sample in samples(version)]
     worst = []
@@ -43,6 +44,22 @@ def check(version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arr
                 f"more than {atol:.6g}: this device computes something else than the host did"
             )
     return worst
+
+
+def load_checked(
+    version: InstalledVersion, artifact: ArtifactEntry, options: EngineOptions
+) -> tuple[Session, list[float]]:
+    """Load an artifact whose files and golden answers are right; return its session and what `check` found.
+
+    Raises BundleCorrupt, EngineMissing, EngineFailed or HealthCheckFailed.
+    """
+    check_files(version, artifact)
+    session = engine_by_name(artifact.engine).load(version.local(artifact), options)
+    try:
+        return session, check(version, artifact, session.run)
+    except BaseException:
+        session.close()
+        raise
 
 
 def _read(version: InstalledVersion, path: str) -> NDArray[Any]:

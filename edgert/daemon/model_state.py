@@ -13,7 +13,7 @@ class ServingState(str, Enum):
     """What `edgertd status` says of a model."""
 
     READY = "ready"
-    DEGRADED = "degraded"  # serves, but not on the first engine of its ladder
+    DEGRADED = "degraded"  # serves, but not on its preferred engine
     LOADING = "loading"
     WAITING = "waiting"  # for memory that other models hold
     UNLOADED = "unloaded"  # loaded when somebody asks

@@ -1,22 +1,26 @@
-"""A version as it lies in a slot: read, checked against what was installed, ready to be loaded."""
+"""A version in a slot: read, checked against what was installed, ready to be loaded."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.config import DeviceConfig
 from edgert.engines import LocalArtifact
-from edgert.errors import BundleCorrupt, ModelNotFound
+from edgert.errors import BundleCorrupt, EdgeRTError, ModelNotFound
 from edgert.versions.slot_store import SlotStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class InstalledVersion:
-    """A slot's content, ready to be loaded: the manifest and the artifacts for this device, best first.
+    """A slot's content, ready to be loaded: the manifest, and the artifacts for this device in order of preference.
 
     `reference` is the FP32 artifact to compare live answers with, where the bundle carries one.
     """
@@ -47,7 +51,7 @@ def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
 
 
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
-    """Read a slot's manifest. Raises BundleCorrupt when it is not the one whose digest is given."""
+    """Read a slot's manifest. Raises BundleCorrupt unless it has the digest `digest`."""
     try:
         payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
     except OSError as error:
@@ -61,8 +65,34 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
     return InstalledVersion(manifest, digest, folder, artifacts, reference)
 
 
+@dataclass(frozen=True)
+class Working(Generic[T]):
+    """The first artifact that works, what was made of it, and why each one before it failed."""
+
+    artifact: ArtifactEntry
+    value: T
+    tried: tuple[str, ...]
+
+
+def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
+    """Pass the version's artifacts to `use`, in order of preference, until it raises no error.
+
+    Raises the last artifact's error where none works; with `strict`, the first one's.
+    """
+    tried: list[str] = []
+    for artifact in version.artifacts:
+        try:
+            return Working(artifact, use(artifact), tuple(tried))
+        except EdgeRTError as error:
+            tried.append(f"{artifact.id}: {error.message}")
+            failure = error
+            if strict:
+                break
+    raise failure
+
+
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
-    """Hash the artifact's files as they lie on disk. Raises BundleCorrupt: cards and flash do rot."""
+    """Compare the artifact's files on disk with their signed hashes. Raises BundleCorrupt: flash memory decays."""
     for path in artifact.files:
         digest = hashlib.sha256()
         try:

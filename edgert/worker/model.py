@@ -10,14 +10,13 @@ from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, Session, engine_by_name
-from edgert.errors import EdgeRTError
-from edgert.versions.installed import InstalledVersion, check_files
+from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.learning import Circumstances, Learned, LearnedFile, learn
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a worker serves. `tried` says which engines of the ladder failed before this one, and why.
+    """The artifact that a worker serves. `tried` names the preferred artifacts that failed, each with its reason.
 
     `more_sessions` are open beside `session` where several instances answer more.
     """
@@ -47,40 +46,31 @@ def load_model(
     progress: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
-    """Load the first artifact of the version's ladder that loads and answers its golden inputs rightly.
+    """Load the version's first artifact, in order of preference, that loads and answers its golden inputs correctly.
 
-    `progress` hears what an engine does that takes minutes.
-
-    Raises the last artifact's error when none does, and with `strict` the first one's.
+    An engine reports work of minutes to `progress`. Raises the last artifact's error when none loads, and with
+    `strict` the first one's.
     """
     began = clock()
-    tried: list[str] = []
-    for artifact in version.artifacts:
-        try:
-            check_files(version, artifact)
-            engine_version = engine_by_name(artifact.engine).version()
-            (session, *more), learned = _open(version, artifact, engine_version, state, config, progress)
-        except EdgeRTError as error:
-            tried.append(f"{artifact.id}: {error.message}")
-            failure = error
-            if config.serving.strict:
-                break
-            continue
-        return LoadedModel(
-            version, artifact, session, tuple(more), engine_version, learned, clock() - began, tuple(tried)
-        )
-    raise failure
+    working = first_working(
+        version, lambda artifact: _open(version, artifact, state, config, progress), strict=config.serving.strict
+    )
+    engine_version, (session, *more), learned = working.value
+    return LoadedModel(
+        version, working.artifact, session, tuple(more), engine_version, learned, clock() - began, working.tried
+    )
 
 
 def _open(
     version: InstalledVersion,
     artifact: ArtifactEntry,
-    engine_version: str,
     state: StateDir,
     config: DeviceConfig,
     progress: Callable[[str], None],
-) -> tuple[list[Session], Learned]:
-    """The artifact's sessions, as learned on this device before or now, each checked on the golden inputs."""
+) -> tuple[str, list[Session], Learned]:
+    """Return the engine's version and the artifact's sessions, as learned here before or now, each checked."""
+    check_files(version, artifact)
+    engine_version = engine_by_name(artifact.engine).version()
     circumstances = Circumstances.of(artifact.engine, engine_version, config.serving)
     kept = LearnedFile(state.learned, version.manifest.file(artifact.entry).sha256)
 
@@ -111,7 +101,7 @@ def _open(
         raise
     if learned != known:
         kept.write(circumstances, learned)
-    return sessions, learned
+    return engine_version, sessions, learned
 
 
 def _close_to(sessions: list[Session], count: int) -> None:

@@ -1,6 +1,6 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
-With `as_served` in the order it is a version as it would be served here: the first artifact of its ladder that loads.
+With `as_served` in the order it is a version as it would be served here: the first artifact, in order of preference, that loads.
 
 It gets the load order as a HELLO frame, answers WELCOME or ERROR, then takes INFER frames that hold a request's
 inputs and its live answer, and gives RESULT frames that say how far the reference agrees. It ends with its channel.
@@ -70,12 +70,12 @@ def _serve(end: socket.socket) -> None:
 def _open(order: dict[str, Any]) -> Any:
     """Load the reference, and return the function that compares the tensors of an INFER frame with its answer."""
     from edgert.bundle.manifest import ArtifactEntry
-    from edgert.checks import golden_samples as golden
+    from edgert.checks.golden_samples import load_checked
     from edgert.config import StateDir, read_config
-    from edgert.engines import EngineOptions, Session, engine_by_name
-    from edgert.errors import BundleError, EdgeRTError
+    from edgert.engines import EngineOptions, Session
+    from edgert.errors import BundleError
     from edgert.protocol.arrays import from_wire
-    from edgert.versions.installed import check_files, load_version
+    from edgert.versions.installed import first_working, load_version
     from edgert.worker.agreement import compare, scores_output
 
     state = StateDir(Path(order["state"]))
@@ -83,19 +83,10 @@ def _open(order: dict[str, Any]) -> Any:
     options = EngineOptions(threads=THREADS, cache_dir=state.cache)
 
     def opened(artifact: ArtifactEntry) -> Session:
-        check_files(version, artifact)
-        session = engine_by_name(artifact.engine).load(version.local(artifact), options)
-        golden.check(version, artifact, session.run)
-        return session
-
-    def as_served() -> Session:
-        for artifact in version.artifacts[:-1]:
-            with contextlib.suppress(EdgeRTError):
-                return opened(artifact)
-        return opened(version.artifacts[-1])
+        return load_checked(version, artifact, options)[0]
 
     if order.get("as_served"):
-        session = as_served()
+        session = first_working(version, opened).value
     elif version.reference is None:
         raise BundleError("the bundle carries no reference for this device; build it with --with-reference")
     else:

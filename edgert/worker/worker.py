@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from edgert.checks import golden_samples as golden
+from edgert.checks.golden_client import GoldenClient
 from edgert.checks.status import LoadedStatus, RequestStatus, WorkerFigures
-from edgert.checks.trial_preparation import GoldenAsker
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, ShuttingDown
 from edgert.log import log
@@ -121,7 +121,7 @@ class Worker:
     def __init__(self, order: LoadOrder, config: DeviceConfig, model: LoadedModel) -> None:
         serving = config.serving
         manifest = model.version.manifest
-        self._model = model
+        self._model, self._config, self._state = model, config, order.state
         wishes = config.model(manifest.model)
         self._batcher = Batcher(
             model.session,
@@ -136,7 +136,6 @@ class Worker:
         self._previous = _previous_version(order)
         self._shadows = [shadow for shadow in (self._shadow, self._previous) if shadow is not None]
         pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
-        self._golden_asker = GoldenAsker(model.version, order.state, config)
         self._recorder = WindowRecorder(manifest.model)
         self._reporter = _reporter(order, config, model, self._recorder, self._figures)
         frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
@@ -223,7 +222,8 @@ class Worker:
             self._previous.stop_sampling()
         before = self._recorder.snapshot().totals.requests
         try:
-            asked = self._golden_asker.ask(int(message["count"]), float(message["for_s"]))
+            with GoldenClient(self._model.version, self._state, self._config) as client:
+                asked = client.ask_many(int(message["count"]), float(message["for_s"]))
         except EdgeRTError as error:  # the disk gives no samples: a limit that was not measured does not hold
             log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error.message}")
             asked = 0

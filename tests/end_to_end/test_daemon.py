@@ -360,7 +360,7 @@ def test_a_daemon_whose_state_folder_was_removed_ends() -> None:
 
 
 def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
-    """A ladder may hold one engine twice, in INT8 and in FP32; each has golden answers of its own."""
+    """A profile may prefer one engine twice, in INT8 and in FP32; each has golden answers of its own."""
     with a_device() as device:
         device.deploy(first=("null", b"?"))  # it does not load
         checked = device.run("check", "echo")

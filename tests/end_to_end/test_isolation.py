@@ -174,7 +174,7 @@ def test_a_worker_that_the_kernel_kills_is_back_and_nobody_else_notices(pair: De
     assert pair.serving("other")["pid"] == other
 
 
-# --- the ladder -----------------------------------------------------------------------------------
+# --- engine preference ----------------------------------------------------------------------------
 
 
 def test_where_the_first_engine_does_not_load_the_next_serves_and_it_is_told() -> None:

@@ -46,8 +46,8 @@ Say = Callable[[str], None]
 class Wishes:
     """What a bootstrap is to bring about besides the software.
 
-    `engines` is all of the profile's ladder, the first, or names separated by commas: those must load, while of the
-    ladder what has no wheels there or does not load is left out. `upgrade` replaces a runtime that serves by this
+    `engines` is `all` engines of the profile, the `first`, or names separated by commas. Named engines must load; of
+    `all`, an engine without wheels or that does not load is left out. `upgrade` replaces a runtime that serves by this
     host's. `service` is systemd, monitor (edgertd's own, gone after a reboot), or auto: systemd where it runs.
     `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}.
     """

@@ -102,7 +102,7 @@ FILE = click.Path(path_type=Path)
     type=click.Choice(["all", "first"]),
     default="all",
     show_default=True,
-    help="Engines of a profile's ladder to build for.",
+    help="Engines of a profile's engine preference to build for.",
 )
 @click.option(
     "--with-reference", is_flag=True, help="Add FP32 artifacts that devices may compare live answers with (shadow)."

@@ -38,7 +38,7 @@ class Match:
 class DeviceProfile:
     """One `devices/<name>.toml`.
 
-    `engines` is the ladder, best first. `machines` are values of `uname -m`; empty means any.
+    `engines` is the engine preference, best first. `machines` are values of `uname -m`; empty means any.
     `python` is the lowest version the engine's wheels need there, `glibc` likewise; `python_max` is the highest, "" for
     none. `wheels` says, for each engine, what bootstrap installs there for it, as it was reviewed; installed is what
     edgert's own extras say, and a test holds the two together.

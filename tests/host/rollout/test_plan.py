@@ -135,14 +135,14 @@ def test_an_older_release_is_refused_during_a_trial_as_well(offer: Offer) -> Non
         make_plan(facts(offer, busy), offer)
 
 
-def test_an_engine_further_down_the_ladder_will_do(offer: Offer) -> None:
+def test_a_less_preferred_engine_will_do(offer: Offer) -> None:
     first = replace(offer.manifest.artifacts[0], id="first", engine="openvino")
-    ladder = replace(
+    preferred = replace(
         offer.manifest,
         artifacts=(first, offer.manifest.artifacts[0]),
         targets=(replace(offer.manifest.targets[0], artifacts=("first", "null")),),
     )
-    assert make_plan(facts(offer), replace(offer, manifest=ladder)).steps == WHOLE_WAY
+    assert make_plan(facts(offer), replace(offer, manifest=preferred)).steps == WHOLE_WAY
 
 
 LIMITS = TrialLimits({"p99_ms": 8.0, "temp_c": 80.0, "agreement": 0.9}, 600.0)

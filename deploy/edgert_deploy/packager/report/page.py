@@ -68,13 +68,15 @@ def _targets(report: Report) -> str:
     for target in report.manifest.targets:
         said = receipts.get(target.profile, {})
         machines = ", ".join(target.machines) or "any processor"
-        rungs = "".join(f"<li>{_artifact_words(report, name)}</li>" for name in target.artifacts)
+        preferred = "".join(f"<li>{_artifact_words(report, name)}</li>" for name in target.artifacts)
         notes = [f"Goes without {one['engine']}: {one['reason']}" for one in said.get("left_out", [])]
         notes += [remark for remark in said.get("warnings", []) if "goes without" not in remark]
         if target.reference:
             notes.append(f"Live answers may be compared with {target.reference}.")
         listed = f'<ul class="plain soft">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
-        parts.append(f"<h3>{escape(target.profile)}</h3><p class=soft>{escape(machines)}</p><ol>{rungs}</ol>{listed}")
+        parts.append(
+            f"<h3>{escape(target.profile)}</h3><p class=soft>{escape(machines)}</p><ol>{preferred}</ol>{listed}"
+        )
     return (
         "<p>A device serves with the first artifact that loads there and answers the golden samples rightly.</p>"
         + "".join(parts)

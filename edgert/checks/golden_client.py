@@ -1,0 +1,55 @@
+"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from typing import Any
+
+from edgert.checks import golden_samples as golden
+from edgert.checks.golden_samples import Arrays
+from edgert.client.blocking import Client
+from edgert.config import DeviceConfig, StateDir
+from edgert.errors import EdgeRTError
+from edgert.versions.installed import InstalledVersion
+
+ASK_S_MAX = 60.0  # for one golden sample
+
+
+class GoldenClient:
+    """A client of the live version of one model. Close it, or use it in a `with` block."""
+
+    def __init__(self, version: InstalledVersion, state: StateDir, config: DeviceConfig) -> None:
+        """Raises BundleCorrupt where the samples cannot be read, and what `Client` raises."""
+        manifest = version.manifest
+        self.samples = list(golden.samples(version))
+        self._model = manifest.model
+        self._inputs, self._outputs = ([spec.name for spec in specs] for specs in (manifest.inputs, manifest.outputs))
+        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX)
+
+    def __enter__(self) -> GoldenClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.close()
+
+    def served(self) -> dict[str, Any]:
+        """Return what the daemon tells of the model that it serves."""
+        return self._client.metadata(self._model)
+
+    def ask(self, sample: Arrays) -> Arrays:
+        """Return the model's answer to one of `samples`. Raises what the daemon answers."""
+        answer = self._client.infer(self._model, dict(zip(self._inputs, sample, strict=True)), cache=False)
+        return [answer[name] for name in self._outputs]
+
+    def ask_many(self, count: int, for_s: float) -> int:
+        """Send `count` samples for at most `for_s` seconds; return how many were answered or refused."""
+        until, asked = time.monotonic() + for_s, 0
+        for sample in itertools.islice(itertools.cycle(self.samples), count):
+            if time.monotonic() >= until:
+                break
+            with contextlib.suppress(EdgeRTError):  # the worker counts it as failed
+                self.ask(sample)
+            asked += 1
+        return asked

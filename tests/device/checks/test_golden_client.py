@@ -1,0 +1,29 @@
+"""Golden samples through the daemon's socket: against a daemon, and against one that refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgert.checks.golden_client import GoldenClient
+from edgert.checks.health import check_served
+from edgert.config import read_config
+from edgert.versions.installed import load_live
+from edgert.versions.slot_store import SlotStore
+from tests.support.devices import a_device
+
+
+def test_samples_are_answered_as_an_apps_requests_and_a_refused_one_counts_as_asked() -> None:
+    with a_device() as device:
+        device.put()
+        store, config = SlotStore(device.state.models / "echo"), read_config(device.state)
+        version = load_live(store, config)
+        with GoldenClient(version, device.state, config) as client:
+            assert client.served()["release"] == version.manifest.release
+            for sample in client.samples:
+                assert np.array_equal(client.ask(sample)[0], sample[0])
+            assert client.ask_many(5, for_s=60.0) == 5
+            assert client.ask_many(5, for_s=0.0) == 0
+        assert check_served("echo", store, device.state, config)["samples"] == len(client.samples)
+        with GoldenClient(version, device.state, config) as client:
+            device.run("stop")
+            assert client.ask_many(3, for_s=60.0) == 3
