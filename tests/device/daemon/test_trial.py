@@ -276,7 +276,10 @@ def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) ->
     release = next(_releases)
     install(device.bundle(release=release, item_shape=(4,)), device.state, read_config(device.state))
     if device.run("status")["temp_c"] is None:
-        assert "no readable thermometer" in device.run("activate", "echo", "--limit", "temp_c=80", code=7)["error"]["message"]
+        assert (
+            "no readable thermometer"
+            in device.run("activate", "echo", "--limit", "temp_c=80", code=7)["error"]["message"]
+        )
     install(device.bundle(release=release, item_shape=(5,)), device.state, read_config(device.state))
     told = device.run("activate", "echo", "--limit", "agreement=99%", code=7)["error"]["message"]
     assert "other inputs" in told
