@@ -1,0 +1,119 @@
+"""What the documentation names exists: files, commands with their options, make targets, benchmarks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from edgert.cli import edgertd
+from edgert_deploy.cli import edgert
+from tests.support.paths import ROOT
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md", "hil/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+PROGRAMS: dict[str, click.Group] = {"edgert": edgert, "edgertd": edgertd}
+FOLDERS = ("edgert", "deploy", "devices", "docs", "tests", "hil", "bench", "examples", ".ci")
+PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`")
+BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(edgertd? [^`]+)`")
+NOT_OURS = re.compile(r"(.*my-board.*|edgert/v1/.*)")  # a user's file; MQTT topics
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_exist(page: Path) -> None:
+    named = {path for path in PATH.findall(page.read_text()) if not NOT_OURS.fullmatch(path)}
+    assert sorted(path for path in named if not exists(path, page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_can_be_typed(page: Path) -> None:
+    text = page.read_text()
+    lines = [line for block in BLOCK.findall(text) for line in commands_in(block)]
+    problems = [problem for line in lines for problem in problems_of(line, complete=True)]
+    inline = [line.replace("\\|", "|").replace("\n", " ") for line in INLINE.findall(BLOCK.sub("", text))]
+    assert problems + [problem for line in inline for problem in problems_of(line, complete=False)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_make_targets_and_benchmarks_exist(page: Path) -> None:
+    text, makefile = page.read_text(), (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", text, re.MULTILINE))
+    assert sorted(target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)) == []
+    modules = set(re.findall(r"python -m ((?:bench|hil|examples)\.[\w.]+)", text))
+    assert sorted(name for name in modules if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()) == []
+
+
+def test_code_names_pages_that_exist() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".h")]
+    named = {(path, name) for path in files for name in re.findall(r"(?<![\w/.])docs/[\w./-]*\w", path.read_text())}
+    assert (
+        sorted(f"{path.relative_to(ROOT)}: {name}" for path, name in named if not exists(name, path, prefix=True)) == []
+    )
+
+
+def exists(path: str, page: Path, *, prefix: bool = False) -> bool:
+    """Whether `path` (with * and {a,b}) names a file here, from the top folder or from the page's."""
+    choices = re.search(r"\{([^}]*)\}", path)
+    if choices:
+        return all(exists(path.replace(choices[0], choice, 1), page, prefix=prefix) for choice in choices[1].split(","))
+    pattern = path.rstrip("/") + ("*" if prefix else "")
+    return any(next(folder.glob(pattern), None) is not None for folder in (ROOT, page.parent))
+
+
+def commands_in(block: str) -> Iterator[str]:
+    for line in block.replace("\\\n", " ").splitlines():
+        words = line.removeprefix("$ ").removeprefix("sudo ").strip()
+        if words.split(" ")[0] in PROGRAMS:
+            yield words
+
+
+def problems_of(line: str, *, complete: bool) -> list[str]:
+    """What is wrong with a command line; a `complete` one also has all its arguments and no more."""
+    words = shlex.split(re.split(r" [|>&]|\u2026|\.\.\.", line)[0], comments=True)
+    command, rest, context = follow(words)
+    if isinstance(context, str):
+        return [f"{line}: {context}"]
+    if not complete:
+        known = {
+            name for parameter in command.get_params(context) for name in parameter.opts + parameter.secondary_opts
+        }
+        given = {word.split("=")[0] for word in rest if word.startswith("--")} - {"--"}
+        return [f"{line}: no option {name}" for name in sorted(given - known)]
+    if isinstance(command, click.Group):
+        return [] if set(words) & {"--help", "--version"} else [f"{line}: incomplete"]
+    try:
+        values, left, _ = command.make_parser(context).parse_args(rest)
+    except click.UsageError as error:
+        return [f"{line}: {error.message}"]
+    required = [p for p in command.params if p.required and values.get(str(p.name)) in (None, ())]
+    missing = [f"{line}: {p.name} is missing" for p in required if isinstance(p, click.Argument)]
+    return missing + [f"{line}: too many arguments: {left}" for _ in left[:1]]
+
+
+def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | str]:
+    """The command that `words` name, the words behind it, and its context or what is wrong."""
+    command: click.Command = PROGRAMS[words[0]]
+    context, rest = click.Context(command, info_name=words[0], resilient_parsing=True), words[1:]
+    while isinstance(command, click.Group) and rest:
+        try:
+            _, rest, _ = command.make_parser(context).parse_args(rest)
+        except click.UsageError as error:
+            return command, rest, error.message
+        found = command.get_command(context, rest[0]) if rest else None
+        if found is None:
+            return command, rest, f"no command {rest[0]}" if rest else context
+        command, rest = found, rest[1:]
+        context = click.Context(command, parent=context, info_name=command.name, resilient_parsing=True)
+    return command, rest, context
