@@ -3,7 +3,7 @@
     read_graph   fold the model, find every value's shape at two batch sizes
     widen        put casts around arithmetic of small integers
     fuse         replace groups of nodes by ones that TFLite has an operator for
-    LOWERINGS    ONNX operator -> the function that writes it (ops/)
+    OPS          ONNX operator -> its record, with the function that writes it (ops/)
     Lowering     layouts and tensors while that goes on
     Writer       the flatbuffer
 
@@ -19,10 +19,10 @@ from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
-from edgert_deploy.packager.tflite_lowering.ops import LOWERINGS
+from edgert_deploy.packager.tflite_lowering.ops import OPS
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
-__all__ = ["LOWERINGS", "lower"]
+__all__ = ["OPS", "lower"]
 
 
 def lower(model: onnx.ModelProto) -> bytes:
@@ -31,8 +31,8 @@ def lower(model: onnx.ModelProto) -> bytes:
     Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where
     ONNX Runtime cannot fold the model.
     """
-    graph = fuse(widen(read_graph(model, LOWERINGS)))
-    lowering = Lowering(graph)
+    graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
+    lowering = Lowering(graph, OPS)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:
         problems += _lower_node(lowering, node)
@@ -60,13 +60,13 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
     """Write `node`. What cannot be is returned, and stood in for, so that one run finds everything."""
-    write = LOWERINGS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
+    op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
-        if write is None:
-            raise Uncovered("no lowering for this operator")
+        if op is None:
+            raise Uncovered("TFLite has no such operator, and none is made of others here")
         if not any(map(lowering.is_unknown, node.inputs)):
-            write(lowering, node)
+            op.write(lowering, node)
             lowering.note_sign(node)
             return []
     except Uncovered as reason:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node
 from edgert_deploy.packager.tflite_lowering.masking import soften_masks
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE, Links, replaced
 
-# Nodes whose TFLite operator can clamp its own result. The rest keep their activation as an operator.
-TAKES_ACTIVATION = frozenset({"Conv", "Gemm", "MatMul", "Add", "Sub", "Mul"})
 # An operator of ours, for the fusion below; ONNX has no such name.
 RSQRT = "Rsqrt"
 
 
-def fuse(graph: Graph) -> Graph:
-    """All rewrites, each a pure function of the graph."""
-    for rewrite in (soften_masks, _fuse_gelu, _fuse_hard_swish, _fuse_mish, _fuse_rsqrt, _fuse_activations):
+def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
+    """Return the graph after all rewrites, each a pure function of the graph."""
+    for rewrite in (soften_masks, _fuse_gelu, _fuse_hard_swish, _fuse_mish, _fuse_rsqrt):
         graph = rewrite(graph)
-    return graph
+    return _fuse_activations(graph, ops)
 
 
 def _fuse_gelu(graph: Graph) -> Graph:
@@ -114,13 +113,13 @@ def _fuse_rsqrt(graph: Graph) -> Graph:
     return replaced(graph, changes)
 
 
-def _fuse_activations(graph: Graph) -> Graph:
+def _fuse_activations(graph: Graph, ops: Mapping[str, Op]) -> Graph:
     """Relu and the like into the node before them, which then makes the activation's result."""
     links = Links(graph)
     changes: dict[str, Node | None] = {}
     for node in graph.nodes:
         user = links.only_user(node)
-        if user is None or not _clamps_itself(graph, node):
+        if user is None or not _clamps_itself(graph, ops, node):
             continue
         activation = clamp_name(user, links.scalar)
         if activation != "NONE":
@@ -129,12 +128,12 @@ def _fuse_activations(graph: Graph) -> Graph:
     return replaced(graph, changes)
 
 
-def _clamps_itself(graph: Graph, node: Node) -> bool:
+def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
     if node.op_type in ("Gemm", "MatMul"):  # a product of two computed matrices has no such option
         weights = graph.constants.get(node.inputs[1])
         return weights is not None and weights.ndim == 2
     is_float = graph.dtypes.get(node.outputs[0]) == np.float32
-    return node.op_type in TAKES_ACTIVATION and is_float
+    return is_float and node.op_type in ops and ops[node.op_type].clamps
 
 
 def clamp_name(node: Node, scalar: Callable[[str], float | None]) -> str:

@@ -8,6 +8,7 @@ last, and the model's inputs and outputs keep ONNX's order. A channels-last valu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -16,6 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import ArrayLike, NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES, Writer
 
 FLOAT32 = np.dtype("float32")
@@ -28,39 +30,6 @@ CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
 # Where each ONNX axis lies in the channels-last tensor, by rank.
 CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
-# Operators whose result is never below zero, and those that keep that property of their inputs.
-NON_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
-KEEPS_SIGN = frozenset({"MaxPool", "AveragePool", "Concat", "Identity", "Dropout", "Reshape", "Transpose", "Resize"})
-# Operators that the quantiser leaves in float32, wholly or in part.
-STAYS_FLOAT = frozenset(
-    [
-        "ArgMin",
-        "Cast",
-        "Ceil",
-        "Cos",
-        "CumSum",
-        "Div",
-        "Elu",
-        "Floor",
-        "IsInf",
-        "IsNaN",
-        "LRN",
-        "Log",
-        "LpNormalization",
-        "Mod",
-        "Pow",
-        "Reciprocal",
-        "Round",
-        "ScatterND",
-        "Sign",
-        "Sin",
-        "Softsign",
-        "Sqrt",
-        "TopK",
-        "Trilu",
-        "Where",
-    ]
-)
 
 
 class Uncovered(Exception):
@@ -75,8 +44,8 @@ class Layout(Enum):
 class Lowering:
     """What an operator's lowering works with: the graph it reads and the file it writes."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
+        self.graph, self._ops = graph, ops
         self.writer = Writer()
         # Features of a flattened channels-last value, where they lie in another order than ONNX's:
         # element i of the value here is element order[i] of ONNX's. Its reader permutes its weights.
@@ -145,9 +114,10 @@ class Lowering:
 
     def note_sign(self, node: Node) -> None:
         """Remember whether `node`'s results can be negative."""
-        kept = node.op_type in KEEPS_SIGN and node.inputs[0] in self._non_negative
-        kept &= node.op_type != "Concat" or all(name in self._non_negative for name in node.inputs)
-        if kept or node.op_type in NON_NEGATIVE or node.activation in ("RELU", "RELU6"):
+        sign = self._ops[node.op_type].sign
+        read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        kept = sign == "as_input" and self._non_negative.issuperset(read)
+        if kept or sign == "non_negative" or node.activation in ("RELU", "RELU6"):
             self._non_negative.update(node.outputs)
 
     # --- tensors of ONNX values
@@ -191,9 +161,14 @@ class Lowering:
         input as it is, where it puts a DEQUANTIZE before one of any other tensor.
         """
         self._inputs[name] = self.define(name)
-        if self.dtype(name) == FLOAT32 and any(user.op_type in STAYS_FLOAT for user in self._users.get(name, [])):
+        if self.dtype(name) == FLOAT32 and self._stays_float(name):
             copied = self.scratch(f"{name}_copy", self.shape(name))
             self.alias(name, Layout.NATIVE, self.reshape(self._inputs[name], self.shape(name), copied))
+
+    def _stays_float(self, name: str) -> bool:
+        """Whether a reader of `name` may stay in float32 beside INT8."""
+        users = [self._ops.get(user.op_type) for user in self._users.get(name, [])]
+        return any(op is not None and op.stays_float for op in users)
 
     def alias(self, name: str, layout: Layout, tensor: int) -> int:
         """Let `tensor`, which exists, stand for the value `name`."""

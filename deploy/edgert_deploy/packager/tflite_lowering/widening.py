@@ -6,6 +6,7 @@ TFLite takes 8 and 16-bit integers for quantised values, so that its kernels rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Graph, Node
+from edgert_deploy.packager.tflite_lowering.op import Op
 
 WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype("int8"): np.dtype("int32"),
@@ -21,24 +23,11 @@ WIDER: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype("uint16"): np.dtype("int32"),
     np.dtype("uint32"): np.dtype("int64"),
 }
-EIGHT_BITS: frozenset[np.dtype[Any]] = frozenset((np.dtype("int8"), np.dtype("uint8")))
-INTEGERS: frozenset[np.dtype[Any]] = frozenset(WIDER)
-COMPUTE = (
-    "Abs Add ArgMax ArgMin Clip CumSum Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Neg PRelu Pow "
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare "
-    "Relu Sign Sub Sum TopK"
-)
-# Those that move elements, and have kernels for 8 bits but not for all wider types.
-MOVE = "Concat DepthToSpace Expand Gather GatherElements GatherND OneHot Pad ScatterND SpaceToDepth Tile Trilu"
-WIDENED: dict[str, frozenset[np.dtype[Any]]] = {
-    **dict.fromkeys(COMPUTE.split(), INTEGERS),
-    **dict.fromkeys(MOVE.split(), INTEGERS - EIGHT_BITS),
-}
 
 
-def widen(graph: Graph) -> Graph:
-    """`graph` with casts around the operators of WIDENED, where a value of theirs is too narrow."""
-    widening = _Widening(graph)
+def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
+    """Return `graph` with casts around each of `ops` that reads or makes a dtype which it widens."""
+    widening = _Widening(graph, ops)
     for node in graph.nodes:
         widening.add(node)
     return replace(
@@ -55,15 +44,16 @@ def widen(graph: Graph) -> Graph:
 class _Widening:
     """The nodes, constants, shapes and dtypes that come to a graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
+        self.graph, self.ops = graph, ops
         self.nodes: list[Node] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self.shapes: dict[str, BatchShape] = {}
         self.dtypes: dict[str, np.dtype[Any]] = {}
 
     def add(self, node: Node) -> None:
-        too_narrow = WIDENED.get(node.op_type, frozenset())
+        op = self.ops.get(node.op_type)
+        too_narrow = op.widens if op is not None else frozenset()
         narrow = {name for name in (*node.inputs, *node.outputs) if self.graph.dtypes.get(name) in too_narrow}
         if not narrow:
             self.nodes.append(node)

@@ -16,7 +16,7 @@ pytest.importorskip("ai_edge_litert")
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 
-from edgert_deploy.packager.tflite_lowering import LOWERINGS, lower
+from edgert_deploy.packager.tflite_lowering import OPS, lower
 from edgert_deploy.packager.tflite_lowering.fusion import RSQRT, fuse
 from edgert_deploy.packager.tflite_lowering.graph import read_graph
 from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
@@ -282,7 +282,7 @@ def test_lowered_operator_agrees_with_onnx_runtime(case: Case) -> None:
 
 
 def test_every_lowering_has_a_case() -> None:
-    assert set(LOWERINGS) - {RSQRT} - test_operators.FIXED_BATCH <= operators_of(ALL_CASES)
+    assert set(OPS) - {RSQRT} - test_operators.FIXED_BATCH <= operators_of(ALL_CASES)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_every_lowering_has_a_case() -> None:
 )
 def test_groups_of_nodes_become_one(name: str, fused: list[str]) -> None:
     case = next(case for case in ALL_CASES if case.name == name)
-    assert [node.op_type for node in fuse(read_graph(model_of(case), LOWERINGS)).nodes] == fused
+    assert [node.op_type for node in fuse(read_graph(model_of(case), OPS), OPS).nodes] == fused
 
 
 def test_flattening_for_constant_weights_costs_no_transposition() -> None:

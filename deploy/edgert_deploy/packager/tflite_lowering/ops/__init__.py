@@ -1,11 +1,8 @@
-"""ONNX operator -> the function that writes it into the lowering. One dict; each module owns a family."""
+"""ONNX operator -> its record. Each module owns a family of operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from edgert_deploy.packager.tflite_lowering.graph import Node
-from edgert_deploy.packager.tflite_lowering.lowering import Lowering
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops import (
     activation,
     arithmetic,
@@ -25,21 +22,21 @@ from edgert_deploy.packager.tflite_lowering.ops import (
     transposed,
 )
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    **activation.LOWERINGS,
-    **arithmetic.LOWERINGS,
-    **convolution.LOWERINGS,
-    **einsum.LOWERINGS,
-    **elementwise.LOWERINGS,
-    **indexing.LOWERINGS,
-    **matrix.LOWERINGS,
-    **movement.LOWERINGS,
-    **normalization.LOWERINGS,
-    **ordering.LOWERINGS,
-    **padding.LOWERINGS,
-    **pooling.LOWERINGS,
-    **recurrent.LOWERINGS,
-    **reduction.LOWERINGS,
-    **resize.LOWERINGS,
-    **transposed.LOWERINGS,
+OPS: dict[str, Op] = {
+    **activation.OPS,
+    **arithmetic.OPS,
+    **convolution.OPS,
+    **einsum.OPS,
+    **elementwise.OPS,
+    **indexing.OPS,
+    **matrix.OPS,
+    **movement.OPS,
+    **normalization.OPS,
+    **ordering.OPS,
+    **padding.OPS,
+    **pooling.OPS,
+    **recurrent.OPS,
+    **reduction.OPS,
+    **resize.OPS,
+    **transposed.OPS,
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.fusion import clamp_name
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering, Uncovered
-from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
+from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity, unary
 from edgert_deploy.packager.tflite_lowering.ops.operands import (
     BOOL,
     Operands,
@@ -19,14 +18,7 @@ from edgert_deploy.packager.tflite_lowering.ops.operands import (
 )
 
 PER_AXIS_SOFTMAX_OPSET = 13  # before it, Softmax took all axes from `axis` on as one
-# Operators that TFLite has as they are.
-PLAIN = {"HardSwish": "HARD_SWISH", "Sigmoid": "LOGISTIC", "Tanh": "TANH"}
 CLIP_BOUNDS = {1: ("min", "MAXIMUM"), 2: ("max", "MINIMUM")}
-
-
-def plain(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    steps.last(PLAIN[node.op_type], steps.x)
 
 
 def relu(lowering: Lowering, node: Node) -> None:
@@ -222,22 +214,24 @@ def _emit_softmax(lowering: Lowering, node: Node, source: int, output: int) -> N
         lowering.emit("SOFTMAX", [source], [output], beta=1.0)
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    **dict.fromkeys(PLAIN, plain),
-    "Celu": celu,
-    "Clip": clip,
-    "Elu": elu,
-    "Gelu": gelu,
-    "HardSigmoid": hard_sigmoid,
-    "LeakyRelu": leaky_relu,
-    "LogSoftmax": softmax,
-    "Mish": mish,
-    "PRelu": prelu,
-    "Relu": relu,
-    "Selu": selu,
-    "Softmax": softmax,
-    "Softplus": softplus,
-    "Softsign": softsign,
-    "Swish": swish,
-    "ThresholdedRelu": thresholded_relu,
+OPS = {
+    "Celu": Op(celu),
+    "Clip": Op(clip, widens=NARROW),
+    "Elu": Op(elu, stays_float=True),
+    "Gelu": Op(gelu),
+    "HardSigmoid": Op(hard_sigmoid, sign="non_negative"),
+    "HardSwish": Op(unary("HARD_SWISH")),
+    "LeakyRelu": Op(leaky_relu),
+    "LogSoftmax": Op(softmax),
+    "Mish": Op(mish),
+    "PRelu": Op(prelu, widens=NARROW),
+    "Relu": Op(relu, widens=NARROW, sign="non_negative"),
+    "Selu": Op(selu),
+    "Sigmoid": Op(unary("LOGISTIC"), sign="non_negative"),
+    "Softmax": Op(softmax, sign="non_negative"),
+    "Softplus": Op(softplus, sign="non_negative"),
+    "Softsign": Op(softsign, stays_float=True),
+    "Swish": Op(swish),
+    "Tanh": Op(unary("TANH")),
+    "ThresholdedRelu": Op(thresholded_relu),
 }

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.elementwise import identity
 from edgert_deploy.packager.tflite_lowering.ops.operands import (
     BOOL,
@@ -20,38 +21,34 @@ from edgert_deploy.packager.tflite_lowering.ops.operands import (
 )
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
-ARITHMETIC = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL"}
-# Binary operators without a fused activation.
-BINARY = {
-    "And": "LOGICAL_AND",
-    "Equal": "EQUAL",
-    "Greater": "GREATER",
-    "GreaterOrEqual": "GREATER_EQUAL",
-    "Less": "LESS",
-    "LessOrEqual": "LESS_EQUAL",
-    "Or": "LOGICAL_OR",
-    "Where": "SELECT_V2",
-    "Xor": "NOT_EQUAL",
-}
-COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Three quotients of 22 bits or more hold 64.
 LONG_DIVISION_STEPS = 3
-VARIADIC = {"Max": "MAXIMUM", "Min": "MINIMUM", "Sum": "ADD"}
 
 
-def arithmetic(lowering: Lowering, node: Node) -> None:
-    operands = Operands(lowering, node)
-    lowering.arithmetic(ARITHMETIC[node.op_type], operands.tensors, operands.define(), node.activation)
+def arithmetic(code: str) -> Write:
+    """Return what writes a node as ADD, SUB or MUL, which can clamp its result."""
+
+    def write(lowering: Lowering, node: Node) -> None:
+        operands = Operands(lowering, node)
+        lowering.arithmetic(code, operands.tensors, operands.define(), node.activation)
+
+    return write
 
 
-def binary(lowering: Lowering, node: Node) -> None:
-    operands = Operands(lowering, node)
-    if node.op_type in COMPARISONS:
+def binary(code: str) -> Write:
+    return lambda lowering, node: Operands(lowering, node).last(code)
+
+
+def comparison(code: str) -> Write:
+    def write(lowering: Lowering, node: Node) -> None:
+        operands = Operands(lowering, node)
         operands.tensors = [
             comparable_zero(lowering, name) if _is_float_zero(lowering, name) else tensor
             for name, tensor in zip(node.inputs, operands.tensors, strict=True)
         ]
-    operands.last(BINARY[node.op_type])
+        operands.last(code)
+
+    return write
 
 
 def _is_float_zero(lowering: Lowering, name: str) -> bool:
@@ -59,13 +56,17 @@ def _is_float_zero(lowering: Lowering, name: str) -> bool:
     return array is not None and array.dtype == FLOAT32 and array.size == 1 and not array.any()
 
 
-def variadic(lowering: Lowering, node: Node) -> None:
-    """Max, Min or Sum of any number of operands."""
-    if len(node.inputs) == 1:
-        identity(lowering, node)
-        return
-    operands = Operands(lowering, node)
-    operands.joined(VARIADIC[node.op_type], operands.define())
+def variadic(code: str) -> Write:
+    """Return what writes a node of any number of operands, two at a time."""
+
+    def write(lowering: Lowering, node: Node) -> None:
+        if len(node.inputs) == 1:
+            identity(lowering, node)
+            return
+        operands = Operands(lowering, node)
+        operands.joined(code, operands.define())
+
+    return write
 
 
 def mean(lowering: Lowering, node: Node) -> None:
@@ -207,12 +208,24 @@ KNOWN_POWERS: dict[float, Callable[[Steps], None]] = {
     3.0: lambda steps: steps.last("MUL", steps.between("MUL", steps.x, steps.x), steps.x),
 }
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    **dict.fromkeys(ARITHMETIC, arithmetic),
-    **dict.fromkeys(BINARY, binary),
-    **dict.fromkeys(VARIADIC, variadic),
-    "Div": divide,
-    "Mean": mean,
-    "Mod": modulo,
-    "Pow": power,
+OPS = {
+    "Add": Op(arithmetic("ADD"), widens=NARROW, clamps=True),
+    "And": Op(binary("LOGICAL_AND")),
+    "Div": Op(divide, widens=NARROW, stays_float=True),
+    "Equal": Op(comparison("EQUAL"), widens=NARROW),
+    "Greater": Op(comparison("GREATER"), widens=NARROW),
+    "GreaterOrEqual": Op(comparison("GREATER_EQUAL"), widens=NARROW),
+    "Less": Op(comparison("LESS"), widens=NARROW),
+    "LessOrEqual": Op(comparison("LESS_EQUAL"), widens=NARROW),
+    "Max": Op(variadic("MAXIMUM"), widens=NARROW),
+    "Mean": Op(mean, widens=NARROW),
+    "Min": Op(variadic("MINIMUM"), widens=NARROW),
+    "Mod": Op(modulo, widens=NARROW, stays_float=True),
+    "Mul": Op(arithmetic("MUL"), widens=NARROW, clamps=True),
+    "Or": Op(binary("LOGICAL_OR")),
+    "Pow": Op(power, widens=NARROW, stays_float=True),
+    "Sub": Op(arithmetic("SUB"), widens=NARROW, clamps=True),
+    "Sum": Op(variadic("ADD"), widens=NARROW),
+    "Where": Op(binary("SELECT_V2"), stays_float=True),
+    "Xor": Op(binary("NOT_EQUAL")),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, activation_code
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.windows import NO_AXIS, Window, pad_window, window_of
 
 # The letters of TFLite's options for the axes of a window.
@@ -108,6 +108,4 @@ def as_2d(weights: NDArray[Any]) -> NDArray[Any]:
     return weights[:, :, None] if weights.ndim == 3 else weights
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Conv": conv,
-}
+OPS = {"Conv": Op(conv, clamps=True)}

@@ -6,7 +6,7 @@ an ellipsis stands for are labels of their own, counted from the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import Op
 
 Labels = tuple[str, ...]
 
@@ -236,6 +237,4 @@ def _times_weights(left: Term, right: Term) -> Term:
     return replace(made, made=output)
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Einsum": einsum,
-}
+OPS = {"Einsum": Op(einsum)}

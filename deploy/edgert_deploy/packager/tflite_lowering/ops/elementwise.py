@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, Steps, comparable_zero
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
-UNARY = {
-    "Ceil": "CEIL",
-    "Cos": "COS",
-    "Exp": "EXP",
-    "Floor": "FLOOR",
-    "Log": "LOG",
-    "Not": "LOGICAL_NOT",
-    "Round": "ROUND",
-    RSQRT: "RSQRT",
-    "Sin": "SIN",
-    "Sqrt": "SQRT",
-}
 # erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT, beyond which it is 1 in float32. p is a least-squares fit of
 # atanh(erf(x)) / x whose weights were turned up where the error was largest; in float32 it is off by at most 2e-7.
 ERF_LIMIT = 3.9
@@ -38,9 +25,14 @@ ERF_POLYNOMIAL = (
 )
 
 
-def unary(lowering: Lowering, node: Node) -> None:
-    steps = Steps(lowering, node)
-    steps.last(UNARY[node.op_type], steps.x)
+def unary(code: str) -> Write:
+    """Return what writes a node as the TFLite operator `code`."""
+
+    def write(lowering: Lowering, node: Node) -> None:
+        steps = Steps(lowering, node)
+        steps.last(code, steps.x)
+
+    return write
 
 
 def absolute(lowering: Lowering, node: Node) -> None:
@@ -137,16 +129,25 @@ def is_inf(lowering: Lowering, node: Node) -> None:
     steps.last("LOGICAL_AND", held, conditions[-1])
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    **dict.fromkeys(UNARY, unary),
-    "Abs": absolute,
-    "Cast": cast,
-    "Dropout": dropout,
-    "Erf": erf,
-    "Identity": identity,
-    "IsInf": is_inf,
-    "IsNaN": is_nan,
-    "Neg": negative,
-    "Reciprocal": reciprocal,
-    "Sign": sign,
+OPS = {
+    "Abs": Op(absolute, widens=NARROW, sign="non_negative"),
+    "Cast": Op(cast, stays_float=True),
+    "Ceil": Op(unary("CEIL"), stays_float=True),
+    "Cos": Op(unary("COS"), stays_float=True),
+    "Dropout": Op(dropout, sign="as_input"),
+    "Erf": Op(erf),
+    "Exp": Op(unary("EXP"), sign="non_negative"),
+    "Floor": Op(unary("FLOOR"), stays_float=True),
+    "Identity": Op(identity, sign="as_input"),
+    "IsInf": Op(is_inf, stays_float=True),
+    "IsNaN": Op(is_nan, stays_float=True),
+    "Log": Op(unary("LOG"), stays_float=True),
+    "Neg": Op(negative, widens=NARROW),
+    "Not": Op(unary("LOGICAL_NOT")),
+    "Reciprocal": Op(reciprocal, stays_float=True),
+    "Round": Op(unary("ROUND"), stays_float=True),
+    RSQRT: Op(unary("RSQRT")),
+    "Sign": Op(sign, widens=NARROW, stays_float=True),
+    "Sin": Op(unary("SIN"), stays_float=True),
+    "Sqrt": Op(unary("SQRT"), sign="non_negative", stays_float=True),
 }

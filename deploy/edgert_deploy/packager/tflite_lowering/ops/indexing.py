@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, INT64
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
@@ -152,11 +152,11 @@ def _require_fixed(shape: BatchShape, axes: range, what: str) -> None:
         raise Uncovered(f"{what} is not covered")
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Gather": gather,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "OneHot": one_hot,
-    "ScatterND": scatter_nd,
-    "Trilu": trilu,
+OPS = {
+    "Gather": Op(gather, widens=NARROW_BUT_BYTES),
+    "GatherElements": Op(gather_elements, widens=NARROW_BUT_BYTES),
+    "GatherND": Op(gather_nd, widens=NARROW_BUT_BYTES),
+    "OneHot": Op(one_hot, widens=NARROW_BUT_BYTES),
+    "ScatterND": Op(scatter_nd, widens=NARROW_BUT_BYTES, stays_float=True),
+    "Trilu": Op(trilu, widens=NARROW_BUT_BYTES, stays_float=True),
 }

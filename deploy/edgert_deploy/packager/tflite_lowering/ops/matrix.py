@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered, activation_code
+from edgert_deploy.packager.tflite_lowering.op import Op
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
@@ -151,7 +152,4 @@ def _matrix(lowering: Lowering, name: str, transposed: bool) -> int:
     return lowering.transpose(tensor, (1, 0), lowering.scratch(f"{name}_transposed", shape, lowering.dtype(name)))
 
 
-LOWERINGS = {
-    "Gemm": gemm,
-    "MatMul": matmul,
-}
+OPS = {"Gemm": Op(gemm, clamps=True), "MatMul": Op(matmul, clamps=True)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +14,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import (
     Lowering,
     Uncovered,
 )
+from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 
 # --- shape only
 
@@ -225,17 +224,17 @@ def _reordered(lowering: Lowering, tensor: int, order: NDArray[np.intp], output:
     return output
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Concat": concat,
-    "DepthToSpace": depth_to_space,
-    "Expand": expand,
-    "Flatten": reshape,
-    "Reshape": reshape,
-    "Slice": slice_,
-    "SpaceToDepth": space_to_depth,
-    "Split": split,
-    "Squeeze": reshape,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Unsqueeze": reshape,
+OPS = {
+    "Concat": Op(concat, widens=NARROW_BUT_BYTES, sign="as_input"),
+    "DepthToSpace": Op(depth_to_space, widens=NARROW_BUT_BYTES),
+    "Expand": Op(expand, widens=NARROW_BUT_BYTES),
+    "Flatten": Op(reshape),
+    "Reshape": Op(reshape, sign="as_input"),
+    "Slice": Op(slice_),
+    "SpaceToDepth": Op(space_to_depth, widens=NARROW_BUT_BYTES),
+    "Split": Op(split),
+    "Squeeze": Op(reshape),
+    "Tile": Op(tile, widens=NARROW_BUT_BYTES),
+    "Transpose": Op(transpose, sign="as_input"),
+    "Unsqueeze": Op(reshape),
 }

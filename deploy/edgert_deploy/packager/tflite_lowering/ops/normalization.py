@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import Op
 
 SMALLEST_NORM = 1e-6  # tflite/kernels/internal/reference/l2normalization.h
 SMALLEST_DEVIATION = 1e-9
@@ -208,12 +208,12 @@ def local_response_normalization(lowering: Lowering, node: Node) -> None:
     )
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "BatchNormalization": batch_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": local_response_normalization,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "MeanVarianceNormalization": mean_variance_normalization,
-    "RMSNormalization": rms_normalization,
+OPS = {
+    "BatchNormalization": Op(batch_normalization),
+    "InstanceNormalization": Op(instance_normalization),
+    "LRN": Op(local_response_normalization, stays_float=True),
+    "LayerNormalization": Op(layer_normalization),
+    "LpNormalization": Op(lp_normalization, stays_float=True),
+    "MeanVarianceNormalization": Op(mean_variance_normalization),
+    "RMSNormalization": Op(rms_normalization),
 }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import INT32
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
-ARG_CODES = {"ArgMax": "ARG_MAX", "ArgMin": "ARG_MIN"}
+
+def arg(code: str) -> Write:
+    return lambda lowering, node: _arg(lowering, node, code)
 
 
-def arg_max(lowering: Lowering, node: Node) -> None:
+def _arg(lowering: Lowering, node: Node, code: str) -> None:
     """TFLite finds the first of equal elements; the last one is the first of the reversed axis."""
     source, output = node.inputs[0], node.outputs[0]
     shape, kept = lowering.shape(source), bool(node.attributes.get("keepdims", 1))
@@ -29,7 +30,7 @@ def arg_max(lowering: Lowering, node: Node) -> None:
         lowering.emit("REVERSE_V2", [straight, place], [x])
     target = lowering.define(output)
     found = target if not (kept or from_the_end) else lowering.scratch(f"{output}_found", reduced_shape, dtype)
-    lowering.emit(ARG_CODES[node.op_type], [x, place], [found], outputType=TENSOR_TYPES[dtype])
+    lowering.emit(code, [x, place], [found], outputType=TENSOR_TYPES[dtype])
     if from_the_end:
         if shape.signature[axis] == -1:
             raise Uncovered("select_last_index over the batch is not covered")
@@ -78,8 +79,8 @@ def _mirrored(lowering: Lowering, x: int, output: int, dtype: np.dtype[np.generi
     return lowering.arithmetic("SUB", [lowering.constant(-1, "minus_one", dtype), x], output)
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "ArgMax": arg_max,
-    "ArgMin": arg_max,
-    "TopK": top_k,
+OPS = {
+    "ArgMax": Op(arg("ARG_MAX"), widens=NARROW),
+    "ArgMin": Op(arg("ARG_MIN"), widens=NARROW, stays_float=True),
+    "TopK": Op(top_k, widens=NARROW, stays_float=True),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 
 # schema MirrorPadMode: whether the element at the edge is repeated itself.
 MIRROR_REFLECT, MIRROR_SYMMETRIC = 0, 1
@@ -119,6 +119,4 @@ def _pad_with_itself(lowering: Lowering, node: Node, padding: Padding, mode: str
     return tensor
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Pad": pad,
-}
+OPS = {"Pad": Op(pad, widens=NARROW_BUT_BYTES)}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.windows import (
     NO_AXIS,
     Window,
@@ -222,9 +223,9 @@ def _pool(
     lowering.alias(output, Layout.CHANNELS_LAST, after(plane).tensor)
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "AveragePool": average_pool,
-    "GlobalLpPool": global_lp_pool,
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
+OPS = {
+    "AveragePool": Op(average_pool, sign="as_input"),
+    "GlobalLpPool": Op(global_lp_pool),
+    "LpPool": Op(lp_pool),
+    "MaxPool": Op(max_pool, sign="as_input"),
 }

@@ -10,7 +10,6 @@ hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import KINDS, Activation, Cell, State, activations_of
 
 # A step is some 15 operators a direction: beyond this a file is slower to load than it is worth.
@@ -226,4 +226,4 @@ def _name(node: Node) -> str:
     return node.name or next(filter(None, node.outputs))
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = dict.fromkeys(KINDS, recurrent)
+OPS = {name: Op(recurrent) for name in KINDS}

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering
+from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL
 
-
-@dataclass(frozen=True)
-class Reduction:
-    """`after(reduce(before(x)))`; the outer two are unary operators of TFLite, or SQUARE, which is a MUL."""
-
-    code: str
-    before: str = ""
-    after: str = ""
-
-
-REDUCTIONS = {
-    "ReduceL1": Reduction("SUM", before="ABS"),
-    "ReduceL2": Reduction("SUM", before="SQUARE", after="SQRT"),
-    "ReduceLogSum": Reduction("SUM", after="LOG"),
-    "ReduceMax": Reduction("REDUCE_MAX"),
-    "ReduceMean": Reduction("MEAN"),
-    "ReduceMin": Reduction("REDUCE_MIN"),
-    "ReduceProd": Reduction("REDUCE_PROD"),
-    "ReduceSum": Reduction("SUM"),
-    "ReduceSumSquare": Reduction("SUM", before="SQUARE"),
-}
-GLOBAL_POOLS = {"GlobalAveragePool": "MEAN", "GlobalMaxPool": "REDUCE_MAX"}
+# The reductions of booleans.
+OF_BOOLEANS = {"REDUCE_MAX": "REDUCE_ANY", "REDUCE_MIN": "REDUCE_ALL"}
 
 
 @dataclass(frozen=True)
@@ -46,20 +26,23 @@ class Axes:
     result_layout: Layout
 
 
-def reduce(lowering: Lowering, node: Node) -> None:
-    """Of booleans, Max is any and Min is all."""
-    kind, axes = REDUCTIONS[node.op_type], _axes(lowering, node)
-    if lowering.dtype(node.inputs[0]) == BOOL:
-        kind = Reduction({"ReduceMax": "REDUCE_ANY", "ReduceMin": "REDUCE_ALL"}[node.op_type])
-    x = lowering.tensor(node.inputs[0], axes.layout)
-    if kind.before:
-        shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
-        x = _apply(lowering, kind.before, x, _scratch(lowering, node, shape))
-    if kind.after:
-        reduced = _reduced(lowering, node, kind.code, x, axes, None)
-        _apply(lowering, kind.after, reduced, lowering.define(node.outputs[0], axes.result_layout))
-    else:
-        _reduced(lowering, node, kind.code, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+def reduction(code: str, before: str = "", after: str = "") -> Write:
+    """Return what writes after(reduce(before(x))): the outer two are unary operators of TFLite, or SQUARE, a MUL."""
+
+    def write(lowering: Lowering, node: Node) -> None:
+        axes = _axes(lowering, node)
+        reduce = OF_BOOLEANS[code] if lowering.dtype(node.inputs[0]) == BOOL else code
+        x = lowering.tensor(node.inputs[0], axes.layout)
+        if before:
+            shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
+            x = _apply(lowering, before, x, _scratch(lowering, node, shape))
+        if after:
+            reduced = _reduced(lowering, node, reduce, x, axes, None)
+            _apply(lowering, after, reduced, lowering.define(node.outputs[0], axes.result_layout))
+        else:
+            _reduced(lowering, node, reduce, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+
+    return write
 
 
 def log_sum_exp(lowering: Lowering, node: Node) -> None:
@@ -84,11 +67,13 @@ def log_sum_exp(lowering: Lowering, node: Node) -> None:
     lowering.reshape(added, lowering.shape(output), lowering.define(output, axes.result_layout))
 
 
-def global_pool(lowering: Lowering, node: Node) -> None:
-    axes = _laid_axes(lowering, node, list(range(2, lowering.shape(node.inputs[0]).rank)), True)
-    x = lowering.tensor(node.inputs[0], axes.layout)
-    target = lowering.define(node.outputs[0], axes.result_layout)
-    _reduced(lowering, node, GLOBAL_POOLS[node.op_type], x, axes, target)
+def global_pool(code: str) -> Write:
+    def write(lowering: Lowering, node: Node) -> None:
+        axes = _laid_axes(lowering, node, list(range(2, lowering.shape(node.inputs[0]).rank)), True)
+        x = lowering.tensor(node.inputs[0], axes.layout)
+        _reduced(lowering, node, code, x, axes, lowering.define(node.outputs[0], axes.result_layout))
+
+    return write
 
 
 def cumulative_sum(lowering: Lowering, node: Node) -> None:
@@ -156,9 +141,18 @@ def _scratch(lowering: Lowering, node: Node, shape: BatchShape) -> int:
     return lowering.scratch(f"{node.outputs[0]}_step", shape, lowering.dtype(node.inputs[0]))
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    **dict.fromkeys(REDUCTIONS, reduce),
-    **dict.fromkeys(GLOBAL_POOLS, global_pool),
-    "CumSum": cumulative_sum,
-    "ReduceLogSumExp": log_sum_exp,
+OPS = {
+    "CumSum": Op(cumulative_sum, widens=NARROW, stays_float=True),
+    "GlobalAveragePool": Op(global_pool("MEAN")),
+    "GlobalMaxPool": Op(global_pool("REDUCE_MAX")),
+    "ReduceL1": Op(reduction("SUM", before="ABS"), widens=NARROW),
+    "ReduceL2": Op(reduction("SUM", before="SQUARE", after="SQRT"), widens=NARROW),
+    "ReduceLogSum": Op(reduction("SUM", after="LOG"), widens=NARROW),
+    "ReduceLogSumExp": Op(log_sum_exp, widens=NARROW),
+    "ReduceMax": Op(reduction("REDUCE_MAX"), widens=NARROW),
+    "ReduceMean": Op(reduction("MEAN"), widens=NARROW),
+    "ReduceMin": Op(reduction("REDUCE_MIN"), widens=NARROW),
+    "ReduceProd": Op(reduction("REDUCE_PROD"), widens=NARROW),
+    "ReduceSum": Op(reduction("SUM"), widens=NARROW),
+    "ReduceSumSquare": Op(reduction("SUM", before="SQUARE"), widens=NARROW),
 }

@@ -6,7 +6,7 @@ products of one factor an axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgert_deploy.packager.tflite_lowering.lowering import (
     Lowering,
     Uncovered,
 )
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.operands import broadcast_constant
 from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
 
@@ -204,7 +205,4 @@ def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | No
     return None if held.all() else held
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "Resize": resize,
-    "Upsample": resize,
-}
+OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}

@@ -7,7 +7,6 @@ the sum over j < m of x[q - j] * w[r + s * j]: an ordinary convolution per phase
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, SPATIAL_RANKS, Layout, Lowering, Uncovered
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.convolution import Kernel, as_2d, convolve, plain_options
 from edgert_deploy.packager.tflite_lowering.ops.windows import with_lengths
 
@@ -158,6 +158,4 @@ def _lay_out(
     lowering.reshape(deep, shape, output)
 
 
-LOWERINGS: dict[str, Callable[[Lowering, Node], None]] = {
-    "ConvTranspose": conv_transpose,
-}
+OPS = {"ConvTranspose": Op(conv_transpose)}
