@@ -1,35 +1,10 @@
-"""RNN, GRU and LSTM in the TFLite lowering."""
+"""RNN, GRU and LSTM."""
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("ai_edge_litert")
-
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from edgert.errors import OperatorUnsupported
-from edgert_deploy.packager.tflite_lowering import lower
-from edgert_deploy.packager.tflite_lowering.batchwise import put_steps_first
-from tests.support.tflite_cases import (
-    ABSOLUTE_TOLERANCE,
-    RELATIVE_TOLERANCE,
-    Case,
-    assert_agrees_with_onnx_runtime,
-    inputs_of,
-    ints,
-    model_of,
-    quantized,
-    random,
-    run_onnx,
-    run_tflite,
-    sqnr_db,
-)
+from tests.support.tflite_cases import Case, ints, random
 
 HIDDEN = 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -141,46 +116,3 @@ CASES = [
         2,
     ),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_recurrent_agrees_with_onnx_runtime(case: Case) -> None:
-    assert_agrees_with_onnx_runtime(case)
-
-
-@pytest.mark.parametrize("operator", GATES)
-def test_a_layout_with_the_batch_first_is_taken(operator: str) -> None:
-    body = f'y, h = {operator}<hidden_size={HIDDEN}, layout=1, direction="bidirectional">(x, w, r, b)'
-    case = Case("layout", body, SEQUENCES, weights_of(operator, 2), outputs="float y, float h")
-    runs = model_of(case)
-    put_steps_first(runs)  # ONNX Runtime has no layout 1
-    inputs = inputs_of(case, 3)
-    for wanted, got in zip(run_onnx(runs, inputs), run_tflite(lower(model_of(case)), inputs), strict=True):
-        np.testing.assert_allclose(got, wanted, RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "inputs", "items", "reason"),
-    [
-        ("", "s, w, r", {"x": (513, 5)}, "513 steps; at most 512"),
-        ("", "x, w, r", {"x": (7, 5)}, "the number of steps is open"),
-        (', activations=["ThresholdedRelu"]', "s, w, r", {"x": (7, 5)}, "'ThresholdedRelu'"),
-        ("", "s, w, r, , l", {"x": (7, 5), "l": ()}, "the lengths of the sequences is not a constant"),
-    ],
-)
-def test_what_is_not_covered_says_why(
-    attributes: str, inputs: str, items: dict[str, tuple[int, ...]], reason: str
-) -> None:
-    body = f"{STEPS_FIRST} y, h = RNN<hidden_size={HIDDEN}{attributes}>({inputs})"
-    with pytest.raises(OperatorUnsupported, match=reason):
-        lower(model_of(Case("uncovered", body, items, weights_of("RNN"), types={"l": "int32"})))
-
-
-@pytest.mark.parametrize("operator", GATES)
-def test_int8_of_many_steps_stays_close_and_small(operator: str) -> None:
-    case = case_of(operator, "long", "", "a, h = OP(s, w, r, b)" + LAST)
-    case = replace(case, items={"x": (60, 5)}, constants=weights_of(operator, scale=0.3))
-    content, inputs = quantized(case, 30), inputs_of(case, 16, seed=1000)
-    (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(content, inputs)
-    assert sqnr_db(wanted, got) >= 28  # an error of one step goes into all that follow
-    assert len(content) < len(lower(model_of(case))) * 2

@@ -1,0 +1,21 @@
+"""Einsum refuses dtypes that TFLite multiplies no matrices of."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert.errors import OperatorUnsupported
+from edgert_deploy.packager.tflite_lowering import lower
+from tests.support.tflite_cases import Case, model_of
+
+
+def test_integers_are_refused() -> None:
+    case = Case(
+        "integers", 'y = Einsum<equation="bi,bj->bij">(x, x)', {"x": (3,)}, types={"x": "int64"}, outputs="int64 y"
+    )
+    with pytest.raises(OperatorUnsupported, match="int64"):
+        lower(model_of(case))

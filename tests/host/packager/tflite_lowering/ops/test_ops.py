@@ -1,0 +1,100 @@
+"""Every operator of the lowering: it agrees with ONNX Runtime at batch 1 and 3, and survives INT8."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.packager.tflite_lowering.fusion import RSQRT
+from edgert_deploy.packager.tflite_lowering.ops import OPS
+from tests.support.lowering_cases import ALL_CASES, case_named, elements
+from tests.support.tflite_cases import (
+    Case,
+    assert_agrees_with_onnx_runtime,
+    inputs_of,
+    model_of,
+    operators_of,
+    quantized,
+    run_onnx,
+    run_tflite,
+    sqnr_db,
+)
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_a_lowered_operator_agrees_with_onnx_runtime(case: Case) -> None:
+    assert_agrees_with_onnx_runtime(case)
+
+
+# These need every length, and so a fixed batch: ONNX's node tests have them.
+FIXED_BATCH = frozenset({"GatherElements", "ScatterND"})
+
+
+def test_every_operator_has_a_case() -> None:
+    assert set(OPS) - {RSQRT} - FIXED_BATCH <= operators_of(ALL_CASES)
+
+
+# --- INT8
+
+# Few samples, so that the one compared lies in the ranges only by and large.
+SAMPLES = 12
+SQNR_DB_MIN = 18
+# What rounding does to an operator with steps in it.
+COARSE = {"mod": 9}
+# Logarithms of negative numbers, on purpose.
+NOT_FINITE = "is nan"
+
+
+@pytest.mark.parametrize("case", [c for c in elements.CASES if c.name != NOT_FINITE], ids=lambda case: case.name)
+def test_each_operator_survives_int8(case: Case) -> None:
+    """It runs in INT8, or in float between a DEQUANTIZE and a QUANTIZE."""
+    inputs = inputs_of(case, 1, seed=3)
+    (wanted,), (got,) = run_tflite(lower(model_of(case)), inputs), run_tflite(quantized(case, SAMPLES), inputs)
+    if wanted.dtype.kind == "f":
+        assert sqnr_db(wanted, got) >= COARSE.get(case.name, SQNR_DB_MIN)
+
+
+# Eight bits give one operator 40 dB on such values; each TFLite operator that it becomes loses a little.
+COMPOSED_SQNR_DB_MIN = 25
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv grouped x5",
+        "conv 3-D grouped",
+        "conv 3-D block",
+        "conv transpose grouped",
+        "conv transpose two strides",
+        "conv transpose 3-D",
+        "max pool dilated",
+        "average pool dilated, counted 0",
+        "lp pool 2",
+        "global lp pool 1",
+        "bhid,bhjd->bhij",
+        "bid,hdk->bhik",
+        "layer normalization mean",
+        "rms normalization -1",
+        "lp normalization 1 1",
+        "lp normalization 2 1",
+        "local response normalization",
+        "instance normalization 3-D",
+        "rnn lengths",
+        "gru bidirectional",
+        "lstm peepholes",
+        "pad wrap",
+        "pad negative",
+        "resize shrinks",
+        "resize 3-D",
+        "crop and resize linear",
+    ],
+)
+def test_int8_of_composed_operators_stays_close(name: str) -> None:
+    case = case_named(name)
+    inputs = inputs_of(case, 3, seed=1000)
+    (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case, 40), inputs)
+    assert sqnr_db(wanted, got) >= COMPOSED_SQNR_DB_MIN

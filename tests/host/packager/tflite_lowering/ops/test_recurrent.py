@@ -1,0 +1,43 @@
+"""RNN, GRU and LSTM: what is refused, and INT8 over many steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert.errors import OperatorUnsupported
+from edgert_deploy.packager.tflite_lowering import lower
+from tests.support.lowering_cases.recurrent import GATES, HIDDEN, LAST, STEPS_FIRST, case_of, weights_of
+from tests.support.tflite_cases import Case, inputs_of, model_of, quantized, run_onnx, run_tflite, sqnr_db
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "items", "reason"),
+    [
+        ("", "s, w, r", {"x": (513, 5)}, "513 steps; at most 512"),
+        ("", "x, w, r", {"x": (7, 5)}, "the number of steps is open"),
+        (', activations=["ThresholdedRelu"]', "s, w, r", {"x": (7, 5)}, "'ThresholdedRelu'"),
+        ("", "s, w, r, , l", {"x": (7, 5), "l": ()}, "the lengths of the sequences is not a constant"),
+    ],
+)
+def test_what_is_not_covered_says_why(
+    attributes: str, inputs: str, items: dict[str, tuple[int, ...]], reason: str
+) -> None:
+    body = f"{STEPS_FIRST} y, h = RNN<hidden_size={HIDDEN}{attributes}>({inputs})"
+    with pytest.raises(OperatorUnsupported, match=reason):
+        lower(model_of(Case("uncovered", body, items, weights_of("RNN"), types={"l": "int32"})))
+
+
+@pytest.mark.parametrize("operator", GATES)
+def test_int8_of_many_steps_stays_close_and_small(operator: str) -> None:
+    case = case_of(operator, "long", "", "a, h = OP(s, w, r, b)" + LAST)
+    case = replace(case, items={"x": (60, 5)}, constants=weights_of(operator, scale=0.3))
+    content, inputs = quantized(case, 30), inputs_of(case, 16, seed=1000)
+    (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(content, inputs)
+    assert sqnr_db(wanted, got) >= 28  # an error of one step goes into all that follow
+    assert len(content) < len(lower(model_of(case))) * 2

@@ -1,0 +1,14 @@
+"""The graphs that every operator of the TFLite lowering is tested with, by family."""
+
+from __future__ import annotations
+
+from tests.support.lowering_cases import basic, convolution, einsum, elements, normalization, recurrent, resize
+from tests.support.tflite_cases import Case
+
+ALL_CASES: list[Case] = [
+    case for family in (basic, convolution, einsum, elements, normalization, recurrent, resize) for case in family.CASES
+]
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in ALL_CASES if case.name == name)
