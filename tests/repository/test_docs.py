@@ -117,3 +117,10 @@ def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | 
         command, rest = found, rest[1:]
         context = click.Context(command, parent=context, info_name=command.name, resilient_parsing=True)
     return command, rest, context
+
+
+@pytest.mark.parametrize("package", ["edgert", "deploy/edgert_deploy"])
+def test_the_map_names_every_room(package: str) -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
+    assert [room for room in rooms if f"| `{room}/` |" not in page] == []
