@@ -4,7 +4,7 @@ devices.
 Every device has its own connection and reports once a minute, as in the field (bench/fleet_load.py). `lost` are
 reports that were sent and that no exporter had counted when none counted anything for GIVE_UP_S. `drained_s` is the
 time from the last sent report to the last counted one; more than LATE_S is late. `--find-max` sends ever faster, with
-one exporter, then with two and four that share the load, until reports are lost or late; a window of 30 s equals
+one exporter, then with two and four of a site each, until reports are lost or late; a window of 30 s equals
 twice the devices. The load, the broker and the exporters share this machine's processors. The output has the share of
 each; the needs of 100,000 devices follow from these slopes.
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=2)
     parser.add_argument("--windows", type=int, default=2, help="how many each device reports")
-    parser.add_argument("--exporters", type=int, default=1, help="how many share the load")
+    parser.add_argument("--exporters", type=int, default=1, help="how many; each has one site")
     parser.add_argument("--by", default="site,model,version,profile", help="what the exporter keeps apart")
     parser.add_argument("--recorder", action="store_true", help="run a recorder into SQLite beside the exporter")
     parser.add_argument("--find-max", action="store_true", help="send ever faster, with 1, 2 and 4 exporters")
@@ -212,15 +212,16 @@ def a_fleet(devices: int, models: int, exporters: int, by: str, recorder: bool) 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgert-bench-")))
         limits = ("max_queued_messages 200000", "max_inflight_messages 1000", "max_connections -1")
         broker = stack.enter_context(Broker.in_folder(folder / "broker", extra=limits))
-        address, share = broker.settings.address, ["--share", "bench"] if exporters > 1 else []
+        address = broker.settings.address
+        sites = [["--site", f"site-{n}"] for n in range(exporters)] if exporters > 1 else [[]]
         started = [
-            stack.enter_context(_program("export", "--broker", address, "--listen", "127.0.0.1:0", "--by", by, *share))
-            for _ in range(exporters)
+            stack.enter_context(_program("export", "--broker", address, "--listen", "127.0.0.1:0", "--by", by, *site))
+            for site in sites
         ]
         store = folder / "fleet.db"
         writer = stack.enter_context(_program("record", "--broker", address, "--store", str(store))) if recorder else None  # fmt: skip
         empty_mb = [exporter.rss_mb() for exporter in started]
-        load = Load(broker.port, devices, models)
+        load = Load(broker.port, devices, models, sites=exporters if exporters > 1 else 10)
         stack.callback(load.close)
         load.connect()
         print(f"{devices:,} devices are connected", file=sys.stderr)

@@ -49,6 +49,7 @@ class Load:
     port: int
     devices: int
     models: int
+    sites: int = 10
     reports_sent: int = 0
     acknowledged_bytes: int = 0
     _sockets: list[socket.socket] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Load:
         self._shapes = [self._shape(dice, n) for n in range(SHAPES)]
         self._poll = select.epoll()
         self._drained_at = 0.0
-        self._names = [Topics(f"site-{n % 10}", f"d-{n:06}") for n in range(self.devices)]
+        self._names = [Topics(f"site-{n % self.sites}", f"d-{n:06}") for n in range(self.devices)]
 
     def connect(self) -> None:
         """Connect every device and publish its status."""

@@ -26,8 +26,8 @@ from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.broker_cluster import NODES, BrokerCluster, why_not
 from tests.device.telemetry.test_forwarder import Device
-from tests.host.fleet.export.test_export import scraped
 from tests.support.brokers import until
+from tests.support.fleet import scraped
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2

@@ -26,7 +26,6 @@ Status = Literal["online", "offline", "lost"]
 STATUSES: tuple[Status, ...] = ("online", "offline", "lost")
 DEVICE_KINDS = ("status", "info", "sys", "event", "deploy")
 MODEL_KINDS = ("metrics", "hist")
-RETAINED_KINDS = ("status", "info", "deploy")
 QOS = {"status": 1, "info": 1, "sys": 0, "metrics": 0, "hist": 1, "event": 1, "deploy": 1}
 
 Scalar = str | int | float
@@ -99,16 +98,9 @@ def parse_topic(topic: str) -> Topic:
     raise ProtocolError(f"topic {topic[:120]!r} is not one of {ROOT}/SITE/DEVICE/...; see docs/telemetry.md")
 
 
-def subscriptions(site: str | None = None, share: str | None = None) -> tuple[str, ...]:
-    """The topic filters that hold everything of one site, or of all.
-
-    With `share`, reports are divided among all subscribers of that name; what is retained goes to each of them.
-    """
-    root = f"{ROOT}/{'+' if site is None else checked_id('site', site)}"
-    if share is None:
-        return (f"{root}/#",)
-    shared = f"$share/{checked_id('share', share)}/{root}/+"
-    return (*(f"{root}/+/{kind}" for kind in RETAINED_KINDS), f"{shared}/m/+/+", f"{shared}/sys", f"{shared}/event")
+def subscriptions(site: str | None = None) -> tuple[str, ...]:
+    """Return the topic filters for everything of one site, or of all."""
+    return (f"{ROOT}/{'+' if site is None else checked_id('site', site)}/#",)
 
 
 def release_id(release: int) -> str:

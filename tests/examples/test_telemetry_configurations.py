@@ -21,9 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection, MqttSettings
-from tests.host.fleet.store.test_store import NOW_MS, Pi
-from tests.host.fleet.test_subscriber import publish
 from tests.support.brokers import Broker, free_port, mosquitto, until
+from tests.support.fleet import NOW_MS, Pi, publish
 from tests.support.paths import ROOT
 
 MQTT_EXPORTER = "mqtt-exporter==1.12.1"

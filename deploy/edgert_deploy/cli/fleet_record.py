@@ -34,7 +34,7 @@ Examples:
 
 \b
 A repeated report is written once: the key is (device, boot, model, seq). Any number of recorders may write to one
-store; with --share NAME they divide the reports among them. Each window is also added to a row for its minute and a
+store, for instance one for each --site. Each window is also added to a row for its minute and a
 row for its hour, which stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq`
 shows the gaps. With --session NAME the broker keeps them until they are in the store. Ctrl-C or SIGTERM ends it.
 
@@ -52,7 +52,6 @@ def _keep(name: str, default_h: int, said: str) -> Callable[[Any], Any]:
 @click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
 @broker_options
 @store_option
-@click.option("--share", metavar="NAME", help="Divide the reports among all recorders of this NAME.")
 @session_option
 @_keep("--keep-windows", KEEP_WINDOWS_H, "How long to keep single windows.")
 @_keep("--keep-minutes", KEEP_MINUTES_H, "How long to keep a group's minutes.")
@@ -71,7 +70,6 @@ def record(
     settings: MqttSettings,
     site: str | None,
     store_url: str,
-    share: str | None,
     session_name: str | None,
     keep_windows: float,
     keep_minutes: float,
@@ -90,7 +88,6 @@ def record(
         recorder,
         site,
         client_id=client_id,
-        share=share,
         session=session,
         settled=lambda: recorder.settled,
         log=_say,

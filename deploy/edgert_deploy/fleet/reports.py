@@ -6,6 +6,7 @@ exporter refuses would hold up all that came with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgert.errors import ProtocolError
@@ -71,8 +72,23 @@ def counters_began_now(metrics: MetricsMessage) -> bool:
     return metrics.number("uptime_s") <= metrics.window_s + 1
 
 
-def printable(text: str) -> str:
-    """Without what a database refuses in text: NUL and halves of characters."""
+def increase(
+    counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, anew: bool
+) -> tuple[int, ...]:
+    """Return what the counters grew by since `before`. Counters that fell began again at 0 (docs/telemetry.md).
+
+    Without `before`, nobody knows when they grew: all of it counts if they began within this window, else nothing. The
+    same holds where they fell over a lost spool (`anew`): the worker may have begun again in what was lost, or a report
+    of the older spool comes late.
+    """
+    fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
+    if before is None or (fell and anew):
+        return tuple(counters) if counters_began_now(report) else (0,) * len(counters)
+    return tuple(counters) if fell else tuple(value - was for value, was in zip(counters, before, strict=True))
+
+
+def storable(text: str) -> str:
+    """Return `text` without what a database refuses: NUL and halves of characters."""
     return text.encode(errors="replace").decode().replace("\0", "?")[:ID_CHARS_MAX]
 
 

@@ -22,8 +22,8 @@ from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreacha
 from edgert_deploy.cli.fleet_watch import View, sparkline, table_of, watch
 from edgert_deploy.common.broker_address import host_and_port
 from edgert_deploy.fleet.state import FleetState
-from tests.host.fleet.test_subscriber import Sender, publish
 from tests.support.brokers import USER, Broker, free_port, until
+from tests.support.fleet import Sender, publish
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from edgert_deploy.cli.fleet_watch import table_of
 from edgert_deploy.fleet import state as state_module
-from edgert_deploy.fleet.export import ledger as ledger_module
+from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
-from edgert_deploy.fleet.export.ledger import Ledger
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.reports import NUMBER_END
 from edgert_deploy.fleet.state import FleetState
@@ -24,12 +23,12 @@ from edgert_deploy.fleet.store import merging, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.stream_limit import FORGOTTEN_AFTER_S, STREAMS_MAX
+from edgert_deploy.fleet.stream_limit import STREAMS_MAX, WINDOW_S
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
-from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent, ask, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
 ESCAPE = "\x1b[2J[/red]<img>"
 VALUES = (float("nan"), float("inf"), 10**400, -(10**400), 2**63, 1e300, -1, None, True, "", ESCAPE, "x" * 70)
@@ -93,9 +92,9 @@ def test_a_recorder_refuses_what_it_cannot_keep_and_writes_what_comes_with_it(st
     assert set(groups) <= {"pi-1", "pi-2"}
 
 
-def test_a_bridge_s_page_stays_what_prometheus_reads() -> None:
+def test_an_exporter_s_page_stays_what_prometheus_reads() -> None:
     for by in (("site", "model", "version"), ("site", "device", "model")):
-        exporter = Exporter(Ledger("b1", None), by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+        exporter = Exporter("b1", by, clock=lambda: 0.0, wall_clock=lambda: 0.0)
         exposition = Exposition(exporter)
         for topic, payload in spoilt():
             exporter.apply(topic, payload, False, 0.0)
@@ -167,13 +166,13 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: s
     assert record(store_url, sent + honest).refused == 2 * 20
     assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
     board, clock = Board(), [0.0]
-    exporter = Exporter(Ledger("b1", None), clock=lambda: clock[0], wall_clock=lambda: 0.0)
+    exporter = Exporter("b1", clock=lambda: clock[0], wall_clock=lambda: 0.0)
     for message in sent + honest:
         exporter.apply(*message, False, 0.0)
         board.apply(*message, False, 0.0, NOW_MS)
     assert len(exporter.groups) == STREAMS_MAX + 1
     assert len(board.numbers("digits")) == STREAMS_MAX + 1
-    clock[0] = FORGOTTEN_AFTER_S + 1  # a device that is taken into use again and again comes through
+    clock[0] = WINDOW_S + 1  # a device that is taken into use again and again comes through
     for message in made_up[-1]:
         exporter.apply(*message, False, clock[0])
     assert len(exporter.groups) == STREAMS_MAX + 2
@@ -182,8 +181,8 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: s
 def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger_module, "STREAMS_MAX", 50)
-    exporter = Exporter(Ledger("b1", None), clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    monkeypatch.setattr(counting_module, "STREAMS_MAX", 50)
+    exporter = Exporter("b1", clock=lambda: 0.0, wall_clock=lambda: 0.0)
     state, honest = FleetState(), Pi("honest")
     windows = [honest.window(NOW_MS, [1.0]) for _ in range(6)]
     for number, window in enumerate(windows):

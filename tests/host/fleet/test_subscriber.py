@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,41 +14,15 @@ from hypothesis import strategies as st
 
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, Connection, MqttSettings
+from edgert.telemetry.mqtt import PACKET_BYTES_MAX, BrokerRefused, MqttSettings
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
 from edgert_deploy.fleet import sequence as seq
 from edgert_deploy.fleet import state as state_module
 from edgert_deploy.fleet.sequence import SeqTracker
 from edgert_deploy.fleet.state import FleetState, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 from tests.support.brokers import Broker
-
-
-class Sender:
-    """A device as its messages look; `window` gives what one window of latencies would send."""
-
-    def __init__(self, device: str, model: str = "digits", boot: str = "b1", site: str = "plant-a") -> None:
-        self.topics = Topics(site, device)
-        self.model, self.boot, self.seq = model, boot, 0
-        self._clock_s = 0.0
-        self._recorder = WindowRecorder(model, lambda: 0.0)
-
-    def window(self, latencies_ms: Sequence[float] = (), *, errors: int = 0) -> list[tuple[str, bytes]]:
-        for latency in latencies_ms:
-            self._recorder.record(RequestSpan("ok", round(latency * 1000), batch=1))
-        for _ in range(errors):
-            self._recorder.record(RequestSpan("error", 1))
-        self.seq += 1
-        self._clock_s += 60
-        report = self._recorder.cut(now=self._clock_s)
-        envelope = messages.envelope(ts_ms=int(self._clock_s * 1000), boot=self.boot, seq=self.seq)
-        hist = messages.hist_fields(report, model_version="r7")
-        metrics = messages.metrics_fields(report, up=True, model_version="r7", host={})
-        return [
-            (self.topics.hist(self.model), messages.dump({**envelope, **hist})),
-            (self.topics.metrics(self.model), messages.dump({**envelope, **metrics})),
-        ]
+from tests.support.fleet import Sender, publish
 
 
 def feed(state: FleetState, sent: list[tuple[str, bytes]], now: float = 0.0) -> None:
@@ -209,12 +183,6 @@ def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
     assert not tracker.is_new(2**35)
 
 
-def test_what_came_out_of_order_at_the_very_beginning_can_be_taken_in() -> None:
-    tracker = SeqTracker(late=3)
-    assert [tracker.is_new(seq) for seq in (10, 8, 8, 11, 9, 7, 6, 7)] == [True, True, False, True, True, True, False, False]  # fmt: skip
-    assert tracker.missing == 0
-
-
 def test_a_great_gap_is_counted_in_bounded_memory() -> None:
     tracker = SeqTracker()
     tracker.is_new(1)
@@ -231,17 +199,6 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
 def broker(tmp_path: Path) -> Iterator[Broker]:
     with Broker.in_folder(tmp_path / "broker") as running:
         yield running
-
-
-def publish(broker: Broker, sent: list[tuple[str, bytes]], *, retain: bool = False) -> None:
-    """Hand messages to the broker and wait until it has acknowledged each."""
-    waiting: set[int | None] = set()
-    connection = Connection(broker.settings, on_acknowledged=lambda number, _: waiting.discard(number))
-    connection.open()
-    waiting |= {connection.publish(topic, payload, 1, retain=retain) for topic, payload in sent}
-    while waiting - {None}:
-        connection.pump(0.1)
-    connection.close()
 
 
 def test_a_subscriber_hears_retained_words_and_reports_and_survives_the_broker_s_restart(broker: Broker) -> None:

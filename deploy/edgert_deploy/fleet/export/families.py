@@ -1,4 +1,4 @@
-"""What an exporter exports, as families of series: the one list that Prometheus and OTLP are drawn from."""
+"""The families of series that an exporter exports: the one list for Prometheus and OTLP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICE = ("site", "device")
 
 @dataclass(frozen=True)
 class Family:
-    """Series of one name: `samples` are (label values, value), in the order of `names`."""
+    """The series of one name. `samples` are (label values, value), with labels in the order of `names`."""
 
     name: str
     help: str
@@ -27,7 +27,7 @@ class Family:
 
 
 def families(exporter: Exporter) -> Iterator[Family]:
-    """All but the latency histograms. The caller holds the exporter's lock."""
+    """Yield all families but the latency histograms. The caller holds the exporter's lock."""
     for number, (name, said) in enumerate(COUNTERS.items()):
         counted = [(labels, float(group.counters[number])) for labels, group in exporter.groups.items()]
         yield Family(name, said, "counter", exporter.by, counted)
@@ -42,29 +42,24 @@ def families(exporter: Exporter) -> Iterator[Family]:
 
 
 def _device_families(exporter: Exporter) -> Iterator[Family]:
-    known = list(exporter.devices_shown())
+    known = list(exporter.devices.items())
     up = [(key, float(device.status == "online")) for key, device in known]
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in known if device.heard_at]
-    yield Family(
-        "edgert_device_heard_timestamp_seconds", "When the device last said something.", "gauge", _DEVICE, heard
-    )
+    yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
     info = [((*key, device.profile), 1.0) for key, device in known]
-    yield Family("edgert_device_info", "1 a device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
+    yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 
 
 def _exporter_families(exporter: Exporter) -> Iterator[Family]:
-    heard = [((kind,), float(count)) for kind, count in sorted(exporter.heard.items())]
-    yield Family(
-        "edgert_exporter_messages_total", "Messages that this exporter was handed.", "counter", ("kind",), heard
-    )
+    heard = [((kind,), float(count)) for kind, count in sorted(exporter.messages.items())]
+    yield Family("edgert_exporter_messages_total", "Messages received.", "counter", ("kind",), heard)
     for name, said, kind, value in (
-        ("edgert_exporter_duplicates_total", "Reports that came again and were not counted.", "counter", exporter.ledger.duplicates),
-        ("edgert_exporter_refused_total", "Messages that were not understood or found no room.", "counter", exporter.refused),
-        ("edgert_exporter_missing_reports", "Histograms and events sent and never seen by any exporter.", "gauge", exporter.ledger.missing),
-        ("edgert_exporter_streams", "Streams of reports that are told apart.", "gauge", exporter.ledger.streams),
-        ("edgert_exporter_waiting_reports", "Reports that wait for the ledger.", "gauge", exporter.waiting),
-        ("edgert_exporter_cpu_seconds_total", "Processor time that this exporter has used.", "counter", time.process_time()),
+        ("edgert_exporter_duplicates_total", "Repeated reports, which were not counted.", "counter", exporter.counting.duplicates),
+        ("edgert_exporter_refused_total", "Messages that were not understood or exceeded a limit.", "counter", exporter.refused),
+        ("edgert_exporter_missing_reports", "Histograms and events that were sent and never came.", "gauge", exporter.counting.missing),
+        ("edgert_exporter_streams", "Streams of reports.", "gauge", exporter.counting.streams),
+        ("edgert_exporter_cpu_seconds_total", "Processor time of this exporter.", "counter", time.process_time()),
     ):  # fmt: skip
         assert kind in ("counter", "gauge")
         yield Family(name, said, "counter" if kind == "counter" else "gauge", (), [((), float(value))])

@@ -71,7 +71,7 @@ def request(exporter: Exporter, now: float) -> Any:
     """The message that holds all of the exporter's series at `now`."""
     asked = ExportMetricsServiceRequest()
     resource = asked.resource_metrics.add()
-    service = {"service.name": "edgert-exporter", "service.instance.id": exporter.ledger.exporter}
+    service = {"service.name": "edgert-exporter", "service.instance.id": exporter.name}
     resource.resource.attributes.extend(_attributes(service.items()))
     scope = resource.scope_metrics.add()
     scope.scope.name, scope.scope.version = "edgert", __version__

@@ -9,10 +9,10 @@ from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, parse_topic
 from edgert.telemetry.mqtt import HANDED_MAX
-from edgert_deploy.fleet.reports import KINDS, parse_report, printable, stream_of
+from edgert_deploy.fleet.reports import KINDS, parse_report, storable, stream_of
 from edgert_deploy.fleet.store.batch import Batch, Heard
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.stream_limit import Begun
+from edgert_deploy.fleet.stream_limit import StreamLimit
 
 WAITING_MAX = 50_000
 # As they came: a device may fill its reports with words of its own. What a session may be handed has room.
@@ -34,7 +34,7 @@ class Recorder:
         self._store = store
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
-        self._begun = Begun()
+        self._limit = StreamLimit()
 
     @property
     def waiting(self) -> int:
@@ -77,7 +77,7 @@ class Recorder:
             batch.devices.setdefault(key, {}).update(said)
         else:
             report = parse_report(parsed, payload)
-            self._begun.check(*key, stream_of(parsed, report), now)
+            self._limit.check(*key, stream_of(parsed, report), now)
             if isinstance(report, HistMessage):
                 batch.hists.append((heard, report))
             elif isinstance(report, MetricsMessage):
@@ -94,5 +94,5 @@ def _device_fields(kind: str, payload: bytes) -> dict[str, str]:
     fields = messages.load(payload)
     said = {kind: json.dumps(fields)}
     if kind == "info" and isinstance(profile := fields.get("profile"), str):
-        said["profile"] = printable(profile)
+        said["profile"] = storable(profile)
     return said

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
-from edgert_deploy.fleet.reports import EventMessage, counters_began_now, counters_of
+from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import (
@@ -284,9 +284,10 @@ class Store:
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
             if seq <= last["last_seq"] and not anew:
                 continue
-            counters = dict(zip(COUNTERS, counters_of(said), strict=True))
-            grown = increase(counters, last if last["last_seq"] >= 0 else None, said, anew)
-            last.update(counters, last_seq=seq)
+            counters = counters_of(said)
+            before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
+            grown = dict(zip(COUNTERS, increase(counters, before, said, anew), strict=True))
+            last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
             if any(grown.values()):
                 merging.add_counters(stream, heard, said, grown)
                 increases.append({"_stream": stream, "_seq": seq, **grown})
@@ -327,22 +328,6 @@ class Store:
             return []
         statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
         return [(row.stream, row.seq) for row in connection.execute(statement, rows)]
-
-
-def increase(
-    counters: Mapping[str, int], last: Mapping[str, Any] | None, said: MetricsMessage, anew: bool = False
-) -> dict[str, int]:
-    """What the counters grew by since `last`; counters that fell began anew at 0 (docs/telemetry.md).
-
-    Without a `last`, all of it where the counters began within this window, else nothing: when is not known. Nor is
-    it where they fell `anew`, over a spool that was lost: the worker may have begun anew in what was lost, or a
-    report of the older spool comes late.
-    """
-    fell = last is not None and any(counters[name] < last[name] for name in counters)
-    if last is None or (fell and anew):
-        began_now = counters_began_now(said)
-        return {name: value if began_now else 0 for name, value in counters.items()}
-    return {name: value - (0 if fell else last[name]) for name, value in counters.items()}
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:

@@ -17,11 +17,11 @@ from edgert.errors import ProtocolError
 from edgert.names import ID
 from edgert.telemetry import messages
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic, parse_topic
-from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, printable, stream_of
+from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, storable, stream_of
 from edgert_deploy.fleet.state import MODELS_PER_DEVICE_MAX, STALE_AFTER_WINDOWS, WINDOW_S_DEFAULT, note_alarm
 from edgert_deploy.fleet.store.batch import trusted_ms
 from edgert_deploy.fleet.store.store import PROFILE_UNKNOWN
-from edgert_deploy.fleet.stream_limit import Begun
+from edgert_deploy.fleet.stream_limit import StreamLimit
 
 DEVICES_MAX = 50_000
 VERSIONS_MAX = 10_000
@@ -105,7 +105,7 @@ class Board:
         self._devices: dict[tuple[str, str], Held] = {}
         # When each version of a model was first heard of: since then devices with an older one are behind.
         self._versions: dict[str, dict[str, int]] = {}
-        self._begun = Begun()
+        self._limit = StreamLimit()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class Board:
             held.status = messages.parse_status(payload)
         elif topic.kind in KINDS:
             report = parse_report(topic, payload)
-            self._begun.check(topic.site, topic.device, stream_of(topic, report), now)
+            self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
             if isinstance(report, EventMessage):
                 self.events += 1
                 _note_event(held, report.event, report.model, report.alarm, trusted_ms(report.ts_ms, wall_ms))
@@ -167,7 +167,7 @@ class Board:
             fields = messages.load(payload)
             held.said[topic.kind] = fields
             if topic.kind == "info" and isinstance(profile := fields.get("profile"), str):
-                held.profile = intern(printable(profile))
+                held.profile = intern(storable(profile))
         if not retained:
             held.heard_at = now
 

@@ -1,4 +1,4 @@
-"""Exporters count each report once however many share the load, and Prometheus reads true quantiles from them."""
+"""Exporters count each report once, and Prometheus reads true quantiles from them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.cli.fleet_export import export
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import Exporter
-from edgert_deploy.fleet.export.ledger import MEMBER_GONE_AFTER_S, Ledger
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.scrape import ScrapeServer
-from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent
-from tests.host.fleet.test_subscriber import publish
 from tests.support.brokers import Broker, free_port, until
+from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
 
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -53,8 +51,8 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def an_exporter(name: str = "b1", share: str | None = None, by: str = "site,model,version,profile") -> Exporter:
-    return Exporter(Ledger(name, share), tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+def an_exporter(by: str = "site,model,version,profile") -> Exporter:
+    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
 
 
 def feed(exporter: Exporter, sent: Sent) -> None:
@@ -72,15 +70,14 @@ def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
     return total, counters
 
 
-# --- several exporters, one count -------------------------------------------------------------
+# --- what counts ------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), st.integers(1, 4))
-def test_bridges_that_share_count_each_report_once_whoever_is_handed_what(seed: int, number: int) -> None:
+@given(st.integers(0, 2**32))
+def test_each_report_counts_once_however_often_it_comes(seed: int) -> None:
     dice = random.Random(seed)
-    exporters = [an_exporter(f"b{n}", "s") for n in range(number)]
-    devices = [Pi(f"pi-{n}") for n in range(3)]
+    exporter, devices = an_exporter(), [Pi(f"pi-{n}") for n in range(3)]
     expected, reports = Sketch(), Sent()
     for pi in devices:
         for minute in range(6):
@@ -90,68 +87,24 @@ def test_bridges_that_share_count_each_report_once_whoever_is_handed_what(seed: 
         (Topics("plant-a", "pi-0").event, messages.dump(messages.envelope(ts_ms=NOW_MS, boot="b1", seq=n) | {"event": "degraded", "model": f"m{n % 2}"}))
         for n in range(1, 5)
     ]  # fmt: skip
-    tell(exporters, exporters, 0.0)
-    # Sent in order, now and then again; which exporter is handed what, and when it tells the ledger, is chance.
     for at, message in enumerate(reports + events):
-        dice.choice(exporters).apply(*message, False, 0.0)
+        exporter.apply(*message, False, 0.0)
         if dice.random() < 0.3:
-            dice.choice(exporters).apply(*dice.choice((reports + events)[max(0, at - 5) : at + 1]), False, 0.0)
-        if dice.random() < 0.4:
-            tell(dice.sample(exporters, dice.randint(1, number)), exporters, 0.3 * (1 + at))
-    tell(exporters, exporters, 13.0)
-    total, (requests, errors, _, _) = counted(exporters)
+            exporter.apply(*dice.choice((reports + events)[max(0, at - 5) : at + 1]), False, 0.0)
+    total, (requests, errors, _, _) = counted([exporter])
     assert total == expected
     assert (requests, errors) == (sum(pi.requests for pi in devices), sum(pi.errors for pi in devices))
-    assert sum(count for exporter in exporters for count in exporter.events.values()) == 4
-    assert [(exporter.waiting, exporter.ledger.missing, exporter.refused) for exporter in exporters] == [
-        (0, 0, 0)
-    ] * number
+    assert sum(exporter.events.values()) == 4
+    assert (exporter.counting.missing, exporter.refused) == (0, 0)
 
 
-def tell(some: list[Exporter], everyone: list[Exporter], now: float) -> None:
-    """The broker's part: what each says goes to all, in one order."""
-    for exporter in some:
-        for topic, payload in exporter.due(now):
-            for reader in everyone:
-                reader.apply(topic, payload, False, now)
-
-
-def test_a_bridge_that_lost_its_connection_tells_again_what_was_not_read_back() -> None:
-    one, two = an_exporter("b1", "s"), an_exporter("b2", "s")
-    feed(one, Pi("pi-1").window(NOW_MS, [1.0] * 3, uptime_s=1))
-    for topic, payload in one.due(1.0):
-        two.apply(topic, payload, False, 1.0)  # it reached the other, and never came back
-    assert one.waiting == 2
-    one.told_nothing()
-    tell([one], [one, two], 2.0)
-    total, (requests, *_) = counted([one, two])
-    assert (total.count, requests, one.waiting) == (3, 3, 0)
-
-
-def test_one_bridge_speaks_for_a_device_and_another_takes_over_when_it_is_gone() -> None:
-    one, two = Ledger("b1", "s"), Ledger("b2", "s")
-    for ledger in (one, two):
-        for other in (one, two):
-            assert (
-                list(ledger.read(json.dumps({"exporter": other.exporter, "life": "", "taken": []}).encode(), 0.0)) == []
-            )
-    names = [f"plant-a/pi-{n}" for n in range(200)]
-    mine = [name for name in names if one.owns(name, 1.0)]
-    assert 20 < len(mine) < 180
-    assert [name for name in names if not two.owns(name, 1.0)] == mine
-    assert all(one.owns(name, MEMBER_GONE_AFTER_S + 1) for name in names)
-
-
-def test_what_is_no_ledger_or_no_report_is_counted_and_does_no_harm() -> None:
-    exporter = an_exporter(share="s")
-    assert exporter.ledger.topic is not None
-    for payload in (b"", b"[]", b'{"exporter":"x","life":"","taken":[[1]]}', b'{"exporter":"x","life":"","taken":[["hist","a","b","c","d",1e400,[],0,0,""]]}'):  # fmt: skip
-        exporter.apply(exporter.ledger.topic, payload, False, 0.0)
+def test_an_invalid_report_is_counted_and_does_no_harm() -> None:
+    exporter = an_exporter()
     exporter.apply("edgert/v1/plant-a/pi-1/m/digits/hist", b"{}", False, 0.0)
-    assert exporter.refused == 5
+    assert (exporter.refused, exporter.groups) == (1, {})
 
 
-def test_without_a_share_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart() -> None:
+def test_a_repeated_report_counts_once_and_counters_survive_a_worker_s_restart() -> None:
     exporter, pi = an_exporter(by="device,model"), Pi("pi-1")
     pi.requests = 1000  # it ran before anyone listened
     sent = pi.window(NOW_MS, [1.0] * 5) + pi.window(NOW_MS, [1.0] * 7)
@@ -159,7 +112,7 @@ def test_without_a_share_a_repeated_report_counts_once_and_counters_survive_a_wo
     sent += pi.window(NOW_MS, [1.0] * 2, uptime_s=20)
     feed(exporter, sent + sent)
     total, (requests, *_) = counted([exporter])
-    assert (total.count, requests, exporter.ledger.duplicates) == (14, 7 + 2, 6)
+    assert (total.count, requests, exporter.counting.duplicates) == (14, 7 + 2, 6)
 
 
 def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_shows() -> None:
@@ -171,7 +124,7 @@ def test_counters_go_on_however_often_the_device_loses_its_spool_and_each_loss_s
         answered += 20
         pi.window(NOW_MS, [1.0] * 10)  # lost with the spool, and part of what the counters say next
     total, (requests, *_) = counted([exporter])
-    assert (total.count, requests, exporter.ledger.missing) == (answered, 4 * 30 - 10, 3)
+    assert (total.count, requests, exporter.counting.missing) == (answered, 4 * 30 - 10, 3)
 
 
 # --- what is drawn from it ------------------------------------------------------------------
@@ -303,14 +256,6 @@ def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
         assert process.wait(10) == 0, said
 
 
-def scraped(port: int, name: str, **labels: str) -> float:
-    """The sum of the series of `name` that bear `labels`."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    samples = (sample for family in families for sample in family.samples)
-    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
-
-
 @contextmanager
 def a_prometheus(folder: Path, ports: list[int]) -> Iterator[str]:
     binary = shutil.which("prometheus")
@@ -351,9 +296,11 @@ def promql(server: str, expression: str) -> float | None:
     return float(result[0]["value"][1]) if result else None
 
 
-def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_two_bridges(broker: Broker, tmp_path: Path) -> None:
+def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporters_of_two_sites(
+    broker: Broker, tmp_path: Path
+) -> None:
     dice = random.Random(11)
-    fleet = [Pi(f"pi-{n}", version=f"r{1 + n % 2}") for n in range(6)]
+    fleet = [Pi(f"pi-{n}", version=f"r{1 + n % 2}", site=f"plant-{'ab'[n // 3]}") for n in range(6)]
     pooled: dict[str, list[float]] = {"r1": [], "r2": []}
     reports: Sent = []
     for n, pi in enumerate(fleet):
@@ -362,7 +309,7 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_two_bridges(
             pooled[pi.version] += latencies
             reports += pi.window(NOW_MS + minute, latencies, errors=1, uptime_s=60.0 * (minute + 1))
     total = sum(map(len, pooled.values()))
-    with exporter_process(broker, "--share", "test") as one, exporter_process(broker, "--share", "test") as two:
+    with exporter_process(broker, "--site", "plant-a") as one, exporter_process(broker, "--site", "plant-b") as two:
         publish(broker, [message for pi in fleet for message in pi.info()], retain=True)
         publish(broker, reports)
         publish(broker, reports[:20])  # as after a reconnect
@@ -382,17 +329,17 @@ def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_two_bridges(
                     merged = f'sum(edgert_latency_milliseconds{{version="{version}"}})'
                     assert promql(server, f"histogram_quantile({share}, {merged})") == pytest.approx(exact, rel=0.011)
             assert promql(server, "sum(edgert_errors_total)") == 30
-            assert promql(server, "sum(edgert_device_online)") == 6, "each device is shown by one exporter"
+            assert promql(server, "sum(edgert_device_online)") == 6, "one exporter has each device"
         kinds = ("hist", "metrics")
         handed = [
             sum(scraped(port, "edgert_exporter_messages_total", kind=kind) for kind in kinds) for port in (one, two)
         ]
-        assert min(handed) > 0, "both took a part"
+        assert min(handed) > 0, "each has one site"
         assert sum(handed) == len(reports) + 20
         assert sum(scraped(port, "edgert_exporter_duplicates_total") for port in (one, two)) == 20
 
 
-def test_a_bridge_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:
+def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:
     pi = Pi("pi-1")
     first = pi.window(NOW_MS, [1.0] * 4, uptime_s=60)
     with exporter_process(broker, "--by", "site,device,model") as port:
@@ -417,7 +364,7 @@ def test_a_bridge_survives_the_broker_s_restart_and_shows_gauges_by_device(broke
         (("--by", "colour"), "known: site, device"),
         (("--otlp", "collector:4318"), "http://HOST:4318"),
         (("--listen", "nowhere.invalid:1"), "choose another port"),
-        (("--share", "a/b"), "cannot be part of an MQTT topic"),
+        (("--site", "a/b"), "cannot be part of an MQTT topic"),
     ],
 )
 def test_words_that_cannot_be_used_are_explained(words: tuple[str, ...], said: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
-from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet_query import query
 from edgert_deploy.fleet.packed import Dense, Pool, pack, unpack
@@ -27,63 +25,12 @@ from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import forget
 from edgert_deploy.fleet.store.schema import StoreFailed
 from edgert_deploy.fleet.store.store import Retention, Store
-
-NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
-Sent = list[tuple[str, bytes]]
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
 
 @pytest.fixture
 def url(store_url: str) -> str:
     return store_url
-
-
-class Pi:
-    """A device's reports, with the sketches that went into them."""
-
-    def __init__(self, device: str, version: str = "r1", profile: str = "pi", boot: str = "b1") -> None:
-        self.topics, self.version, self.boot, self.profile = Topics("plant-a", device), version, boot, profile
-        self.seq = self.requests = self.errors = 0
-        self.sketches: list[tuple[int, Sketch]] = []
-
-    def info(self) -> Sent:
-        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile}
-        return [(self.topics.info, messages.dump(said)), (self.topics.status, b"online")]
-
-    def window(self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6) -> Sent:
-        sketch = Sketch()
-        for latency in latencies_ms:
-            sketch.record(latency)
-        self.sketches.append((ts_ms, sketch))
-        self.seq += 1
-        self.requests += len(latencies_ms) + errors
-        self.errors += errors
-        common = messages.envelope(ts_ms=ts_ms, boot=self.boot, seq=self.seq)
-        common |= {"window_s": 60.0, "model_version": self.version}
-        scalars = {"zero": sketch.zero, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
-        shape = {"unit": "ms", "temporality": "delta", "scale": 5, "buckets": sketch.encode()}
-        counters = {"req_total": self.requests, "err_total": self.errors, "shed_total": 0, "cache_hit_total": 0}
-        return [
-            (self.topics.hist("digits"), messages.dump({**common, **shape, **scalars})),
-            (self.topics.metrics("digits"), messages.dump({**common, **counters, "uptime_s": uptime_s, "up": 1})),
-        ]
-
-
-def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
-    store = Store(url)
-    recorder = Recorder(store, lambda: now_ms)
-    for topic, payload in sent:
-        recorder.apply(topic, payload, False, 0.0)
-    recorder.flush()
-    store.close()
-    return recorder
-
-
-def ask(url: str, hours: float, by: tuple[str, ...] = (), step_min: int = 0, **where: str) -> list[Answer]:
-    fleet = FleetQuery(url)
-    since_ms = NOW_MS - int(hours * 3_600_000)
-    answers = fleet.answer(Question(since_ms, NOW_MS, by, where, step_min), NOW_MS)
-    fleet.close()
-    return answers
 
 
 def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:
@@ -373,13 +320,12 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
     groups = json.loads(cli(url, *words, "--json").stdout)["groups"]
     assert groups[0]["p50_ms"] == pytest.approx(1.0, rel=0.011)
     assert (groups[0]["p99.9_ms"], groups[1]["p50_ms"], groups[0]["rate_per_s"]) == (9.0, 7.0, 0.028)
-    assert "no report" in cli(url, "--model", "faces").stderr
+    assert "no matching reports" in cli(url, "--model", "faces").stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--window", "soon"), "write 30m, 24h or 7d"),
         (("--window", "0s"), "ends before it begins"),
         (("--by", "weather"), "known: site, device"),
         (("--percentiles", "101"), "between 0 and 100"),

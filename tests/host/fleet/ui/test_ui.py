@@ -33,10 +33,9 @@ from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import Strategy
-from tests.host.fleet.store.test_store import NOW_MS, Pi, Sent, record
-from tests.host.fleet.test_subscriber import publish
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page, Scheme
+from tests.support.fleet import NOW_MS, Pi, Sent, publish, record
 
 NOW = 1000.0  # monotonic seconds
 TOKEN = "a-token-of-this-test"

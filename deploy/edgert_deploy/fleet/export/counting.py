@@ -1,0 +1,82 @@
+"""Which reports count, and by how much their counters grew. Pure.
+
+A device sends a report again when the broker did not acknowledge it, so every stream remembers which numbers came.
+Counters are totals of a worker: a report counts by what they grew since the newest report before it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from edgert.telemetry.messages import MetricsMessage, Topic
+from edgert_deploy.fleet.reports import EventMessage, Report, counters_of, increase
+from edgert_deploy.fleet.sequence import SeqTracker, begun_anew
+
+STREAMS_MAX = 500_000
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass
+class _Counted:
+    """The newest report whose counters were counted."""
+
+    boot: str
+    seq: int
+    counters: tuple[int, ...]
+
+
+class Counting:
+    """The streams of a fleet's reports. Where there are more than STREAMS_MAX, the one silent for longest is dropped."""
+
+    def __init__(self) -> None:
+        self.duplicates = 0
+        self._trackers: OrderedDict[tuple[str, ...], SeqTracker] = OrderedDict()
+        self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
+
+    @property
+    def missing(self) -> int:
+        """Histograms and events that were sent and never came, at least."""
+        return sum(tracker.lost_min for stream, tracker in self._trackers.items() if stream[0] != "metrics")
+
+    @property
+    def streams(self) -> int:
+        return len(self._trackers)
+
+    def is_new(self, topic: Topic, report: Report) -> bool:
+        """Return whether this report did not come before; remembers it."""
+        # Events of a device are numbered together, whatever model they concern.
+        model = "" if isinstance(report, EventMessage) else topic.model or ""
+        tracker = _kept(self._trackers, (topic.kind, topic.site, topic.device, model, report.boot), SeqTracker)
+        new = tracker.is_new(report.seq)
+        self.duplicates += not new
+        return new
+
+    def increase(self, topic: Topic, report: MetricsMessage) -> tuple[int, ...]:
+        """Return what the counters grew by, for a new report. A late one is part of a later one's increase."""
+        counters = counters_of(report)
+        key = (topic.site, topic.device, topic.model or "")
+        last = _kept(self._counters, key, lambda: _Counted("", -1, ()))
+        known = last.boot == report.boot
+        anew = known and begun_anew(report.seq, last.seq)
+        if known and report.seq <= last.seq and not anew:
+            return (0,) * len(counters)
+        grown = increase(counters, last.counters if known else None, report, anew)
+        self._counters[key] = _Counted(report.boot, report.seq, counters)
+        return grown
+
+
+def _kept(found: OrderedDict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """Return the value of `key`, made if it is missing, as the one used last."""
+    value = found.get(key)
+    if value is None:
+        value = found[key] = make()
+        if len(found) > STREAMS_MAX:
+            found.popitem(last=False)
+    else:
+        found.move_to_end(key)
+    return value

@@ -1,0 +1,120 @@
+"""Devices that report, and what a broker, a store and an exporter make of their reports."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from edgert.telemetry import messages
+from edgert.telemetry.messages import Topics
+from edgert.telemetry.mqtt import Connection
+from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.store import Store
+from tests.support.brokers import Broker
+
+NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
+Sent = list[tuple[str, bytes]]
+
+
+class Pi:
+    """A device's reports, with the sketches that they hold."""
+
+    def __init__(
+        self, device: str, version: str = "r1", profile: str = "pi", boot: str = "b1", site: str = "plant-a"
+    ) -> None:
+        self.topics, self.version, self.boot, self.profile = Topics(site, device), version, boot, profile
+        self.seq = self.requests = self.errors = 0
+        self.sketches: list[tuple[int, Sketch]] = []
+
+    def info(self) -> Sent:
+        said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile}
+        return [(self.topics.info, messages.dump(said)), (self.topics.status, b"online")]
+
+    def window(self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6) -> Sent:
+        sketch = Sketch()
+        for latency in latencies_ms:
+            sketch.record(latency)
+        self.sketches.append((ts_ms, sketch))
+        self.seq += 1
+        self.requests += len(latencies_ms) + errors
+        self.errors += errors
+        common = messages.envelope(ts_ms=ts_ms, boot=self.boot, seq=self.seq)
+        common |= {"window_s": 60.0, "model_version": self.version}
+        scalars = {"zero": sketch.zero, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
+        shape = {"unit": "ms", "temporality": "delta", "scale": 5, "buckets": sketch.encode()}
+        counters = {"req_total": self.requests, "err_total": self.errors, "shed_total": 0, "cache_hit_total": 0}
+        return [
+            (self.topics.hist("digits"), messages.dump({**common, **shape, **scalars})),
+            (self.topics.metrics("digits"), messages.dump({**common, **counters, "uptime_s": uptime_s, "up": 1})),
+        ]
+
+
+class Sender:
+    """A device with the real window recorder; `window` returns the messages of one window of latencies."""
+
+    def __init__(self, device: str, model: str = "digits", boot: str = "b1", site: str = "plant-a") -> None:
+        self.topics = Topics(site, device)
+        self.model, self.boot, self.seq = model, boot, 0
+        self._clock_s = 0.0
+        self._recorder = WindowRecorder(model, lambda: 0.0)
+
+    def window(self, latencies_ms: Sequence[float] = (), *, errors: int = 0) -> Sent:
+        for latency in latencies_ms:
+            self._recorder.record(RequestSpan("ok", round(latency * 1000), batch=1))
+        for _ in range(errors):
+            self._recorder.record(RequestSpan("error", 1))
+        self.seq += 1
+        self._clock_s += 60
+        report = self._recorder.cut(now=self._clock_s)
+        envelope = messages.envelope(ts_ms=int(self._clock_s * 1000), boot=self.boot, seq=self.seq)
+        hist = messages.hist_fields(report, model_version="r7")
+        metrics = messages.metrics_fields(report, up=True, model_version="r7", host={})
+        return [
+            (self.topics.hist(self.model), messages.dump({**envelope, **hist})),
+            (self.topics.metrics(self.model), messages.dump({**envelope, **metrics})),
+        ]
+
+
+def publish(broker: Broker, sent: Sent, *, retain: bool = False) -> None:
+    """Publish messages and wait until the broker has acknowledged each."""
+    waiting: set[int | None] = set()
+    connection = Connection(broker.settings, on_acknowledged=lambda number, _: waiting.discard(number))
+    connection.open()
+    waiting |= {connection.publish(topic, payload, 1, retain=retain) for topic, payload in sent}
+    while waiting - {None}:
+        connection.pump(0.1)
+    connection.close()
+
+
+def record(url: str, sent: Sent, now_ms: int = NOW_MS) -> Recorder:
+    """Record messages in the store at `url`."""
+    store = Store(url)
+    recorder = Recorder(store, lambda: now_ms)
+    for topic, payload in sent:
+        recorder.apply(topic, payload, False, 0.0)
+    recorder.flush()
+    store.close()
+    return recorder
+
+
+def ask(url: str, hours: float, by: tuple[str, ...] = (), step_min: int = 0, **where: str) -> list[Answer]:
+    """Query the last hours of the store at `url`."""
+    fleet = FleetQuery(url)
+    since_ms = NOW_MS - int(hours * 3_600_000)
+    answers = fleet.answer(Question(since_ms, NOW_MS, by, where, step_min), NOW_MS)
+    fleet.close()
+    return answers
+
+
+def scraped(port: int, name: str, **labels: str) -> float:
+    """Return the sum of an exporter's series of `name` with these labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = (sample for family in families for sample in family.samples)
+    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
