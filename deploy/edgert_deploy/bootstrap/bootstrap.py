@@ -1,14 +1,13 @@
-"""From a bare device to one that takes deployments: runtime, configuration, keys, service. And the same device again.
+"""Bootstrap: turn a bare device into one that takes deployments, or bring such a device up to date.
 
-First what is there is asked, and what has to change is planned; then exactly that is done. Done twice it changes nothing.
-A runtime that serves is replaced only where that is asked for, or where it lacks an engine, and then on trial
-(edgert_deploy.bootstrap.runtime). Whatever is cut in the middle, what served goes on, and the next bootstrap goes on where this
-one stopped.
+A bootstrap looks at the device, plans what has to change, and does exactly that: a second one changes nothing. It
+replaces a runtime only on request, or if an engine is missing, and then on trial (edgert_deploy.bootstrap.runtime). If it
+is interrupted, the old runtime goes on serving, and the next bootstrap continues.
 
     HOME/                    the runtimes (edgert_deploy.bootstrap.runtime)
-    HOME/receipt             what bootstrap made besides, for `edgert uninstall`
-    STATE/config.toml        the device's configuration: what the user wrote there besides ours stays
-    STATE/keys/<id>.pem      the public keys whose bundles are accepted
+    HOME/receipt             what else bootstrap made, for `edgert uninstall`
+    STATE/config.toml        the device's configuration; lines that the user added stay
+    STATE/keys/<id>.pem      the trusted public keys
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import Transport
 
 QUICK_S_MAX = 60.0
-ANSWER_S_MAX = 60.0  # until the daemon of the runtime before answers again
+ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a bootstrap is to bring about besides the software.
+class BootstrapOptions:
+    """What a bootstrap installs and configures.
 
-    `engines` is `all` engines of the profile, the `first`, or names separated by commas. Named engines must load; of
-    `all`, an engine without wheels or that does not load is left out. `upgrade` replaces a runtime that serves by this
-    host's. `service` is systemd, monitor (edgertd's own, gone after a reboot), or auto: systemd where it runs.
-    `settings` go into the device's config.toml: {"serving": {"window_s": 10.0}}.
+    `engines` is `all` of the profile, the `first`, or names with commas. Named engines must load; of `all`, an engine
+    without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
+    monitor (edgertd's own, which no reboot starts), or auto: systemd if it runs there. `settings` go into the device's
+    config.toml: {"serving": {"window_s": 10.0}}.
     """
 
     keys: tuple[PublicKey, ...]
@@ -63,7 +62,7 @@ class Wishes:
 
     @property
     def exactly(self) -> bool:
-        """Whether each engine must load."""
+        """Whether every engine must load."""
         return self.engines != ALL_ENGINES
 
     def engines_of(self, profile: DeviceProfile) -> tuple[str, ...]:
@@ -75,8 +74,8 @@ class Wishes:
 
 
 @dataclass
-class Bootstrapped:
-    """What was done: `changed` lists it, empty where all was so already. `engines` load there, `lacking` do not."""
+class BootstrapResult:
+    """What a bootstrap changed. `engines` load on the device; `lacking` says why others do not."""
 
     device: str
     profile: str
@@ -90,12 +89,12 @@ class Bootstrapped:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """What a bootstrap will do. `files` are those that differ; `runtime` is None for this machine's own environment."""
+    """What a bootstrap will do. `files` are those that differ; `runtime` is None for a device that needs none."""
 
     device: Device
     profile: DeviceProfile
     facts: MachineFacts
-    wishes: Wishes
+    options: BootstrapOptions
     service: str
     runtime: RuntimePlan | None
     files: tuple[DeviceFile, ...]
@@ -105,7 +104,7 @@ class BootstrapPlan:
     house: Wheelhouse | None = None
 
     def steps(self) -> list[str]:
-        """In words, in order."""
+        """Return the steps as text, in order."""
         lines = []
         plan = self.runtime
         if plan is not None and plan.changes:
@@ -114,7 +113,7 @@ class BootstrapPlan:
             lines.append(f"{made}: {plan.disk_bytes / 1e6:.0f} MB of {plan.free_bytes / 1e6:.0f} MB free")
             if plan.action == "upgrade":
                 lines.append(
-                    f"self-test it, then try it for {self.wishes.trial_s:.0f} s at most; else {plan.current} stays"
+                    f"self-test it, then try it for at most {self.options.trial_s:.0f} s; {plan.current} stays if it fails"
                 )
         lines += [f"write {file.change}: {file.path}" for file in self.files]
         if lines or self.restart_due:
@@ -134,55 +133,53 @@ class BootstrapPlan:
 
 
 def bootstrap(
-    device: Device, profile: DeviceProfile, wishes: Wishes, transport: Transport, say: Say = lambda _: None
-) -> Bootstrapped:
-    """Bring `device` to where it takes deployments, and start its daemon.
+    device: Device, profile: DeviceProfile, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
+) -> BootstrapResult:
+    """Install, configure and start EdgeRT on `device`.
 
-    Raises DeviceError (with what to install there by hand), ConfigInvalid, EngineMissing, StorageFailed, and RolledBack where
-    a new runtime failed its trial and the one before is in use; DeployUnderWay where another host is at it.
+    Raises DeviceError (with what to install by hand), ConfigInvalid, EngineMissing, StorageFailed, RolledBack if a new
+    runtime failed its trial, and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as held:
-        return apply(plan_bootstrap(device, profile, wishes, held, say), held, say)
+        return apply(plan_bootstrap(device, profile, options, held, say), held, say)
 
 
 def plan_bootstrap(
-    device: Device, profile: DeviceProfile, wishes: Wishes, transport: Transport, say: Say = lambda _: None
+    device: Device, profile: DeviceProfile, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
 ) -> BootstrapPlan:
-    """What is there and what has to change; nothing is changed yet, but for a trial that had to be ended.
+    """Look at the device and plan what has to change. Only a runtime trial that cannot succeed any more is ended.
 
     Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
     say(describe(facts))
-    unit = None if wishes.service == "monitor" else service.unit_for(device, facts)
-    if unit is None and wishes.service == "systemd":
-        raise DeviceError(f"systemd does not run on {device.name}: leave --service away, or give --service monitor")
+    unit = None if options.service == "monitor" else service.unit_for(device, facts)
+    if unit is None and options.service == "systemd":
+        raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
     there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts, transport)
         there = runtime.look(transport, device)
         if there.trial:
-            raise DeployUnderWay(
-                f"{device.name} is trying a new runtime at this moment: it decides within minutes, look again"
-            )
+            raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
         target = WheelTarget(facts.python, facts.machine, facts.glibc)
-        wanted = wishes.engines_of(profile)
-        house = wheelhouse.prepare(target, wanted, say, refresh=wishes.refresh, shrink=not wishes.exactly)
+        wanted = options.engines_of(profile)
+        house = wheelhouse.prepare(target, wanted, say, refresh=options.refresh, shrink=not options.exactly)
         loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
-        plan = runtime.plan_runtime(there, facts, house, upgrade=wishes.upgrade, exactly=wishes.exactly, loaded=loaded)
+        plan = runtime.plan_runtime(
+            there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded
+        )
         if plan.action == "upgrade" and there.configured:
-            runtime.live_models(device, transport)  # before a byte is sent: no deployment is disturbed
+            runtime.live_models(device, transport)  # refuse before a byte is sent: a deployment may be under way
         for engine, why in house.lacking.items():
             say(f"{engine} is left out: {why}")
         if plan.action == "keep":
-            say(
-                f"runtime {plan.current} stays; this host's is {plan.id}, edgert {plan.edgert}: --upgrade changes to it"
-            )
+            say(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
     files, config = wanted_files(
-        device, profile, facts, wishes.keys, wishes.broker, wishes.settings, unit is not None, transport
+        device, profile, facts, options.keys, options.broker, options.settings, unit is not None, transport
     )
     if unit is not None:
-        unit = service.unit_for(device, facts, (*profile.engines, *wishes.engines_of(profile)), config)
+        unit = service.unit_for(device, facts, (*profile.engines, *options.engines_of(profile)), config)
         assert unit is not None
         files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
     if device.kind.needs_runtime:
@@ -192,13 +189,13 @@ def plan_bootstrap(
     if not device.kind.needs_runtime:
         due = transport.run(["test", "-e", _marker(device)], QUICK_S_MAX).ok
     kept_by = "systemd" if unit else "monitor"
-    return BootstrapPlan(device, profile, facts, wishes, kept_by, plan, differing, config, due, there, house)
+    return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, there, house)
 
 
-def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
+def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) -> BootstrapResult:
     """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
     device = plan.device
-    done = Bootstrapped(device.name, plan.profile.name, plan.service)
+    done = BootstrapResult(device.name, plan.profile.name, plan.service)
     unit = _unit(plan, plan.config)
     if plan.runtime is not None and plan.house is not None:
         _bring_runtime(plan, plan.runtime, plan.house, transport, say, done)
@@ -208,8 +205,8 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
             _mark(transport, device)
             done.changed.append("user")
         _write(plan, [file for file in plan.files if file.change == "unit"], transport, done)
-        service.enable(transport, device, unit)  # also where a bootstrap before was cut short behind the file
-    # Keys are read at each install, the script at each start.
+        service.enable(transport, device, unit)  # an interrupted bootstrap may have written only the file
+    # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
     if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
         say("starting the daemon")
         service.restart(transport, device, unit)
@@ -217,7 +214,7 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
         if not done.changed:
             done.changed.append("daemon restarted")
     elif not RemoteDaemon(transport, device).status().daemon.running:
-        say("the daemon did not run: starting it")
+        say("starting the daemon, which was not running")
         service.start(transport, device)
         done.changed.append("daemon started")
     done.status = RemoteDaemon(transport, device).status()
@@ -227,23 +224,25 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
     return done
 
 
-def go_back(device: Device, wishes: Wishes, transport: Transport, say: Say = lambda _: None) -> Bootstrapped:
-    """Change to the runtime before the one in use, on trial as any change. Raises DeviceError where there is none."""
+def use_previous_runtime(
+    device: Device, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
+) -> BootstrapResult:
+    """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
     with setting_up(device, transport, make=False) as held:
-        return _go_back(device, wishes, held, say)
+        return _use_previous_runtime(device, options, held, say)
 
 
-def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> Bootstrapped:
+def _use_previous_runtime(device: Device, options: BootstrapOptions, transport: Transport, say: Say) -> BootstrapResult:
     facts = probe(transport, device.name)
     there = runtime.look(transport, device) if device.kind.needs_runtime else RuntimeThere()
     if there.trial:
-        raise DeployUnderWay(f"{device.name} is trying a new runtime at this moment: it decides within minutes")
+        raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
     if not there.previous or there.previous == there.current:
-        raise DeviceError(f"{device.name} has no runtime before the one in use: there is nothing to go back to")
-    unit = None if wishes.service == "monitor" else service.unit_for(device, facts)
-    done = Bootstrapped(device.name, device.profile, "systemd" if unit else "monitor")
+        raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
+    unit = None if options.service == "monitor" else service.unit_for(device, facts)
+    done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
     done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
-    _try_out(device, there.previous, facts, unit, wishes.trial_s, transport, say)
+    _try_out(device, there.previous, facts, unit, options.trial_s, transport, say)
     done.changed.append("runtime")
     done.status = RemoteDaemon(transport, device).status()
     done.engines = list(done.status.engines)
@@ -251,9 +250,9 @@ def _go_back(device: Device, wishes: Wishes, transport: Transport, say: Say) -> 
 
 
 def _bring_runtime(
-    plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, transport: Transport, say: Say, done: Bootstrapped
+    plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, transport: Transport, say: Say, done: BootstrapResult
 ) -> None:
-    """Install the runtime where it has to change, and have it come into use."""
+    """Install the runtime if it has to change, and put it into use."""
     device = plan.device
     done.runtime = {
         "action": change.action,
@@ -263,14 +262,14 @@ def _bring_runtime(
     }
     _note_folders(plan, transport)
     if change.changes:
-        runtime.install(device, plan.facts, change, plan.there, house, plan.wishes.exactly, transport, say)
+        runtime.install(device, plan.facts, change, plan.there, house, plan.options.exactly, transport, say)
     if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
         runtime.use_first(device, change, transport)
         done.changed.append("environment")
     _write(plan, [file for file in plan.files if file.change == "runtime.sh"], transport, done)
     if change.action == "upgrade" and plan.there.configured:
         models = runtime.live_models(device, transport)
-        say("testing the new runtime beside the one that serves")
+        say("testing the new runtime beside the one in use")
         try:
             runtime.self_test(device, change, models, transport)
         except RolledBack:
@@ -279,7 +278,7 @@ def _bring_runtime(
         unit = _unit(plan, config_there(device, transport))
         if unit is not None:
             _put_trial_unit(device, unit, transport)
-        _try_out(device, change.id, plan.facts, unit, plan.wishes.trial_s, transport, say, models)
+        _try_out(device, change.id, plan.facts, unit, plan.options.trial_s, transport, say, models)
         done.changed.append("runtime")
 
 
@@ -287,7 +286,7 @@ _KEEP_UNIT = 'test -e "$1" || { cp -p "$2" "$1.new" && sync && mv "$1.new" "$1" 
 
 
 def _put_trial_unit(device: Device, unit: Unit, transport: Transport) -> None:
-    """The unit as this host writes it, for the configuration as it is; the one there comes back with the runtime before."""
+    """Write this host's unit for the present configuration. The old unit is kept, and returns with the old runtime."""
     file = DeviceFile(unit.path, unit.text.encode(), "unit")
     if not unit.user:
         service.give_to_user(transport, device)
@@ -309,7 +308,7 @@ def _try_out(
     models: tuple[str, ...] | None = None,
 ) -> None:
     manager = "monitor" if unit is None else "user" if unit.user else "system"
-    say(f"trying runtime {wanted}: the device switches back by itself unless it serves within {trial_s:.0f} s")
+    say(f"trying runtime {wanted}: unless it serves within {trial_s:.0f} s, the device switches back")
     try:
         live = runtime.live_models(device, transport) if models is None else models
         runtime.try_out(device, wanted, live, manager, transport, say, trial_s)
@@ -320,7 +319,7 @@ def _try_out(
 
 
 def _wait_for_an_answer(device: Device, transport: Transport) -> None:
-    """Of the daemon of the runtime before; who asks next should find it."""
+    """Wait until the daemon of the previous runtime answers, for the next command's sake."""
     until = time.monotonic() + ANSWER_S_MAX
     while time.monotonic() < until:
         try:
@@ -331,9 +330,9 @@ def _wait_for_an_answer(device: Device, transport: Transport) -> None:
         time.sleep(1)
 
 
-def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
-    """Note which of the wanted engines load, by the daemon's own word. Raises EngineMissing where too few do."""
-    wanted = plan.wishes.engines_of(plan.profile)
+def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
+    """Record which engines load, by the daemon's status. Raises EngineMissing if too few do."""
+    wanted = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in wanted if done.status is not None and engine in done.status.engines]
     known: dict[str, str] = {}
     if plan.runtime is not None:
@@ -344,8 +343,8 @@ def _check_engines(plan: BootstrapPlan, done: Bootstrapped) -> None:
         for engine in wanted
         if engine not in done.engines
     }
-    if done.lacking and (plan.wishes.exactly or not done.engines):
-        raise EngineMissing(f"{plan.device.name} runs, but: {'; '.join(done.lacking.values())}")
+    if done.lacking and (plan.options.exactly or not done.engines):
+        raise EngineMissing(f"the daemon runs on {plan.device.name}, but {'; '.join(done.lacking.values())}")
 
 
 def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
@@ -358,7 +357,7 @@ def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
 def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
     if plan.service != "systemd":
         return None
-    engines = (*plan.profile.engines, *plan.wishes.engines_of(plan.profile))
+    engines = (*plan.profile.engines, *plan.options.engines_of(plan.profile))
     return service.unit_for(plan.device, plan.facts, engines, config)
 
 
@@ -379,17 +378,17 @@ _INSTALLERS = {
 
 def _check_machine(device: Device, profile: DeviceProfile, facts: MachineFacts, transport: Transport) -> None:
     if not facts.python_path:
-        raise DeviceError(f"{device.name} {_python_to_install(facts, transport)}; then bootstrap again")
+        raise DeviceError(f"{device.name} {_python_to_install(facts, transport)}. Then bootstrap again")
     reasons = [reason for reason in misfits(profile, facts) if "memory" not in reason]
     if reasons:
         raise DeviceError(
             f"profile {profile.name} {', '.join(reasons)}; {device.name} is {describe(facts)}: "
-            "give the device a profile that fits it (edgert device remove, edgert device add --profile)"
+            f"give it a profile that fits: edgert device set {device.name} --profile NAME"
         )
 
 
 def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
-    """What is there and what to install: only somebody on the device can do that."""
+    """Return which Python is there and how a person on the device installs another."""
     lines = [line.partition("=") for line in transport.run(["sh", "-c", _WHAT_PYTHON], QUICK_S_MAX).stdout.splitlines()]
     said = {key: value for key, _, value in lines}
     system = facts.distribution or "an unknown Linux"
@@ -398,15 +397,15 @@ def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
         how = _INSTALLERS.get(said.get("installer", ""), "install Python 3.10 to 3.13 with its venv module")
         return f"({system}) has no Python: run there, as root: {how}"
     return (
-        f"({system}) has Python {', '.join(found)} only, and EdgeRT runs on 3.10 to 3.13: upgrade the system (Debian and Raspberry Pi "
-        "OS from 12, Ubuntu from 22.04), or install a newer Python beside it that is found as python3.10 ... python3.13"
+        f"({system}) has only Python {', '.join(found)}, and EdgeRT runs on 3.10 to 3.13. Upgrade the system (Debian and "
+        "Raspberry Pi OS from 12, Ubuntu from 22.04), or install another Python that is found as python3.10 ... python3.13"
     )
 
 
-def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: Bootstrapped) -> None:
-    """Bring files there. The marker comes first: cut behind a file, the next bootstrap restarts the daemon all the same."""
+def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: BootstrapResult) -> None:
+    """Write files. A marker comes first, so that after an interruption the next bootstrap restarts the daemon."""
     device = plan.device
-    wanted = [file for file in wanted if not holds(transport, file)]  # a trial may have brought the unit already
+    wanted = [file for file in wanted if not holds(transport, file)]  # a trial may have written the unit already
     if not wanted:
         return
     if any(file.path.startswith(device.state) for file in wanted):

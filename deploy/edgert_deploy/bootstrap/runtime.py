@@ -1,17 +1,17 @@
-"""The runtime on a device: Python environments side by side, one of them in use, and how another comes into use.
+"""The runtime of a device: Python environments side by side, of which one is in use.
 
-    HOME/venvs/<id>/     environments, named by the wheels in them; complete where `.complete` says what they hold
+    HOME/venvs/<id>/     environments, named by their wheels; `.complete` lists what a complete one holds
     HOME/venv            symbolic link to the one in use
-    HOME/previous        symbolic link to the one before, which is kept
-    HOME/wheels/         wheels on their way in; gone once they are installed
+    HOME/previous        symbolic link to the previous one, which is kept
+    HOME/wheels/         wheels during an installation
     HOME/runtime.sh      decides on the device which one is in use (on_device/runtime.sh)
-    HOME/trial           there while a new one is tried
-    HOME/outcome         how the last trial ended
-    HOME/setup, working  who sets the device up at this moment, and the lock of what makes an environment (setup_claim)
-    HOME/restart-due     there while what runs is not what is installed and configured
+    HOME/trial           exists during the trial of a new runtime
+    HOME/outcome         the result of the last trial
+    HOME/setup, working  the claim of a set-up, and the lock of the command that makes an environment (devices.claims)
+    HOME/restart-due     exists while the daemon runs with older software or configuration than is installed
 
-The decision is the device's alone: this side starts the trial and watches. What is sent and what it takes is planned
-first, from what `look` found.
+The device decides alone which runtime stays: the host starts the trial and watches. `look` finds what is there, and
+`plan_runtime` plans the transfer and the room that it takes.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ QUICK_S_MAX = 60.0
 VENV_S_MAX = 300.0
 INSTALL_S_MAX = 1800.0
 ENGINE_S_MAX = 180.0  # the first import of an engine on a slow card
-SELF_TEST_S_MAX = 1800.0  # TensorRT compiles a plan of its own version's
+SELF_TEST_S_MAX = 1800.0  # TensorRT may compile an engine for its new version
 TRIAL_S = 600.0
 WATCH_PAUSE_S = 1.0
 ID_LENGTH = 16
-INSTALLED_FACTOR = 1.4  # byte code and file system blocks, over the files' own sizes; measured: 1.3
-SPARE_BYTES = 32 * 1024**2  # left free
+INSTALLED_FACTOR = 1.4  # byte code and file system blocks on top of the files; measured: 1.3
+SPARE_BYTES = 32 * 1024**2  # stays free
 PIP_OPTIONS = ("--isolated", "--disable-pip-version-check", "--no-input")
 TENSORRT_HINT = "; TensorRT comes with JetPack: apt-get install tensorrt"
 
-# All of an environment's files have reached the disk before anything says that it is complete.
+# All files of an environment are on the disk before it is marked complete.
 FINISH = """
 sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
 """
@@ -64,9 +64,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RuntimeThere:
-    """What lies on a device. `engines` is None for an environment of before they were written down.
+    """What is installed on a device. `engines` is None for an environment that does not list them.
 
-    `trial`: a new runtime is being tried at this moment. `sent` are the SHA-256 of wheels on their way in.
+    `trial` says whether a new runtime is being tried. `sent` holds the SHA-256 of the wheels that were sent already.
     """
 
     current: str = ""
@@ -87,10 +87,10 @@ class RuntimeThere:
 
 @dataclass(frozen=True)
 class RuntimePlan:
-    """What is to be done. `action` is install, upgrade, keep (another one is there and stays) or none.
+    """How the runtime changes. `action` is install, upgrade, keep (another runtime stays) or none.
 
-    `base` is the environment that the new one is made from, "" for none; `changed` are the names of the wheels that it
-    does not hold, `send` of those that the device lacks.
+    The new environment is a copy of `base` ("" for none) with the wheels in `changed` installed; of these, the device
+    lacks those in `send`.
     """
 
     action: str
@@ -136,7 +136,7 @@ echo "free $(df -Pk "$there" | awk 'NR == 2 {print $4}')"
 
 
 def look(transport: Transport, device: Device) -> RuntimeThere:
-    """Ask what is there, after ending a trial that can no longer succeed. Raises DeviceError."""
+    """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
     result = must(transport, device, ["sh", "-c", _LOOK, "sh", device.home, device.state])
     lines = [line.partition(" ") for line in result.stdout.splitlines()]
     said = {key: value for key, _, value in lines}
@@ -171,10 +171,10 @@ def plan_runtime(
     exactly: bool,
     loaded: Sequence[str] = (),
 ) -> RuntimePlan:
-    """Whether the runtime has to change, and what that takes.
+    """Plan whether and how the runtime changes.
 
-    One that serves stays unless `upgrade`, or unless it lacks an engine of `house`; what it was found to lack before
-    counts only where the engines were named (`exactly`). `loaded` are the engines that load there by its own word.
+    A runtime in use stays unless `upgrade` is given or it lacks an engine of `house`. Engines that failed to load there
+    before count only if they were named (`exactly`). `loaded` are the engines that the device reports.
     """
     name = house.digest[:ID_LENGTH]
     if not there.current:
@@ -194,7 +194,7 @@ def plan_runtime(
     changed = tuple(
         wheel
         for wheel, digest in house.pins.items()
-        # edgert's own brings the commands, which name their environment.
+        # The commands of edgert's own wheel contain the path of their environment.
         if not base or there.wheels.get(wheel) != digest or parse_wheel_filename(wheel)[0] == "edgert"
     )
     send = tuple(wheel for wheel in changed if house.pins[wheel] not in there.sent)
@@ -213,25 +213,25 @@ def install(
     transport: Transport,
     say: Say,
 ) -> tuple[str, ...]:
-    """Make the environment `plan.id`, complete, beside the one in use; the engines that load in it.
+    """Make the complete environment `plan.id` beside the one in use; return the engines that load in it.
 
-    Nothing points at it yet. Raises StorageFailed before the first byte where there is no room, EngineMissing where no engine
-    loads (with `exactly`, one of those named), DeviceError.
+    Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no engine
+    loads (with `exactly`, if any does not), and DeviceError.
     """
     venv = f"{device.home}/venvs/{plan.id}"
     if plan.id in there.complete:
         return tuple(_about(transport, venv).get("engines") or plan.engines)
     if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
         raise StorageFailed(
-            f"{device.name} has {plan.free_bytes / 1e6:.0f} MB free at {device.home}, the runtime takes "
-            f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some, or install fewer engines (--engines first)"
+            f"{device.name} has {plan.free_bytes / 1e6:.0f} MB free at {device.home}, the runtime needs "
+            f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
         )
     wheels = f"{device.home}/wheels"
     say(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
     for wheel in house.wheels:
         if wheel.name in plan.send:
             transport.put(wheel, f"{wheels}/{wheel.name}")
-    say("making the environment" + (" from the one there" if plan.base else ""))
+    say("making the environment" + (" from the one in use" if plan.base else ""))
     if plan.base:
         _copy_venv(device, f"{device.home}/venvs/{plan.base}", venv, transport)
         _remove_packages(device, venv, there, house, transport)
@@ -241,7 +241,7 @@ def install(
     loading, lacking = _try_engines(device, plan.engines, venv, transport)
     if lacking and (exactly or not loading):
         transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
-        before = "; what was there before serves on" if there.current else ""
+        before = "; the old runtime stays in use" if there.current else ""
         raise EngineMissing(f"{device.name}: {'; '.join(lacking.values())}{before}")
     for engine, why in lacking.items():
         say(f"{engine} is left out: {why}")
@@ -256,13 +256,13 @@ def install(
 
 
 def use_first(device: Device, plan: RuntimePlan, transport: Transport) -> None:
-    """Point at the environment where none was in use before: nothing serves, so nothing can be tried against it."""
+    """Put the first environment into use. Nothing serves yet, so there is no trial."""
     script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
     must(transport, device, ["sh", "-c", script, "sh", device.home, plan.id])
 
 
 def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
-    """The models that serve now, by the word of the runtime in use; () where it says nothing any more.
+    """Return the models that serve now, by the runtime in use; () if that no longer answers.
 
     Raises DeployUnderWay where one is being deployed or on trial: two trials at once could not be told apart.
     """
@@ -272,13 +272,13 @@ def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
         return ()
     for claim in status.claims:
         raise DeployUnderWay(
-            f"a deploy of {claim.model} is under way on {device.name} (since {claim.since}, by {claim.by}): change "
-            f"its runtime when that is over; if nothing more comes of it, its claim runs out in {claim.left_s:.0f} s"
+            f"a deployment of {claim.model} is under way on {device.name} (since {claim.since}, by {claim.by}): change the "
+            f"runtime after it. If its host has vanished, its claim runs out in {claim.left_s:.0f} s"
         )
     on_trial = [model.model for model in status.models if model.on_trial]
     if on_trial:
         raise DeployUnderWay(
-            f"{device.name} has {', '.join(on_trial)} on trial: change its runtime when that is over, or end it with: "
+            f"{device.name} has {', '.join(on_trial)} on trial: change the runtime after that, or end the trial with: "
             f"edgert rollback {on_trial[0]} {device.name}"
         )
     serving = ("ready", "degraded", "unloaded", "waiting", "loading")
@@ -292,8 +292,8 @@ def self_test(device: Device, plan: RuntimePlan, models: Sequence[str], transpor
     if not result.ok:
         error = _object(result.stdout).get("error", {})
         raise RolledBack(
-            f"{device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}; "
-            "what was there before serves on, nothing was switched"
+            f"{device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}. "
+            "The old runtime stays in use"
         )
 
 
@@ -306,10 +306,10 @@ def try_out(
     say: Say,
     trial_s: float = TRIAL_S,
 ) -> None:
-    """Have the device switch to `runtime` on trial, and watch until it has decided.
+    """Have the device switch to `runtime` on trial, and wait for its decision.
 
-    `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable where the link
-    stays away: the device decides all the same.
+    `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the link
+    does not return; the device decides all the same.
     """
     words = ["sh", script_path(device), "trial", manager, device.state, f"{trial_s:.0f}", runtime, *models]
     _detach(device, words, manager, transport)
@@ -326,28 +326,28 @@ def try_out(
         if of != runtime or verdict == "running":
             continue
         if verdict == "kept":
-            say("the new runtime has shown that it serves" + (f" ({reason})" if reason else ""))
+            say("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
             return
-        raise RolledBack(f"{device.name}: the new runtime was given up, the one before is in use: {reason}")
+        raise RolledBack(f"{device.name}: the new runtime was rolled back, the old one is in use: {reason}")
     if lost is not None:
         raise DeviceUnreachable(
-            f"{lost.message}; {device.name} decides alone which runtime stays: edgert bootstrap {device.name} tells"
+            f"{lost.message}; {device.name} decides alone which runtime stays. See it with: edgert bootstrap {device.name}"
         )
     raise HealthCheckFailed(
-        f"{device.name} has not decided on its new runtime in {trial_s:.0f} s: edgert bootstrap {device.name} ends the trial"
+        f"{device.name} did not decide on its new runtime in {trial_s:.0f} s. End the trial with: edgert bootstrap {device.name}"
     )
 
 
 def collect(device: Device, transport: Transport) -> None:
-    """Remove what is neither in use nor the one before: flash is small."""
+    """Remove all environments but the one in use and the previous one."""
     transport.run(["sh", script_path(device), "collect"], VENV_S_MAX)
 
 
 def _detach(device: Device, words: Sequence[str], manager: str, transport: Transport) -> None:
-    """Run `words` there so that they outlive the link; a service manager starts them again where they are killed."""
+    """Run `words` there so that they outlive the link. If they are killed, a service manager starts them again."""
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "monitor":
-        # As Restart=on-abnormal does below: begun again, it goes back.
+        # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
         script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
         script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
     else:
@@ -361,7 +361,7 @@ def _detach(device: Device, words: Sequence[str], manager: str, transport: Trans
 
 
 def _outcome(device: Device, transport: Transport) -> tuple[str, str, str]:
-    """kept, back or running; of which runtime; why. All "" where nothing is known yet."""
+    """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
     lines = transport.run(["cat", f"{device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
     if len(lines) < 3:
         return "", "", ""
@@ -369,7 +369,7 @@ def _outcome(device: Device, transport: Transport) -> tuple[str, str, str]:
 
 
 def _system_site(engines: Sequence[str]) -> bool:
-    """JetPack puts TensorRT where the system's Python looks."""
+    """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
     return "tensorrt" in engines
 
 
@@ -384,7 +384,7 @@ done
 
 
 def _copy_venv(device: Device, old: str, new: str, transport: Transport) -> None:
-    """A copy whose files are the old one's own (hard links): pip replaces files, and changes none."""
+    """Copy an environment with hard links: pip replaces files and never changes them."""
     _must_alone(transport, device, ["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
 
 
@@ -401,7 +401,7 @@ def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Whee
 
 
 def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transport, *, system_site: bool) -> None:
-    """An environment without pip, which comes as a wheel like the rest: Debian's Python has none to put into one."""
+    """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
     options = ["--system-site-packages"] if system_site else []
     words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
     made = _alone(transport, device, words, VENV_S_MAX)
@@ -409,14 +409,14 @@ def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transp
         return
     if "No module named venv" in made.stdout + made.stderr:
         raise DeviceError(
-            f"{facts.python_path} on {device.name} cannot make virtual environments: run there, as root, "
-            f"apt-get install python{facts.python}-venv, then bootstrap again"
+            f"{facts.python_path} on {device.name} cannot make virtual environments. Run there, as root: "
+            f"apt-get install python{facts.python}-venv. Then bootstrap again"
         )
     raise DeviceError(f"{device.name}: {made.complaint()}")
 
 
 def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str, transport: Transport) -> None:
-    """Exactly these wheels: pip decides nothing, and refuses one whose hash is another."""
+    """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
     wheels = f"{device.home}/wheels"
     itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
     pip = (
@@ -433,7 +433,7 @@ def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str
 def _try_engines(
     device: Device, engines: Sequence[str], venv: str, transport: Transport
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Those that load in the environment, and why the others do not: each in a process of its own, as it may crash."""
+    """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
     program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
     loading, lacking = [], {}
     for engine in engines:
@@ -459,7 +459,7 @@ def _object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# Held by the command itself and what it starts: where the link falls it may go on, and nobody should work beside it.
+# The command holds this lock, and so do its children: after the link is lost, it may go on alone.
 _ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
 

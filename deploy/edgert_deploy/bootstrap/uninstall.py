@@ -1,11 +1,12 @@
-"""The way back from a bootstrap: service, runtimes, account, credentials; models and configuration only where that is asked for.
+"""Uninstall: remove what bootstrap made. Models, keys and configuration stay unless they are asked for.
 
-What is removed goes by name, and folders go where nothing is left in them: what somebody else put there stays, and is
-named. The work is one shell script on the device (on_device/uninstall.sh), which can be run again wherever it ended.
+Files are removed by name, and folders only if they are empty then: other people's files stay and are listed. One shell
+script does the work on the device (on_device/uninstall.sh). If it is interrupted, it can be run again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Removal:
-    """What went, or would go, and what stays."""
+    """What an uninstall removed, or would remove, and what stays."""
 
     device: str
     removed: tuple[str, ...]
@@ -41,9 +42,9 @@ class Removal:
 def uninstall(
     device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, say: Say = lambda _: None
 ) -> Removal:
-    """Take away what bootstrap made on `device`; with `purge` its models, keys and configuration, too.
+    """Remove what bootstrap made on `device`; with `purge` also models, keys and configuration.
 
-    Raises DeviceError where something could not be removed, and DeployUnderWay where another host sets it up.
+    Raises DeviceError if something cannot be removed, and DeployUnderWay if another host sets the device up.
     """
     if dry_run:
         return _removal(device, _run("show", device, purge, transport))
@@ -61,7 +62,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, say: Say) -> R
     result = _run("remove", device, purge, transport)
     rest = _removal(device, result)
     if not result.ok:
-        raise DeviceError(f"{device.name}: not everything could be removed: {result.complaint()}; try again")
+        raise DeviceError(f"{device.name}: could not remove everything: {result.complaint()}. Try again")
     return Removal(device.name, (*first.removed, *rest.removed), tuple(dict.fromkeys((*first.left, *rest.left))))
 
 
@@ -86,19 +87,17 @@ def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result
 
 
 def _stop_daemon(device: Device, transport: Transport) -> None:
-    """The monitor's, which no service manager knows; by the script that needs no runtime, or this machine's own."""
+    """Stop a daemon that no service manager runs. The script needs no runtime."""
     if not device.kind.needs_runtime:
-        try:
+        with contextlib.suppress(EdgeRTError):  # it was never set up
             RemoteDaemon(transport, device).call("stop")
-        except EdgeRTError:  # nothing was ever set up there
-            return
         return
     words = ["sh", "-c", runtime.script_text().decode(), script_path(device), "stop", device.state]
-    transport.run(words, REMOVE_S_MAX)  # fails where HOME is gone: then nothing runs from it
+    transport.run(words, REMOVE_S_MAX)  # it fails without HOME, from which nothing runs then
 
 
 def _forget_broker(device: Device, transport: Transport) -> None:
-    """What stays must not name credentials that go: a later bootstrap would hand over a password that is not there."""
+    """Remove the broker's credentials from the configuration that stays: their files are about to be removed."""
     path = f"{device.state}/config.toml"
     present = transport.run(["cat", path], runtime.QUICK_S_MAX)
     if not present.ok:

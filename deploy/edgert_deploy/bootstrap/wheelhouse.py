@@ -1,9 +1,9 @@
 """The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
 
-A device needs no internet: it installs from this folder alone, and only wheels whose hashes were pinned when they were
-collected. The requirements come out of edgert's own wheel.
-pip judges environment markers by the interpreter it runs in, also when it downloads for another machine; so
-markers are judged here, for the device, over the whole tree, and what pip left out is asked for by name.
+A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned when they were
+collected. The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even
+when it downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests by
+name what pip left out.
 """
 
 from __future__ import annotations
@@ -33,44 +33,42 @@ import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.common.folders import cache_folder
 
-ROUNDS_MAX = 6  # each adds what the markers of the last round's wheels ask for
+ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
 PIP_S_MAX = 1800.0
 KEY_FORMAT = "3"
-PINS_NAME = "pins.txt"  # in a collected folder: the SHA-256 and the name of each wheel, as they came
+PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
 PIWHEELS_HINT = (
     ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
 )
-# What needs no install: these engines are edgert's own.
+# These engines are part of edgert.
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
 OWN_PACKAGES = ("edgert", "edgert_deploy")
-# What a device can be told to do later on, when pip cannot reach an index there: `[http]`. 32-bit ARM has no wheels of it.
+# Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
 EXTRAS_ALONG = ("http",)
 MACHINES_WITHOUT_EXTRAS = ("armv7l", "armv6l")
-WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a wheel packed again: the same content, the same bytes
+WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a repacked wheel: the same content gives the same bytes
 
 
 @dataclass(frozen=True)
 class WheelTarget:
-    """Where the wheels are to run: Python `3.11`, `uname -m`, glibc `2.36`."""
+    """The system that the wheels are for: Python `3.11`, `uname -m`, glibc `2.36`."""
 
     python: str
     machine: str
     glibc: str
 
     def platforms(self) -> tuple[str, ...]:
-        """The platform tags that fit, newest first (PEP 600; the old names of PEP 513, 571 and 599 too)."""
+        """Return the platform tags that fit, newest first (PEP 600, and the old names of PEP 513, 571 and 599)."""
         major, _, minor = self.glibc.partition(".")
         if major != "2" or not minor.isdigit():
-            raise ConfigInvalid(
-                f"glibc {self.glibc!r} is none that wheels are made for: EdgeRT runs on glibc from 2.28 up"
-            )
+            raise ConfigInvalid(f"there are no wheels for glibc {self.glibc!r}: EdgeRT needs glibc 2.28 or newer")
         newest_first = [f"manylinux_2_{n}_{self.machine}" for n in range(int(minor), 4, -1)]
         old_names = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
         old = [f"{name}_{self.machine}" for n, name in old_names.items() if n <= int(minor)]
         return (*newest_first, *old, f"linux_{self.machine}")
 
     def environment(self, extra: str = "") -> dict[str, str]:
-        """What environment markers (PEP 508) say there."""
+        """Return the values of environment markers (PEP 508) there."""
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
@@ -89,9 +87,9 @@ class WheelTarget:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Wheels for one kind of device. `pins` are their SHA-256 by file name; `digest` names the whole.
+    """Wheels for one kind of device. `pins` holds their SHA-256 by file name; `digest` identifies all of them.
 
-    `engines` are those whose wheels are among them, `lacking` says why another that was asked for is not.
+    `engines` are those whose wheels are included; `lacking` says why another requested one is not.
     """
 
     wheels: tuple[Path, ...]
@@ -102,7 +100,7 @@ class Wheelhouse:
     lacking: Mapping[str, str] = field(default_factory=dict)
 
     def requirements(self, names: Iterable[str] | None = None) -> str:
-        """What pip is to install, each wheel pinned by version and hash; all where `names` is None."""
+        """Return pip's requirements for these wheels (None: all), each pinned by version and hash."""
         lines = []
         for file in sorted(self.pins if names is None else names):
             name, version, _, _ = parse_wheel_filename(file)
@@ -115,7 +113,7 @@ class Wheelhouse:
         return sum(wheel.stat().st_size for wheel in self.wheels if wheel.name in wanted)
 
     def installed_bytes(self, names: Iterable[str] | None = None) -> int:
-        """Of their files once unpacked, byte code not counted."""
+        """Return the size of their unpacked files, without byte code."""
         wanted = set(self.pins if names is None else names)
         total = 0
         for wheel in self.wheels:
@@ -133,18 +131,17 @@ def prepare(
     refresh: bool = False,
     shrink: bool = False,
 ) -> Wheelhouse:
-    """Collect edgert's wheel and all that it needs with `engines` on `target`.
+    """Collect edgert's wheel and its requirements with `engines` on `target`.
 
-    With `shrink`, an engine that has no wheels for the target is left out, as long as one remains. What was collected
-    before is used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a wheel that
-    changed since it was collected.
+    With `shrink`, engines without wheels for the target are left out, as long as one remains. Earlier downloads are
+    used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
     with _COLLECTING:
         return _prepare(target, engines, say, refresh, shrink)
 
 
-_COLLECTING = threading.Lock()  # devices of one kind share what is collected
-_OWN: dict[Path, Path] = {}  # by cache folder: edgert's own wheel, made once in a process
+_COLLECTING = threading.Lock()  # devices of one kind share a download
+_OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once in a process
 
 
 def _prepare(
@@ -168,7 +165,7 @@ def _prepare(
     except ConfigInvalid:
         if not shrink or len(engines) == 1:
             raise
-        for engine in list(wanted):  # which of them it was that has none
+        for engine in list(wanted):  # find the engines without wheels
             try:
                 _collected(own, (engine,), target, say, refresh)
             except ConfigInvalid as error:
@@ -186,7 +183,7 @@ def _prepare(
 def _collected(
     own: Path, engines: Sequence[str], target: WheelTarget, say: Callable[[str], None], refresh: bool
 ) -> Path:
-    """The folder with what edgert needs with `engines` on `target`, filled where it is not there yet."""
+    """Return the folder with the requirements of edgert and `engines` on `target`; fill it if it is new."""
     requirements = _direct_requirements(own, engines, target)
     folder = cache_folder() / "wheels" / _key(target, requirements)
     if refresh:
@@ -202,22 +199,24 @@ def _collected(
 
 
 def _checked_pins(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each wheel in `folder`, by name. Raises ConfigInvalid where one is not as it was collected."""
+    """Return the SHA-256 of each wheel in `folder`, by name. Raises ConfigInvalid if a wheel has changed."""
     try:
         lines = [line.split("  ", 1) for line in (folder / PINS_NAME).read_text().splitlines()]
         pins = {name: digest for digest, name in lines}
         changed = [name for name, digest in pins.items() if _sha256(folder / name) != digest]
     except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"the wheels in {folder} cannot be read ({error}): collect them anew, --refresh") from error
+        raise ConfigInvalid(
+            f"the wheels in {folder} cannot be read ({error}): download them again with --refresh"
+        ) from error
     if changed:
-        raise ConfigInvalid(f"{folder / changed[0]} is not what was collected: collect the wheels anew, --refresh")
+        raise ConfigInvalid(f"{folder / changed[0]} has changed since its download: download the wheels with --refresh")
     return pins
 
 
 def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
-    """edgert's own wheel: built from the source tree this runs from, else packed again from what is installed.
+    """Build edgert's own wheel from this source tree, or repack the installed package.
 
-    So a device always gets the very code that its host runs. Packing again needs no index and no build tool.
+    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
     """
     kept_in = cache_folder() / "own"
     kept_in.mkdir(parents=True, exist_ok=True)
@@ -227,7 +226,7 @@ def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
             say(f"building edgert's wheel from {source}")
             wheel = _build(source, Path(folder))
         else:
-            say("packing edgert's wheel from what is installed here")
+            say("packing edgert's wheel from the installed package")
             wheel = repack(installed_distribution(), Path(folder))
         kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
         kept.parent.mkdir(exist_ok=True)
@@ -236,37 +235,41 @@ def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def source_tree() -> Path | None:
-    """The repository that this very code runs from, or None where it was installed from a wheel."""
+    """Return the repository that this code runs from; None if it was installed from a wheel."""
     root = Path(edgert.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
 
 
 def installed_distribution() -> Distribution:
-    """The installed package that this very code comes from. Raises ConfigInvalid where there is none."""
+    """Return the installed package of this code. Raises ConfigInvalid if there is none."""
     here = Path(edgert.__file__).resolve()
     for found in distributions(name="edgert"):
         if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
             return found
-    raise ConfigInvalid(f"edgert runs from {here.parent}, which no installer put there: pip install 'edgert[host]'")
+    raise ConfigInvalid(
+        f"edgert runs from {here.parent}, which is not an installed package: pip install 'edgert[host]'"
+    )
 
 
 def repack(installed: Distribution, folder: Path) -> Path:
-    """A wheel in `folder` with what RECORD says of an installed edgert: the same files give the same bytes.
+    """Write a wheel into `folder` with the files in RECORD of an installed edgert: the same files give the same bytes.
 
-    Left out is what an installer adds (byte code, scripts, its own notes). Raises ConfigInvalid where a file is gone.
+    Files that an installer adds (byte code, scripts, its own notes) are left out. Raises ConfigInvalid if a file is missing.
     """
     listed = [str(path) for path in installed.files or ()]
     info = next((name.split("/")[0] for name in listed if name.endswith(".dist-info/METADATA")), "")
     names = sorted(name for name in listed if _belongs_in_wheel(name, info))
     if not info or "edgert/__init__.py" not in names or "edgert_deploy/__init__.py" not in names:
-        raise ConfigInvalid("edgert's own files are not listed where it is installed: pip install --force-reinstall it")
+        raise ConfigInvalid(
+            "the installed edgert does not list its files: reinstall it with pip install --force-reinstall"
+        )
     content = {}
     for name in names:
         try:
             content[name] = Path(str(installed.locate_file(name))).read_bytes()
         except OSError as error:
             raise ConfigInvalid(
-                f"{name} of the installed edgert cannot be read: pip install --force-reinstall it"
+                f"{name} of the installed edgert cannot be read: reinstall it with pip install --force-reinstall"
             ) from error
     rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in content.items()]
     content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
@@ -281,7 +284,7 @@ def repack(installed: Distribution, folder: Path) -> Path:
 
 
 def _build(source: Path, folder: Path) -> Path:
-    # Without isolation nothing is fetched: it works offline wherever hatchling is at hand.
+    # Without isolation pip downloads nothing, so the build works offline if hatchling is installed.
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder), str(source)], "build edgert's own wheel")
     return next(folder.glob("edgert-*.whl"))
@@ -299,7 +302,7 @@ def _record_hash(data: bytes) -> str:
 
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
-    """What the tree below `roots` needs on `target` and no wheel of `wheels` is: pip's blind spot."""
+    """Return the requirements of the tree below `roots` on `target` that no wheel of `wheels` meets."""
     by_name = {str(parse_wheel_filename(path.name)[0]): path for path in wheels}
     todo, seen, absent = list(roots), set[tuple[str, str]](), []
     while todo:
@@ -325,14 +328,14 @@ def _collect(
         more = missing(requirements, list(folder.glob("*.whl")), target)
         if not more:
             return
-        say(f"also for that machine: {', '.join(str(each) for each in more)}")
+        say(f"also needed there: {', '.join(str(each) for each in more)}")
         wanted += more
-    raise ConfigInvalid(f"the wheels for {target} were not complete after {ROUNDS_MAX} rounds; last: {wanted[-1]}")
+    raise ConfigInvalid(f"the wheels for {target} are incomplete after {ROUNDS_MAX} downloads; missing: {wanted[-1]}")
 
 
 def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
     platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
-    # Markers were judged for the device already; pip would judge them for this host.
+    # The markers were evaluated for the device; pip would evaluate them for this host.
     plain = [str(_without_marker(requirement)) for requirement in wanted]
     _pip(
         ["download", "--only-binary=:all:", "--dest", str(folder), "--implementation", "cp"]
@@ -343,7 +346,9 @@ def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) 
 
 def _pip(words: Sequence[str], doing: str) -> None:
     if importlib.util.find_spec("pip") is None:
-        raise ConfigInvalid(f"pip is missing in {sys.prefix}, and is needed to {doing}: {sys.executable} -m ensurepip")
+        raise ConfigInvalid(
+            f"cannot {doing}: pip is missing in {sys.prefix}. Install it: {sys.executable} -m ensurepip"
+        )
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False)
@@ -356,8 +361,8 @@ def _pip(words: Sequence[str], doing: str) -> None:
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:
-    """What edgert needs on `target` with `engines`. Raises EngineMissing for one that has no wheels there."""
-    # pip comes along: many systems' Python is installed without it, and cannot put it into an environment either.
+    """Return what edgert and `engines` need on `target`. Raises EngineMissing for an engine without wheels there."""
+    # pip is included: the Python of many systems comes without it.
     found = [Requirement("pip"), *_needs(wheel, "", target)]
     for extra in EXTRAS_ALONG if target.machine not in MACHINES_WITHOUT_EXTRAS else ():
         found += _needs(wheel, extra, target)
@@ -366,7 +371,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarge
         if engine in ENGINES_WITHOUT_WHEELS:
             continue
         if engine not in known:
-            raise EngineMissing(f"edgert knows no wheels for engine {engine!r}: install it on the device by hand")
+            raise EngineMissing(f"edgert has no wheels for engine {engine!r}: install it on the device by hand")
         more = _needs(wheel, engine, target)
         if not more:
             raise EngineMissing(
@@ -378,7 +383,7 @@ def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarge
 
 
 def _needs(wheel: Path, extra: str, target: WheelTarget) -> list[Requirement]:
-    """The requirements of a wheel that hold on `target`; with `extra`, those that the extra adds."""
+    """Return the requirements of a wheel on `target`; with `extra`, only those that the extra adds."""
     found = []
     for line in _metadata(wheel).get_all("Requires-Dist") or []:
         requirement = Requirement(line)
@@ -417,7 +422,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A new folder that becomes `folder` when the block ends well, and vanishes when it does not."""
+    """Make a folder that becomes `folder` when the block succeeds, and is removed when it fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:
@@ -425,7 +430,7 @@ def _beside(folder: Path) -> Iterator[Path]:
         try:
             partial.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was first with the same content
+            if not folder.is_dir():  # else another process made the same content first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -13,7 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid
 from edgert.typed_json import to_json
-from edgert_deploy.bootstrap.bootstrap import Wishes, go_back, plan_bootstrap
+from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, use_previous_runtime, plan_bootstrap
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
@@ -133,17 +133,17 @@ def bootstrap(
     keys = trusted_keys(key_names or ("default",))
     if reports_to is not None and (doubt := broker_doubt(reports_to)):
         click.echo(f"warning: {doubt}", err=True)
-    wishes = Wishes(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
+    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
 
     def plan(device: Device, transport: Transport) -> Row:
         profile = load_profile(device.profile, profiles_dir)
-        return plan_bootstrap(device, profile, wishes, transport, partial(say, device.name)).to_json()
+        return plan_bootstrap(device, profile, options, transport, partial(say, device.name)).to_json()
 
     def do(device: Device, transport: Transport) -> Row:
         tell = partial(say, device.name)
         if previous_runtime:
-            return dict(to_json(go_back(device, wishes, transport, tell)))
-        return dict(to_json(set_up(device, load_profile(device.profile, profiles_dir), wishes, transport, tell)))
+            return dict(to_json(use_previous_runtime(device, options, transport, tell)))
+        return dict(to_json(set_up(device, load_profile(device.profile, profiles_dir), options, transport, tell)))
 
     if dry_run:
         results = run_on_each(devices, plan)

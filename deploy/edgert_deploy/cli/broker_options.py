@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
-from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
 # What [broker] of a project may set besides the address, and each one's value without it.

@@ -11,7 +11,7 @@ import click
 
 from edgert.errors import ConfigInvalid, Interrupted, NotBootstrapped
 from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
-from edgert_deploy.bootstrap.bootstrap import Wishes
+from edgert_deploy.bootstrap.bootstrap import BootstrapOptions
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
@@ -302,4 +302,4 @@ def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
     say_line("bootstrapping this machine as a device, with the default key")
-    set_up(device, load_profile(device.profile), Wishes(trusted_keys(("default",))), transport, say_line)
+    set_up(device, load_profile(device.profile), BootstrapOptions(trusted_keys(("default",))), transport, say_line)

@@ -15,7 +15,7 @@ from edgert_deploy.cli.broker_options import broker_options, named_session, sess
 from edgert_deploy.cli.options import for_option
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.types import Duration
-from edgert_deploy.common.broker_address import host_and_port
+from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, DIMENSIONS, Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
@@ -89,7 +89,7 @@ def export(
     subscriber = FleetSubscriber(
         settings, exporter, site, client_id=client_id, session=session, settled=lambda: exporter.applied, log=_say
     )
-    server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT))
+    server = ScrapeServer(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
     try:
         subscriber.open()
         _say(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")

@@ -1,6 +1,6 @@
-"""What a device is told by files: its configuration, the keys that it trusts, the broker's secrets.
+"""The files that configure a device: config.toml, the trusted keys, the broker's secrets.
 
-Files are written only where they differ, and what the runtime there would refuse is not written.
+A file is written only if it differs, and not if the runtime on the device would refuse it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tomlkit.exceptions import TOMLKitError
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.errors import ConfigInvalid
-from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -32,7 +32,7 @@ PASSWORD_NAME = "mqtt-password"
 
 @dataclass(frozen=True)
 class Broker:
-    """Where the device reports to. Files are the host's; their content is copied to the device."""
+    """The broker that a device reports to. The files are the host's; their content is copied."""
 
     host: str
     port: int = 1883
@@ -45,14 +45,14 @@ class Broker:
     def parse(
         cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
     ) -> Broker:
-        """HOST[:PORT]. TLS, and then port 8883, also where a certificate authority is given. Raises ConfigInvalid."""
+        """Parse HOST[:PORT]. A certificate authority turns TLS on, and TLS the default port 8883. Raises ConfigInvalid."""
         tls = tls or ca is not None
         return cls(*host_and_port(text, PORT_TLS if tls else PORT_PLAIN), username, password_file, ca, tls)
 
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A file as it is to lie on the device; `change` is what its change is called."""
+    """A file that the device should have; `change` names its change for people."""
 
     path: str
     data: bytes
@@ -70,7 +70,7 @@ def wanted_files(
     has_unit: bool,
     transport: Transport,
 ) -> tuple[list[DeviceFile], DeviceConfig]:
-    """Keys, the broker's secrets and configuration as they are to be, and what is then configured. Raises ConfigInvalid."""
+    """Return the files that the device should have, and its configuration then. Raises ConfigInvalid."""
     state = device.state
     wanted = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]
     ours: dict[str, Any] = {
@@ -90,7 +90,7 @@ def wanted_files(
     if broker is not None:
         present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
     text = merged_config(present, ours)
-    # What the daemon would refuse is refused here, before it is written.
+    # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")
     return [*wanted, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
 
@@ -105,35 +105,33 @@ def _text_there(path: str, transport: Transport) -> str:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Raises ConfigInvalid for what no device's config.toml may hold, before any device is asked.
+    """Raise ConfigInvalid for invalid lines of config.toml, before any device is asked.
 
-    And for another broker: with it goes the login that was given for the one before, which --broker takes care of.
+    Another broker needs --broker, which also removes the login for the old one.
     """
     mqtt = settings.get("mqtt")
     for key in ("host", "port"):
         if isinstance(mqtt, dict) and key in mqtt:
-            raise ConfigInvalid(
-                f"--set mqtt.{key} would leave another broker's login in place: give --broker HOST:PORT"
-            )
+            raise ConfigInvalid(f"--set mqtt.{key} would keep the login of another broker: give --broker HOST:PORT")
     fixed = {"device": "any", "profile": "any"}
     parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
 
 
 def broker_doubt(broker: Broker) -> str:
-    """Why devices may not reach the broker, as far as this host can tell; "" where it can be reached from here."""
+    """Return why devices may not reach the broker; "" if this host can reach it."""
     try:
         socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
         return ""
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         return (
-            f"broker {broker.host}:{broker.port} cannot be reached from this host ({reason}); "
-            "devices keep their reports until they can reach it"
+            f"this host cannot reach the broker {broker.host}:{broker.port} ({reason}); "
+            "devices keep their reports until they can"
         )
 
 
 def merged_config(present: str, ours: dict[str, Any]) -> str:
-    """The device's configuration with our values in it; what the user wrote besides, comments too, stays."""
+    """Return the configuration with our values; other values and comments stay."""
     try:
         document = tomlkit.parse(present)
     except TOMLKitError as error:
@@ -142,7 +140,9 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
         if isinstance(value, dict):
             table: Any = document.setdefault(key, tomlkit.table())
             if not isinstance(table, dict):
-                raise ConfigInvalid(f"the device's config.toml has {key} = {table!r}, no table: repair it there")
+                raise ConfigInvalid(
+                    f"the device's config.toml has {key} = {table!r}, which must be a table: repair it there"
+                )
             for inner, given in value.items():
                 if table.get(inner) != given:
                     table[inner] = given
@@ -152,10 +152,10 @@ def merged_config(present: str, ours: dict[str, Any]) -> str:
 
 
 def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
-    """The configuration less the login that a bootstrap before wrote for a broker at another address."""
+    """Remove the login that an earlier bootstrap wrote for a broker at another address."""
     try:
         document = tomlkit.parse(present)
-    except TOMLKitError:  # said where it is merged
+    except TOMLKitError:  # `merged_config` reports it
         return present
     table = document.get("mqtt")
     if not isinstance(table, dict) or table.get("password_file") != password_file:
@@ -167,7 +167,7 @@ def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
 
 
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """The table [mqtt], and the files that it names. Raises ConfigInvalid where one cannot be read here."""
+    """Return the table [mqtt] and the files that it names. Raises ConfigInvalid if one cannot be read here."""
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
@@ -188,7 +188,7 @@ def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[Devi
 
 
 def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:
-    """The runtime there may be older than this host, and refuse what this host takes. Raises ConfigInvalid."""
+    """Check the configuration with the device's own runtime, which may be older. Raises ConfigInvalid."""
     if not device.kind.needs_runtime:
         return
     program = "import sys; from edgert.config import parse_config; parse_config(sys.stdin.read(), sys.argv[1])"
@@ -197,19 +197,20 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
     if not result.ok:
         said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
         raise ConfigInvalid(
-            f"{device.name}: the runtime there does not take that configuration ({said}); nothing was changed: "
-            "leave the setting away, or bring a newer runtime with --upgrade"
+            f"{device.name}: the runtime there refuses this configuration ({said}). Nothing was changed: omit the setting, "
+            "or install a newer runtime with --upgrade"
         )
 
 
 def holds(transport: Transport, file: DeviceFile) -> bool:
+    """Return whether the device has the file with this content."""
     there = transport.run(sha256_command(file.path), QUICK_S_MAX)
     return there.ok and there.stdout.strip() == _sha256(file.data)
 
 
 def put(transport: Transport, file: DeviceFile) -> None:
-    """Make the device hold the file."""
-    with tempfile.NamedTemporaryFile() as copy:  # made readable by its owner only
+    """Write the file on the device."""
+    with tempfile.NamedTemporaryFile() as copy:  # only its owner can read it
         copy.write(file.data)
         copy.flush()
         transport.put(Path(copy.name), file.path, mode=file.mode)

@@ -23,7 +23,7 @@ _ENGINES_LINES = (
     "    n = (d.metadata['Name'] or '').lower()\n"
     "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
 )
-# Its word is the Python of the environment that bootstrap made, where there is one.
+# $1 is the Python of edgert's environment there, if there is one.
 _PROBE = rf"""
 echo machine=$(uname -m)
 echo uid=$(id -u)
@@ -69,11 +69,11 @@ _32_BIT = {"aarch64": "armv7l", "x86_64": "i686"}
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine as it came. `python` is the version of `python_path`, both "" where there is none from 3.10 up.
+    """A machine before anything is installed. `python` is the version of `python_path`; "" means none from 3.10 up.
 
-    `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` are the packages that can be imported there, by
-    their names on the index, with versions; those of edgert's own environment where it has one. `disk_free_mb` is of
-    the file system that bootstrap installs on, 0 where that is not known.
+    `l4t` is the version of a Jetson's system, such as 36.4.3. `engines` maps the names of installed packages to their
+    versions, in edgert's own environment if there is one. `disk_free_mb` is that of the file system where bootstrap
+    installs; 0 means unknown.
     """
 
     machine: str
@@ -103,9 +103,9 @@ class MachineFacts:
 
 
 def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts:
-    """Ask a machine, which may be bare. `own_python` is that of edgert's environment, if there is one.
+    """Return the facts of a machine. `own_python` is the Python of edgert's environment, if there is one.
 
-    Raises DeviceError where it is not a Linux that we can read.
+    Raises DeviceError if it is no Linux machine with a shell.
     """
     result = transport.run(["sh", "-c", _PROBE, "sh", own_python], PROBE_S_MAX)
     found: dict[str, list[str]] = {}
@@ -145,7 +145,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
-    """Why `profile` is not for this machine; empty where it is."""
+    """Return the reasons why `profile` does not fit this machine; none if it does."""
     reasons = []
     if profile.machines and facts.machine not in profile.machines:
         reasons.append(f"is for {', '.join(profile.machines)}")
@@ -164,9 +164,9 @@ def misfits(profile: DeviceProfile, facts: MachineFacts) -> list[str]:
 
 
 def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
-    """The profile that is this machine's own, else the generic one, else the only one that fits.
+    """Return the profile that names this machine, else the generic one, else the only one that fits.
 
-    Raises ConfigInvalid: with what none fits on, or with the candidates where several fit.
+    Raises ConfigInvalid with the reasons if none fits, and with the candidates if several fit.
     """
     fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
     if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
@@ -179,39 +179,40 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
             return candidates[0]
     if fitting:
         names = ", ".join(p.name for p in fitting)
-        raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}; say which with --profile")
+        raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}. Choose one with --profile")
     why = "; ".join(f"{p.name} {', '.join(misfits(p, facts))}" for p in profiles if local or p.name != LOCAL_PROFILE)
     raise ConfigInvalid(
         f"no profile fits {describe(facts)}: {why or 'there are no profiles'}. "
-        "Write one under devices/, or say which with --profile"
+        "Write one under devices/, or choose one with --profile"
     )
 
 
 def describe(facts: MachineFacts) -> str:
-    """The machine in one line."""
+    """Describe the machine in one line."""
     model = f"{facts.model}, " if facts.model else ""
     python = f"Python {facts.python}" if facts.python else "no Python from 3.10 up"
     return f"{model}{facts.machine}, {python}, glibc {facts.glibc or 'none'}, {facts.memory_mb} MB of memory"
 
 
 def version(text: str) -> tuple[int, ...]:
-    """`3.11.2` as (3, 11, 2); () for what is no version."""
+    """Return `3.11.2` as (3, 11, 2); () for text that is no version."""
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
 
 
 def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
-    """How surely `profile` means this very machine; 0 where nothing says so. The processor says more than the box."""
+    """Score how well `profile` names this machine; 0 if not at all. The processor counts more than the box."""
     match = profile.match
     if not (match.model or match.cpu):
-        return int(_says(facts.model, profile.name.replace("-", " ")))
-    return int(any(_says(facts.model, words) for words in match.model)) + 2 * any(
-        _says(facts.cpu, words) for words in match.cpu
+        return int(_contains(facts.model, profile.name.replace("-", " ")))
+    return int(any(_contains(facts.model, words) for words in match.model)) + 2 * any(
+        _contains(facts.cpu, words) for words in match.cpu
     )
 
 
-def _says(text: str, words: str) -> bool:
-    """Whether `words` stand in `text` one after the other. A number ends where it ends, and so does a word: `NUC` is in
-    NUC11PAHi5, `Raspberry Pi 4` is not in Raspberry Pi 400.
+def _contains(text: str, words: str) -> bool:
+    """Return whether `text` contains `words` in sequence; numbers and words must match to their end.
+
+    `NUC` is in NUC11PAHi5, `Raspberry Pi 4` is not in Raspberry Pi 400.
     """
     pattern = r"[^a-z0-9]+".join(map(re.escape, words.lower().split()))
     ends = "(?![0-9])" if pattern[-1:].isdigit() else "(?![a-z])"

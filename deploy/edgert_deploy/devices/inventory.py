@@ -1,21 +1,21 @@
-"""The inventory: the fleet as the user wrote it, one TOML table a device.
+"""The inventory: the user's list of devices, one TOML table each.
 
     [devices.kitchen]
     transport = "ssh"
-    address = "pi@10.0.0.7"            # user and port may be left to ~/.ssh/config
-    host_key = "ssh-ed25519 AAAA..."   # the only key that this device may show
+    address = "pi@10.0.0.7"            # ~/.ssh/config may give the user and the port
+    host_key = "ssh-ed25519 AAAA..."   # the only host key that is accepted
     profile = "raspberry-pi-4"
     state = "/home/pi/.local/state/edgert"
     home = "/home/pi/.local/share/edgert"
     site = "plant-1"
     groups = ["canary"]
     tags = ["rack=3", "outdoors"]
-    jump = "ops@bastion"               # a machine that it is reached through
+    jump = "ops@bastion"               # a host between
     jump_host_key = "ssh-ed25519 AAAA..."
 
-People edit this file: comments and order survive every change that a command makes, and a change replaces
-the file at once or not at all. Look-up order: --inventory, ./inventory.toml where there is one,
-the project's (`project.py`), $EDGERT_CONFIG_DIR/inventory.toml, ~/.config/edgert/inventory.toml.
+People edit this file, so a command keeps its comments and order, and replaces it at once or not at all. Look-up order:
+--inventory, ./inventory.toml if it exists, the project's (`project.py`), $EDGERT_CONFIG_DIR/inventory.toml,
+~/.config/edgert/inventory.toml.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tomlkit.items import Table
 
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
+from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
@@ -57,9 +58,8 @@ INVENTORY_BYTES_MAX = 16 * 1024**2
 class Device:
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
-    `state` is the folder of `edgertd --state`; `home` is where bootstrap installs, "" for local. `jump` is an
-    address like that of the device; "" leaves the way there to ~/.ssh/config. `become` is "sudo"
-    where whoever logs in acts as root by it.
+    `state` is the folder of `edgertd --state`. `home` is where bootstrap installs, "" for local. `jump` is the address
+    of a host between; "" leaves that to ~/.ssh/config. `become` is "sudo" if commands run as root by it.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Device:
 
     @property
     def kind(self) -> TransportKind:
-        """What its transport can do. Raises ConfigInvalid for a transport that is not known."""
+        """What its transport can do. Raises ConfigInvalid for an unknown transport."""
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise ConfigInvalid(f"device {self.name} has transport {self.transport!r} in the inventory; known: {known}")
@@ -98,7 +98,7 @@ class Device:
 
 @dataclass(frozen=True)
 class SshAddress:
-    """[USER@]HOST[:PORT]; what is None is for ~/.ssh/config and the defaults to say."""
+    """[USER@]HOST[:PORT]. For None, ~/.ssh/config and the defaults decide."""
 
     host: str
     user: str | None = None
@@ -106,35 +106,28 @@ class SshAddress:
 
     @classmethod
     def parse(cls, text: str) -> SshAddress:
-        """Raises ConfigInvalid. An IPv6 address with a port stands in brackets: pi@[fe80::1]:2222."""
+        """Parse an address. With a port, IPv6 needs brackets: pi@[fe80::1]:2222. Raises ConfigInvalid."""
         user, at, rest = text.rpartition("@")
-        match = re.fullmatch(
-            r"\[([^\]]+)\](?::(\d{1,5}))?|([^:\[\]]+)(?::(\d{1,5}))?|((?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*(?:%\w+)?)",
-            rest,
-        )
-        # Hosts and users become words of commands, such as a ProxyCommand's, which a shell reads.
+        # Hosts and users become words of shell commands, such as a ProxyCommand.
         odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
-        if not match or (at and not user) or odd:
+        if odd or (at and not user):
             raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
-        host = match[1] or match[3] or match[5]
-        port = match[2] or match[4]
-        if port is not None and not 0 < int(port) < 65536:
-            raise ConfigInvalid(f"{text!r} has port {port}; give one from 1 to 65535")
-        return cls(host, user or None, int(port) if port else None)
+        host, port = host_and_port(rest, 0)
+        return cls(host, user or None, port or None)
 
 
 class Inventory:
-    """An inventory file. Every method reads it anew; changes lock it against other commands."""
+    """An inventory file. Every method reads it again; a change locks it against other commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def devices(self) -> list[Device]:
-        """Every device, in the file's order; none where the file is missing. Raises ConfigInvalid."""
+        """Return every device in the file's order; none if the file is missing. Raises ConfigInvalid."""
         return _devices(self._read(), self.path)
 
     def device(self, selector: str) -> Device:
-        """Return the one device of `selector`. Raises ConfigInvalid where it selects several."""
+        """Return the one device that `selector` matches. Raises ConfigInvalid if it matches several."""
         chosen = self.select(selector)
         if len(chosen) > 1:
             names = _first([device.name for device in chosen])
@@ -142,35 +135,35 @@ class Inventory:
         return chosen[0]
 
     def select(self, selector: str) -> list[Device]:
-        """The devices of `selector`, as `select` below reads it. Raises ConfigInvalid."""
+        """Return the devices that `selector` matches, as in `select`. Raises ConfigInvalid."""
         return select(self.devices(), selector, self.path)
 
     def add(self, device: Device) -> None:
-        """Raises ConfigInvalid where the name is taken by a device or a group, or is no name."""
+        """Add a device. Raises ConfigInvalid if the name is invalid or belongs to a device or a group."""
         _check_device(device, f"device {device.name}")
         with self._changing() as document:
             present = _devices(document, self.path)
             if device.name in {d.name for d in present}:
                 raise ConfigInvalid(
-                    f"{self.path} has a device {device.name} already: edgert device set {device.name} changes it, "
-                    f"edgert device remove {device.name} takes it out"
+                    f"{self.path} already has a device {device.name}: change it with edgert device set {device.name}, or "
+                    f"remove it with edgert device remove {device.name}"
                 )
             _check_groups([*present, device], self.path)
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
             tables[device.name] = _as_table(device)
 
     def remove(self, name: str) -> Device:
-        """Take a device out and return it. Raises ConfigInvalid for a name that is not there."""
+        """Remove a device and return it. Raises ConfigInvalid for an unknown name."""
         with self._changing() as document:
             (gone,) = select(_devices(document, self.path), name, self.path, groups=False)
             del document["devices"][name]
             return gone
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
-        """Make each of these devices what `edit` makes of it as it stands now; those that changed, as they are then.
+        """Apply `edit` to each of these devices as they are now; return the changed ones.
 
-        What another command changed since the caller read it stays, and so do places and comments. Raises ConfigInvalid for
-        a name that is not there, and for what no device may be.
+        Changes of other commands, order and comments stay. Raises ConfigInvalid for an unknown name and for an invalid
+        device.
         """
         with self._changing() as document:
             present = _devices(document, self.path)
@@ -190,7 +183,7 @@ class Inventory:
         try:
             data = self.path.read_bytes()
             if len(data) > INVENTORY_BYTES_MAX:
-                raise ConfigInvalid(f"{self.path} has {len(data)} bytes; at most {INVENTORY_BYTES_MAX} are read")
+                raise ConfigInvalid(f"{self.path} has {len(data)} bytes; the limit is {INVENTORY_BYTES_MAX}")
             return tomlkit.parse(data)
         except FileNotFoundError:
             return tomlkit.document()
@@ -199,9 +192,9 @@ class Inventory:
 
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
-        """Read under a lock, let the caller change the document, replace the file."""
+        """Read the document under a lock, let the caller change it, and replace the file."""
         try:
-            target = self.path.resolve()  # who comes by a link waits for the same lock
+            target = self.path.resolve()  # the lock is the same for a link to the file
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(target.with_name(f".{target.name}.lock"))
         except OSError as error:
@@ -213,7 +206,7 @@ class Inventory:
 
 
 def find_inventory(given: Path | None = None) -> Inventory:
-    """The inventory by the look-up order above."""
+    """Return the inventory by the look-up order above."""
     if given is not None:
         return Inventory(given)
     here = Path("inventory.toml")
@@ -224,35 +217,35 @@ def find_inventory(given: Path | None = None) -> Inventory:
 
 
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:
-    """The devices that `selector` means, each once, in the inventory's order.
+    """Return the devices that `selector` matches, each once, in the inventory's order.
 
     Words are separated by commas: names, groups, `all`, `tag:KEY`, `tag:KEY=VALUE`, `site:NAME`, `profile:NAME`.
-    `!` before a word leaves its devices out; where every word has one, out of all. A word that no device answers to
-    is refused, so that a slip of the pen selects no other fleet than was meant. Raises ConfigInvalid.
+    `!` before a word excludes its devices; if every word has one, from all devices. A word that matches no device is an
+    error, so that a typing mistake selects no other devices. Raises ConfigInvalid.
     """
     words = [word.strip() for word in selector.split(",") if word.strip()]
     if words and not devices:
-        raise ConfigInvalid(f"{path} has no device yet: edgert device add")
+        raise ConfigInvalid(f"{path} has no device yet: add one with edgert device add")
     wanted = [word for word in words if not word.startswith("!")]
     chosen = {d.name for d in devices} if words and not wanted else set[str]()
     for word in wanted:
-        chosen |= _meant(devices, word, path, groups)
+        chosen |= _matched(devices, word, path, groups)
     for word in words:
         if word.startswith("!"):
-            chosen -= _meant(devices, word[1:], path, groups)
+            chosen -= _matched(devices, word[1:], path, groups)
     if not chosen:
-        raise ConfigInvalid(f"no device is selected by {selector!r}: give names, groups, tag:KEY, site:NAME or {ALL}")
+        raise ConfigInvalid(f"{selector!r} selects no device: give names, groups, tag:KEY, site:NAME or {ALL}")
     return [d for d in devices if d.name in chosen]
 
 
-def _meant(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
-    found = {d.name for d in devices if (_answers(d, word) if groups else d.name == word)}
+def _matched(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
+    found = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
     if not found:
         raise ConfigInvalid(f"{path} has no {_what(word, groups)}; it has {_known(devices, word)}")
     return found
 
 
-def _answers(device: Device, word: str) -> bool:
+def _matches(device: Device, word: str) -> bool:
     kind, colon, value = word.partition(":")
     if not colon:
         return word in (ALL, device.name, *device.groups)
@@ -262,11 +255,11 @@ def _answers(device: Device, word: str) -> bool:
 
 
 def fingerprint(host_key: str) -> str:
-    """SHA256:... of an OpenSSH public key line, as ssh-keygen -l shows it. Raises ConfigInvalid."""
+    """Return SHA256:... of an OpenSSH public key line, as ssh-keygen -l shows it. Raises ConfigInvalid."""
     try:
         blob = base64.b64decode(host_key.split()[1], validate=True)
     except (IndexError, binascii.Error) as error:
-        raise ConfigInvalid(f"{host_key[:60]!r} is no host key: it reads `ssh-ed25519 AAAA...`") from error
+        raise ConfigInvalid(f"{host_key[:60]!r} is no host key: give a line such as `ssh-ed25519 AAAA...`") from error
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -277,7 +270,7 @@ def _what(word: str, groups: bool) -> str:
 
 
 def _known(devices: list[Device], word: str) -> str:
-    """What could have been meant by `word`, shortened."""
+    """List what `word` could have been, shortened."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":
         return f"tags {_first({tag for d in devices for tag in d.tags})}"
@@ -296,7 +289,7 @@ def _first(names: Iterable[str]) -> str:
 
 def _check_name(what: str, name: str) -> None:
     if name == ALL or not NAME.fullmatch(name):
-        raise ConfigInvalid(f"{what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, and not {ALL!r}")
+        raise ConfigInvalid(f"invalid {what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, not {ALL!r}")
 
 
 def _check_device(device: Device, where: str) -> None:
@@ -311,19 +304,19 @@ def _check_tags(where: str, tags: Sequence[str]) -> None:
     for tag in tags:
         if not TAG.fullmatch(tag):
             raise ConfigInvalid(
-                f"{where}: tag {tag!r}: use KEY or KEY=VALUE, the key of a-z 0-9 _ . - (63 at most), the value of "
-                "letters, digits and _ . + : / @ - (63 at most)"
+                f"{where}: invalid tag {tag!r}: give KEY or KEY=VALUE, the key of a-z 0-9 _ . - (at most 63), the value "
+                "of letters, digits and _ . + : / @ - (at most 63)"
             )
     keys = [tag.partition("=")[0] for tag in tags]
     if len(tags) > TAGS_MAX or len(set(keys)) != len(keys):
-        raise ConfigInvalid(f"{where}: at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
+        raise ConfigInvalid(f"{where}: give at most {TAGS_MAX} tags, each key once; got {', '.join(tags)[:200]}")
 
 
 def _check_groups(devices: list[Device], path: Path) -> None:
     names = {d.name for d in devices}
     for device in devices:
         for group in names.intersection(device.groups):
-            raise ConfigInvalid(f"{path}: {group!r} is a device and also a group of {device.name}: rename one")
+            raise ConfigInvalid(f"{path}: {group!r} is a device and a group of {device.name}: rename one of them")
 
 
 def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
@@ -332,7 +325,7 @@ def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
     if not isinstance(tables, dict) or set(value) - {"devices"}:
         raise ConfigInvalid(f"{path}: every device is a table [devices.NAME]; found {', '.join(map(str, value))}")
     if len(tables) > DEVICES_MAX:
-        raise ConfigInvalid(f"{path} has {len(tables)} devices; at most {DEVICES_MAX} are read")
+        raise ConfigInvalid(f"{path} has {len(tables)} devices; the limit is {DEVICES_MAX}")
     devices = [_device(name, table, path) for name, table in tables.items()]
     _check_groups(devices, path)
     return devices
@@ -343,7 +336,7 @@ def _device(name: str, table: Any, path: Path) -> Device:
     _check_name("device", name)
     known = {f.name for f in fields(Device)} - {"name"}
     if not isinstance(table, dict):
-        raise ConfigInvalid(f"{where} is no table")
+        raise ConfigInvalid(f"{where} must be a table")
     if unknown := set(table) - known:
         raise ConfigInvalid(f"{where} has an unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
     for key, given in table.items():
@@ -352,7 +345,7 @@ def _device(name: str, table: Any, path: Path) -> Device:
         lists = {key: tuple(table.get(key, ())) for key in LISTS}
         device = Device(name=name, **{**table, **lists})
     except TypeError as error:
-        raise ConfigInvalid(f"{where}: transport, address, profile and state must be there") from error
+        raise ConfigInvalid(f"{where}: transport, address, profile and state are required") from error
     return _checked(device, where)
 
 
@@ -371,11 +364,11 @@ def _check_value(where: str, key: str, given: Any) -> None:
 def _checked(device: Device, where: str) -> Device:
     uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
     checks: dict[str, Callable[[], bool]] = {
-        'become must be "sudo", or not be there': lambda: device.become in ("", "sudo"),
+        'become must be "sudo" or missing': lambda: device.become in ("", "sudo"),
         "state must be an absolute path": lambda: device.state.startswith("/"),
         "home must be an absolute path": lambda: device.home.startswith("/") or not uses_ssh,
-        "host_key must be there: remove the device and add it again": lambda: bool(device.host_key) or not uses_ssh,
-        "jump and jump_host_key go together, and with ssh only: edgert device set --jump": lambda: (
+        "host_key is required: remove the device and add it again": lambda: bool(device.host_key) or not uses_ssh,
+        "jump and jump_host_key belong together, and to ssh: set them with edgert device set --jump": lambda: (
             bool(device.jump) == bool(device.jump_host_key) and not (device.jump and not uses_ssh)
         ),
     }
@@ -392,7 +385,7 @@ def _checked(device: Device, where: str) -> Device:
 
 
 def _as_table(device: Device) -> Table:
-    """The device's fields, those left at their default not written."""
+    """Return the device's fields, without those at their default."""
     table = tomlkit.table()
     for field in fields(Device):
         given = getattr(device, field.name)
@@ -413,7 +406,7 @@ def _change_table(table: Table, before: Device, after: Device) -> None:
 
 
 def _replace_file(path: Path, data: bytes) -> None:
-    """At once or not at all; an inventory that is a link stays one, and keeps its mode."""
+    """Replace the file at once or not at all. A link stays a link, and the mode stays the same."""
     target = path.resolve()
     try:
         replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else None)

@@ -1,6 +1,6 @@
-"""A device's log: its journal where systemd keeps the daemon, else the file in its state folder.
+"""A device's log: the journal if systemd runs the daemon, else the file in its state folder.
 
-One script over there finds out which, so that a log can be read of a daemon that does not start, too.
+A script on the device finds out which, so that the log of a daemon that does not start can be read, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LINES_MAX = 50_000
 LINES_SEARCHED = 20_000  # for those of one model
 _NO_LOG = 66
 
-# $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: go on with what comes,
-# $5 what the unit says that serves that folder.
-# A follower ends with its input, which closes with the connection: nothing stays behind there.
+# $1 state folder, $2 lines, $3 since: empty, -SECONDS or @EPOCH, $4 not empty: follow the log,
+# $5 the text of the unit that serves that folder.
+# A follower ends with its input, which closes with the connection: no process stays on the device.
 _SCRIPT = r"""
 case "$3" in -*) from=$(( $(date +%s) $3 )) ;; @*) from=${3#@} ;; *) from= ;; esac
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
@@ -56,14 +56,14 @@ if test -n "$going_on"; then follow tail -n "$lines" -F "$log"; elif test -z "$f
 
 @dataclass(frozen=True)
 class LogRequest:
-    """Which lines: the last `lines`, those since `since` ("" for any time) and about `model` ("" for all)."""
+    """The last `lines` lines since `since` ("": any time) about `model` ("": all)."""
 
     lines: int = 200
     since: str = ""
     model: str = ""
 
     def words(self, device: Device, *, follow: bool = False) -> list[str]:
-        """The command that prints them there. Those about one model are looked for in more, and picked here."""
+        """Return the command that prints them there. For one model it prints more lines, and this host filters."""
         lines = self.lines if not self.model or follow else max(self.lines, LINES_SEARCHED)
         words = [device.state, str(lines), self.since, "follow" if follow else "", serves(device)]
         return ["sh", "-c", _SCRIPT, "sh", *words]
@@ -76,7 +76,7 @@ class LogRequest:
 
 
 def parse_since(text: str, now: datetime | None = None) -> str:
-    """`10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC unless it says otherwise), for LogRequest.
+    """Parse `10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC by default) for LogRequest.
 
     Raises ConfigInvalid.
     """
@@ -92,7 +92,7 @@ def parse_since(text: str, now: datetime | None = None) -> str:
 
 
 def read_log(transport: Transport, device: Device, request: LogRequest) -> list[str]:
-    """Raises DeviceError where there is none, or it may not be read."""
+    """Return the lines. Raises DeviceError if there is no log or it may not be read."""
     result = transport.run(request.words(device), READ_S_MAX)
     if not result.ok:
         raise _no_log(device, result.exit_code, result.stderr)
@@ -101,9 +101,9 @@ def read_log(transport: Transport, device: Device, request: LogRequest) -> list[
 
 @contextmanager
 def following(device: Device, request: LogRequest) -> Iterator[Iterator[str]]:
-    """The last lines and then each as it comes, until the block ends. Over the system's ssh, for there is no end to it.
+    """Yield the last lines and then each new one, until the block ends. It uses the system's ssh: the command is endless.
 
-    Raises DeviceError, and DeviceUnreachable where the connection ends.
+    Raises DeviceError, and DeviceUnreachable if the connection ends.
     """
     from edgert_deploy.devices.transports.ssh import SUDO
     from edgert_deploy.devices.transports.system_ssh import ssh_command
@@ -143,15 +143,19 @@ def _until_it_ends(device: Device, request: LogRequest, process: subprocess.Pope
             yield line.rstrip("\n")
     code = process.wait()
     if code == EXIT_FAILED:
-        raise DeviceUnreachable(f"{device.name}: ssh ended; what it said stands above. edgert doctor {device.name}")
+        raise DeviceUnreachable(
+            f"{device.name}: ssh ended; its messages are above. Check with: edgert doctor {device.name}"
+        )
     if code != 0:
         raise _no_log(device, code, "")
 
 
 def _no_log(device: Device, code: int, said: str) -> DeviceError:
     if code == _NO_LOG:
-        return DeviceError(f"{device.name} has no log yet: nothing ran there (edgert bootstrap {device.name})")
-    advice = "root may read it, and members of the group systemd-journal" if "permission" in said.lower() else ""
+        return DeviceError(
+            f"{device.name} has no log: EdgeRT never ran there. Set it up: edgert bootstrap {device.name}"
+        )
+    advice = "only root and members of the group systemd-journal may read it" if "permission" in said.lower() else ""
     return DeviceError(
         f"{device.name}: its log cannot be read: {said.strip()[-300:] or f'exit code {code}'} {advice}".strip()
     )

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
 
@@ -20,13 +21,12 @@ else:
 PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 PROFILE_BYTES_MAX = 64 * 1024
 PRECISIONS = ("auto", "int8", "fp16", "fp32")
-SOCKET_LENGTH_MAX = 107  # of sun_path, less its closing zero byte
 
 
 @dataclass(frozen=True)
 class Match:
-    """What tells this kind of device from others: words of the board's or box's own name, of the processor's, and
-    major versions of a Jetson's system. One of each list is enough; an empty one says nothing.
+    """How to recognize this kind of device: words in the names of the board and of the processor, and major versions
+    of a Jetson's system. One entry of a list is enough; an empty list matches nothing.
     """
 
     model: tuple[str, ...] = ()
@@ -38,10 +38,9 @@ class Match:
 class DeviceProfile:
     """One `devices/<name>.toml`.
 
-    `engines` is the engine preference, best first. `machines` are values of `uname -m`; empty means any.
-    `python` is the lowest version the engine's wheels need there, `glibc` likewise; `python_max` is the highest, "" for
-    none. `wheels` says, for each engine, what bootstrap installs there for it, as it was reviewed; installed is what
-    edgert's own extras say, and a test holds the two together.
+    `engines` come in order of preference, the best first. `machines` are values of `uname -m`; empty means any. `python` and `glibc` are
+    the lowest versions that the engines' wheels need; `python_max` is the highest, "" for none. `wheels` lists for
+    review what bootstrap installs for each engine. The extras of edgert decide, and a test compares the two.
     """
 
     name: str
@@ -59,20 +58,20 @@ class DeviceProfile:
 
 
 def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
-    """Look up `name` in `profiles_dir`, else ./profiles, else the profiles that ship. Raises ConfigInvalid."""
+    """Return the profile from `profiles_dir`, else ./profiles, else those that ship. Raises ConfigInvalid."""
     if not PROFILE_NAME.fullmatch(name):
-        raise ConfigInvalid(f"{name[:80]!r} is no profile name; use a-z, 0-9 and -, as in: raspberry-pi-4")
+        raise ConfigInvalid(f"{name[:80]!r} is no profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
     if profiles_dir is not None and not profiles_dir.is_dir():
-        raise ConfigInvalid(f"{profiles_dir} is not a folder; give the one that holds your profiles")
+        raise ConfigInvalid(f"{profiles_dir} is not a folder: give the folder of your profiles")
     for folder in _folders(profiles_dir):
         if (folder / f"{name}.toml").is_file():
             return _read(folder / f"{name}.toml")
     known = ", ".join(sorted({path.stem for folder in _folders(profiles_dir) for path in folder.glob("*.toml")}))
-    raise ConfigInvalid(f"no device profile is called {name!r}; known: {known or 'none'}")
+    raise ConfigInvalid(f"there is no device profile {name!r}; known: {known or 'none'}")
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Every profile of the first folder in the look-up order that exists."""
+    """Return all profiles of the first folder in the look-up order that has some."""
     for folder in _folders(profiles_dir):
         if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_read(path) for path in found]
@@ -91,7 +90,7 @@ def _read(path: Path) -> DeviceProfile:
     try:
         data = path.read_bytes()
         if len(data) > PROFILE_BYTES_MAX:
-            raise ConfigInvalid(f"profile {path} has {len(data)} bytes; at most {PROFILE_BYTES_MAX}")
+            raise ConfigInvalid(f"profile {path} has {len(data)} bytes; the limit is {PROFILE_BYTES_MAX}")
         values = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigInvalid(f"cannot read profile {path}: {error.strerror}") from error
@@ -101,7 +100,7 @@ def _read(path: Path) -> DeviceProfile:
 
 
 def _checked(path: Path, values: dict[str, Any]) -> DeviceProfile:
-    """The profile that `values` state. Raises ConfigInvalid at the first that breaks the schema."""
+    """Return the profile with these values. Raises ConfigInvalid for the first invalid one."""
     wanted = {one.name: str(one.type) for one in fields(DeviceProfile)}
     needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
     if not needed <= set(values) <= set(wanted):
@@ -147,10 +146,10 @@ def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
         if not re.fullmatch(r"\d+\.\d+", getattr(profile, key)):
             yield f"{key} {getattr(profile, key)!r} must be a version such as 3.11"
     if strange := sorted(set(profile.wheels) - set(profile.engines)):
-        yield f"[wheels] names {', '.join(strange)}, which is not of its engines"
+        yield f"[wheels] names {', '.join(strange)}, which is none of its engines"
     if not all(version.isdigit() for version in profile.match.l4t):
         yield f"[match] l4t {list(profile.match.l4t)} must be major versions, such as 36"
     if profile.memory_mb < 1:
         yield f"memory_mb {profile.memory_mb} must be 1 or more"
-    if not profile.socket.startswith("/") or len(profile.socket.encode()) > SOCKET_LENGTH_MAX:
-        yield f"socket {profile.socket!r} must be an absolute path of at most {SOCKET_LENGTH_MAX} bytes"
+    if not profile.socket.startswith("/") or len(profile.socket.encode()) > SOCKET_PATH_BYTES_MAX:
+        yield f"socket {profile.socket!r} must be an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes"

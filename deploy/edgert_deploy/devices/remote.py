@@ -1,4 +1,4 @@
-"""`edgertd` on a device, called over its transport: JSON in, errors back as the classes they were there."""
+"""`edgertd` on a device, called over its transport. Its errors arrive as the same classes here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMAND_NOT_FOUND = (126, 127)
 
 
 class RemoteDaemon:
-    """The commands of `edgertd` on one device. What they say on stderr goes to `say`, line by line."""
+    """The commands of `edgertd` on one device. Their lines on stderr go to `say`."""
 
     def __init__(self, transport: Transport, device: Device, say: LineSink | None = None) -> None:
         self.transport, self.device, self._say = transport, device, say
@@ -28,8 +28,8 @@ class RemoteDaemon:
         return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """What `edgertd WORDS --json` prints. Raises the error that it reports, or NotBootstrapped."""
-        say = None if words == ("status",) else self._say  # asked of devices that may have no edgertd yet
+        """Return the JSON of `edgertd WORDS --json`. Raises the error that it reports, or NotBootstrapped."""
+        say = None if words == ("status",) else self._say  # the device may have no edgertd yet
         result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=say)
         value = _object(result.stdout)
         if result.ok and value is not None:
@@ -51,18 +51,18 @@ class RemoteDaemon:
 
 
 def edgertd(device: Device) -> list[str]:
-    """The words that start `edgertd` there: the venv that bootstrap made, or, on this machine, this interpreter."""
+    """Return the command of `edgertd` there."""
     program = [f"{device.home}/venv/bin/edgertd"] if device.kind.needs_runtime else [device.python, "-m", "edgert.cli"]
     return [*program, "--state", device.state]
 
 
 def script_path(device: Device) -> str:
-    """The script on the device that changes its runtime: `runtime.sh`."""
+    """Return the path of the script on the device that changes its runtime."""
     return f"{device.home}/runtime.sh"
 
 
 def error_class(code: str) -> type[EdgeRTError]:
-    """The class that bears `code`; the root class for one not known here."""
+    """Return the class with `code`; the root class for an unknown code."""
     found: list[type[EdgeRTError]] = [EdgeRTError]
     for cls in found:
         if vars(cls).get("code") == code:
@@ -72,7 +72,7 @@ def error_class(code: str) -> type[EdgeRTError]:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """The last line of `text` that is a JSON object."""
+    """Return the last line of `text` that is a JSON object, or None."""
     for line in reversed(text.splitlines()):
         try:
             value = json.loads(line)

@@ -1,7 +1,7 @@
-"""What keeps `edgertd` running on a device: a systemd unit where systemd runs, else edgertd's own monitor.
+"""The service that keeps `edgertd` running on a device: a systemd unit, or edgertd's own monitor without systemd.
 
-For root it is a system unit, whose daemon runs as the user USER and sees little of the machine; for another user
-it is a unit of their own, which needs lingering to survive the log-out.
+Root gets a system unit, whose daemon runs as the user USER in a sandbox. Another user gets a user unit, which needs
+lingering to survive the log-out.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from edgert_deploy.devices.transports import Result, Transport
 
 UNIT = "edgertd.service"
 USER = "edgert"
-USER_COMMENT = "EdgeRT daemon"  # by which `edgert uninstall` knows the account as one that bootstrap made
-PASSWORD_CREDENTIAL = "mqtt-password"  # the daemon looks for it under this name
-# These reach their processor through device files.
+USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, for `edgert uninstall`
+PASSWORD_CREDENTIAL = "mqtt-password"  # the name under which the daemon looks for it
+# These engines reach their processor through device files.
 ENGINES_WITH_DEVICES = ("tensorrt",)
 START_S_MAX = 1000.0
 QUICK_S_MAX = 60.0
 
-# Over SSH a user's own service manager is found only with the first; systemd makes that folder at log-in or by linger.
+# Over SSH, systemctl finds the user's service manager only with this variable.
 _USER_RUNTIME = "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A systemd unit: where it lies, what it says, and the words that reach its manager."""
+    """A systemd unit: its path, its text, and the command that controls it."""
 
     path: str
     text: str
@@ -45,9 +45,9 @@ class Unit:
 def unit_for(
     device: Device, facts: MachineFacts, engines: Sequence[str] = (), config: DeviceConfig | None = None
 ) -> Unit | None:
-    """The unit that keeps edgertd running there, or None where the monitor does.
+    """Return the unit that keeps edgertd running there, or None if the monitor does.
 
-    `engines` are those that may serve there, `config` the device's own where it is known already.
+    `engines` are those that may serve there, `config` is the device's configuration if it is known.
     """
     if not facts.systemd or not device.kind.needs_runtime:
         return None
@@ -72,19 +72,19 @@ def unit_for(
 
 
 def serves(device: Device) -> str:
-    """What the unit of this very state folder says; that of /var/lib/edgert-2 does not."""
+    """Return the text that only the unit of this state folder contains."""
     return f"--state {_quoted(device.state)} serve"
 
 
 def give_to_user(transport: Transport, device: Device) -> bool:
-    """Make the unit's user there, and the state folder theirs; whether anything had to change.
+    """Make the unit's user and give it the state folder; return whether anything changed.
 
-    Keys, configuration and passwords stay root's. Raises DeviceError where the user could not use what is there.
+    Keys, configuration and passwords stay root's. Raises DeviceError if the user cannot reach these folders.
     """
     done = _shell(
         transport,
         _GIVE_TO_USER,
-        "the state folder belongs to its user",
+        "give the state folder to its user",
         device,
         words=(device.state, USER, USER_COMMENT),
     )
@@ -92,14 +92,14 @@ def give_to_user(transport: Transport, device: Device) -> bool:
     reach = 'runuser -u "$1" -- test -w "$2" && runuser -u "$1" -- test -x "$3"'
     if not transport.run(["sh", "-c", reach, "sh", USER, device.state, program], QUICK_S_MAX).ok:
         raise DeviceError(
-            f"{device.name}: the user {USER}, as whom the daemon runs, cannot reach {device.state} or {program}: "
-            "add the device again with --state and --home where others may look, such as /var/lib and /opt"
+            f"{device.name}: the daemon's user {USER} cannot reach {device.state} or {program}. Add the device again with "
+            "--state and --home in folders that every user may enter, such as /var/lib and /opt"
         )
     return bool(done.stdout.strip())
 
 
 def start(transport: Transport, device: Device) -> None:
-    """Start what bootstrap set up, where it does not run already. Raises DeviceError with what it said."""
+    """Start the daemon if it does not run. Raises DeviceError with its message."""
     if device.kind.needs_runtime and _systemd_has_unit(transport, device):
         _systemctl(transport, device, "start")
     else:
@@ -107,26 +107,24 @@ def start(transport: Transport, device: Device) -> None:
 
 
 def enable(transport: Transport, device: Device, unit: Unit) -> None:
-    """Make a unit that lies there known, and wanted at each boot. What has to be taken back one day goes into the receipt."""
-    _shell(
-        transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "systemd took the unit", device
-    )
+    """Enable the unit file at boot. A change that an uninstall must undo goes into the receipt."""
+    _shell(transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "enable the unit", device)
     if unit.user:
         advice = f"run there, as root: loginctl enable-linger {device.address.partition('@')[0]}"
-        # Without polkit only root may allow it; where root has, asking again would be refused.
+        # Without polkit only root may enable it, and a second request of the user would be refused.
         lingers = (
             'test -e "/var/lib/systemd/linger/$(id -un)" || '
             '{ loginctl enable-linger && printf "linger\\n" >>"$1/receipt"; }'
         )
         done = transport.run(["sh", "-c", lingers, "sh", device.home], QUICK_S_MAX)
         if not done.ok:
-            raise DeviceError(f"{device.name}: the service would end with the log-out; {advice} ({done.complaint()})")
+            raise DeviceError(f"{device.name}: the service would end at log-out ({done.complaint()}); {advice}")
 
 
 def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
-    """End what runs and start what is installed now."""
+    """Restart the daemon with what is installed now."""
     if unit is not None:
-        _shell(transport, f"{unit.systemctl} restart {UNIT}", "edgertd started", device, START_S_MAX)
+        _shell(transport, f"{unit.systemctl} restart {UNIT}", "restart edgertd", device, START_S_MAX)
         return
     daemon = RemoteDaemon(transport, device)
     daemon.call("stop")
@@ -139,31 +137,29 @@ def _systemd_has_unit(transport: Transport, device: Device) -> bool:
 
 
 def _systemctl(transport: Transport, device: Device, verb: str) -> None:
-    _shell(transport, f"{_manager()} {verb} {UNIT}", f"systemd could {verb} edgertd", device, START_S_MAX)
+    _shell(transport, f"{_manager()} {verb} {UNIT}", f"{verb} edgertd", device, START_S_MAX)
 
 
 def _manager() -> str:
-    """The words for the manager of whoever logs in, decided over there."""
+    """Return the shell words for the service manager of the user who logs in."""
     return f"{_USER_RUNTIME}systemctl $(test $(id -u) = 0 || echo --user)"
 
 
 def _shell(
     transport: Transport,
     script: str,
-    what: str,
+    doing: str,
     device: Device,
     timeout_s: float = QUICK_S_MAX,
     words: Sequence[str] = (),
 ) -> Result:
     done = transport.run(["sh", "-c", script, "sh", *words], timeout_s)
     if not done.ok:
-        raise DeviceError(
-            f"{device.name}: it is not so that {what}: {done.complaint()}; look there with: journalctl -u {UNIT} -e"
-        )
+        raise DeviceError(f"{device.name}: cannot {doing}: {done.complaint()}. See there: journalctl -u {UNIT} -e")
     return done
 
 
-# Prints a word where something had to change. Bundles on their way in stay whose they are: they are only read.
+# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them.
 _GIVE_TO_USER = """
 set -e
 id -u "$2" >/dev/null 2>&1 || {
@@ -186,7 +182,7 @@ def _devices(engines: Sequence[str]) -> str:
 
 
 def _credential(password_file: str) -> str:
-    """The line with which systemd hands over a password file that only root may read."""
+    """Return the line by which systemd passes on a password file that only root may read."""
     if not password_file:
         return "# No broker's password is configured."
     return f"LoadCredential={PASSWORD_CREDENTIAL}:{password_file.replace('%', '%%')}"
@@ -197,6 +193,6 @@ def _in_a_home(path: str) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """`word` as systemd reads it in a unit: specifiers and variables doubled, quoted where it has spaces."""
+    """Quote `word` for a systemd unit."""
     escaped = word.replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if " " in escaped else escaped

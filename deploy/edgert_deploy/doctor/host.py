@@ -17,7 +17,7 @@ from edgert import __version__
 from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.common.broker_address import PORT_PLAIN, PORT_TLS, host_and_port
+from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
 from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
 from edgert_deploy.common.project import Project, find_project

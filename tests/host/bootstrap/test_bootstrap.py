@@ -14,7 +14,7 @@ import tomlkit
 from edgert.bundle.signing import new_key
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
-from edgert_deploy.bootstrap.bootstrap import Bootstrapped, Wishes, bootstrap
+from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, BootstrapResult, bootstrap
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import load_profile
@@ -36,11 +36,11 @@ def device(tmp_path: Path) -> Iterator[Device]:
         RemoteDaemon(open_transport(local), local).call("stop")
 
 
-def do(device: Device, *keys: object, **wishes: object) -> Bootstrapped:
-    return bootstrap(device, PROFILE, Wishes(keys, engines="null", **wishes), open_transport(device))  # type: ignore[arg-type]
+def do(device: Device, *keys: object, **options: object) -> BootstrapResult:
+    return bootstrap(device, PROFILE, BootstrapOptions(keys, engines="null", **options), open_transport(device))  # type: ignore[arg-type]
 
 
-def status_of(done: Bootstrapped) -> DeviceStatus:
+def status_of(done: BootstrapResult) -> DeviceStatus:
     assert done.status is not None
     return done.status
 
@@ -124,13 +124,13 @@ def test_a_broker_out_of_reach_is_a_doubt_and_no_more() -> None:
     with socket.create_server(("127.0.0.1", 0)) as broker:
         assert broker_doubt(Broker("127.0.0.1", broker.getsockname()[1])) == ""
         port = broker.getsockname()[1]
-    assert f"broker 127.0.0.1:{port} cannot be reached from this host" in broker_doubt(Broker("127.0.0.1", port))
+    assert f"this host cannot reach the broker 127.0.0.1:{port}" in broker_doubt(Broker("127.0.0.1", port))
 
 
 def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:
-    wishes = Wishes((new_key().public,), engines="tensorrt")
+    options = BootstrapOptions((new_key().public,), engines="tensorrt")
     with pytest.raises(EngineMissing, match="apt-get install tensorrt"):
-        bootstrap(device, OTHER_ENGINE_PROFILE, wishes, open_transport(device))
+        bootstrap(device, OTHER_ENGINE_PROFILE, options, open_transport(device))
 
 
 def test_systemd_is_not_pretended(device: Device) -> None:

@@ -20,7 +20,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
 from edgert_deploy.cli.fleet_watch import View, sparkline, table_of, watch
-from edgert_deploy.common.broker_address import host_and_port
+from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.state import FleetState
 from tests.support.brokers import USER, Broker, free_port, until
 from tests.support.fleet import Sender, publish

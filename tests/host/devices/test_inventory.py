@@ -203,7 +203,7 @@ def test_a_name_is_given_once_and_not_to_a_group_too(inventory: Inventory) -> No
     ("old", "new", "what"),
     [
         ('transport = "ssh"', 'transport = "ssh', "cannot be read"),
-        ('profile = "raspberry-pi-4"', "", "must be there"),
+        ('profile = "raspberry-pi-4"', "", "are required"),
         ('profile = "raspberry-pi-4"', "profile = 4", "must be a string"),
         ('profile = "raspberry-pi-4"', 'profil = "x"', "unknown key 'profil'"),
         ('state = "/home/pi/state"', 'state = "~/state"', "absolute"),

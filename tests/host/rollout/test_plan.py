@@ -113,7 +113,7 @@ def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Of
 
 def test_a_version_on_trial_is_not_overrun(offer: Offer) -> None:
     busy = ModelStatus("echo", "trial", version(4, good=False), version(3), ratchet=3)
-    with pytest.raises(TransitionRefused, match="edgert rollback echo --on board"):
+    with pytest.raises(TransitionRefused, match="edgert rollback echo board"):
         make_plan(facts(offer, busy), offer)
 
 

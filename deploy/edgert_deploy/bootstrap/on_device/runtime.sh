@@ -1,22 +1,22 @@
 #!/bin/sh
-# Decides which of this device's runtimes is in use. Written by `edgert bootstrap`, which writes it again.
+# Decides which runtime of this device is in use. `edgert bootstrap` writes this file; changes to it are lost.
 #
-#   runtime.sh before-start                                  by the service manager, before each start of the daemon
+#   runtime.sh before-start                                  run by the service manager before each start of the daemon
 #   runtime.sh settle                                        end a trial that can no longer succeed
-#   runtime.sh start STATE                                   settle, then `edgertd start`: where no service manager runs
-#   runtime.sh stop STATE                                    end the daemon, with no service manager's help
+#   runtime.sh start STATE                                   settle, then `edgertd start`; for devices without systemd
+#   runtime.sh stop STATE                                    stop the daemon without a service manager
 #   runtime.sh trial MANAGER STATE SECONDS NEW [MODEL...]    MANAGER is system, user or monitor
-#   runtime.sh collect                                       remove what is neither in use nor the one before
+#   runtime.sh collect                                       remove all but the runtime in use and the previous one
 #
-# It needs no runtime and no Python: it must work where the new one does not. A change is a trial. HOME/trial names the old
-# runtime and the new one; then HOME/venv points at the new one, the daemon is started on it, and once it answers
-# every model's golden inputs rightly HOME/trial is removed. Whoever finds HOME/trial where that can no longer
-# come (another boot, out of time, a daemon that ended again and again) points HOME/venv back. Every change is one rename or
-# one removal, flushed before the next: cut anywhere, the old runtime or the new one is in use, whole.
+# The script needs no runtime and no Python: it must work if the new runtime does not. A change is a trial. HOME/trial names
+# the old and the new runtime. Then HOME/venv points at the new one, and the daemon starts on it. Once it answers every
+# model's golden inputs correctly, HOME/trial is removed. A run of this script that finds a trial which can no longer
+# succeed (another boot, time is up, the daemon ended several times) points HOME/venv back. Every change is one rename or
+# one removal, flushed before the next: after a power cut at any point, a whole runtime is in use, the old or the new one.
 set -u
 home=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 venvs=$home/venvs
-STARTS_MAX=3 # of the daemon in one trial: the first is ours, the others follow its failures
+STARTS_MAX=3 # of the daemon in one trial: the first one, and two after failures
 STOP_S=45
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
@@ -43,7 +43,7 @@ write_trial() {
     write trial
 }
 
-restore_unit() { # where the trial came with another one
+restore_unit() { # if the trial replaced it
   if test -n "$unit" && test -e "$home/unit.before"; then
     cp -p "$home/unit.before" "$unit.new" && sync && mv -f "$unit.new" "$unit" && sync && rm -f "$home/unit.before"
     if test "$(id -u)" = 0; then systemctl daemon-reload; else user_manager daemon-reload; fi
@@ -59,10 +59,10 @@ user_manager() {
 go_back() {
   if whole "$old"; then
     restore_unit
-    point venv "$old" || return # a disk that takes nothing: the next start of the daemon tries again
+    point venv "$old" || return # the disk is full or read-only: the next start of the daemon tries again
     outcome back "$1"
   else
-    outcome kept "there is no whole runtime to go back to ($1)"
+    outcome kept "there is no complete old runtime to roll back to ($1)"
   fi
   rm -f "$home/trial"
   sync
@@ -76,7 +76,7 @@ keep() {
   outcome kept ''
 }
 
-settle() { # says whether the daemon is being started at this moment
+settle() { # $1 is `start` if the daemon is about to start
   test -e "$home/trial" || return 0
   (
     lock
@@ -85,7 +85,7 @@ settle() { # says whether the daemon is being started at this moment
     if test "$boot" != "$(boot_id)"; then
       go_back 'the device restarted during the trial'
     elif test "$(uptime_s)" -ge "$until"; then
-      go_back 'nobody confirmed it in time'
+      go_back 'it was not confirmed in time'
     elif test "$1" = start && test "$starts" -ge $STARTS_MAX; then
       go_back "the daemon ended $starts times"
     else
@@ -96,7 +96,7 @@ settle() { # says whether the daemon is being started at this moment
   ) 9>"$home/lock"
 }
 
-# What follows runs detached from whoever asked for it.
+# The functions below run detached from the host's connection.
 restart() {
   case $manager in
     system) systemctl --no-block restart edgertd.service ;;
@@ -109,7 +109,7 @@ restart() {
   rm -f "$home/restart-due"
 }
 
-stop_daemon() { # without any runtime's help: the signal has the daemon end in order, and its monitor with it
+stop_daemon() { # without a runtime: on the signal the daemon ends in order, and its monitor with it
   pid=$(daemon_pid edgert) || return 0
   monitor=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
   kill -TERM "$pid"
@@ -123,13 +123,13 @@ stop_daemon() { # without any runtime's help: the signal has the daemon end in o
   kill -KILL "$pid"
 }
 
-alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # of one that ended and is not reaped nothing is left there
+alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # the file of a process that was not reaped is empty
 
-daemon_pid() { # of the daemon, where its command line holds $1
+daemon_pid() { # prints the daemon's process id if its command line contains $1
   pid=$(cat "$state/edgertd.pid" 2>/dev/null) && test -n "$pid" && grep -qaF "$1" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
 }
 
-prove() { # 0: all is well; 1: not yet; 2: it never will be
+prove() { # returns 0 if every model answers correctly, 1 if not yet, 2 if it never will
   daemon_pid "$venvs/$new/" >/dev/null || return 1
   "$home/venv/bin/edgertd" --state "$state" status --json 2>/dev/null | tr -d ' \n' | grep -qF '"running":true' || return 1
   for model; do
@@ -145,7 +145,7 @@ prove() { # 0: all is well; 1: not yet; 2: it never will be
 try_runtime() {
   manager=$1 state=$2 seconds=$3 asked=$4 reason="the daemon did not come up within $3 s"
   shift 4
-  # Ended in the middle, this script is started again.
+  # The service manager starts an interrupted script again.
   if test -e "$home/trial"; then
     (
       lock
@@ -160,7 +160,7 @@ try_runtime() {
     return
   fi
   if ! whole "$new"; then
-    outcome back 'it is not complete'
+    outcome back 'its environment is not complete'
     return
   fi
   old=$(target venv) boot=$(boot_id) until=$(($(uptime_s) + seconds)) starts=0 unit=
@@ -171,7 +171,7 @@ try_runtime() {
   outcome running ''
   if ! write_trial; then
     rm -f "$home/trial.new"
-    outcome back 'the disk takes nothing'
+    outcome back 'the disk is full or read-only'
     return
   fi
   point venv "$new"
@@ -187,7 +187,7 @@ try_runtime() {
   done
   (
     lock
-    test -e "$home/trial" || exit 1 # another start of the daemon ended it, and goes on with the old one
+    test -e "$home/trial" || exit 1 # another start of the daemon ended the trial
     if test "$verdict" = keep; then
       keep
       exit 1
@@ -229,7 +229,7 @@ case $command in
     stop_daemon
     ;;
   *)
-    sed -n '2,9p' "$0" >&2
+    sed -n '2,10p' "$0" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,28 @@
+"""HOST[:PORT] of brokers, devices and listeners, as options and edgert.toml have it."""
+
+from __future__ import annotations
+
+from edgert.errors import ConfigInvalid
+
+PORT_PLAIN = 1883  # of MQTT
+PORT_TLS = 8883
+PORT_MAX = 65535
+
+
+def host_and_port(text: str, default_port: int, *, port_min: int = 1) -> tuple[str, int]:
+    """Split HOST, HOST:PORT, [IPV6] or [IPV6]:PORT, with or without mqtt://. Raises ConfigInvalid."""
+    plain = text.removeprefix("mqtt://").removeprefix("mqtts://")
+    if plain.startswith("["):
+        host, bracket, rest = plain[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+        valid = bracket and colon in ("", ":")
+    elif plain.count(":") > 1:  # a bare IPv6 address
+        host, colon, port, valid = plain, "", "", True
+    else:
+        host, colon, port = plain.partition(":")
+        valid = True
+    if not valid or not host or (colon and not (port.isascii() and port.isdecimal())):
+        raise ConfigInvalid(f"{text!r} is no address: give HOST[:PORT], and for IPv6 [ADDRESS]:PORT")
+    if colon and not port_min <= int(port) <= PORT_MAX:
+        raise ConfigInvalid(f"{text!r} has port {port}: give one from {port_min} to {PORT_MAX}")
+    return host, int(port) if colon else default_port
