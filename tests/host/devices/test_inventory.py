@@ -171,7 +171,7 @@ def test_what_others_changed_since_it_was_read_stays(inventory: Inventory, tmp_p
         ({"tags": ("a b",)}, "tag 'a b'"),
         ({"tags": ("rack=1", "rack=2")}, "each key once"),
         ({"groups": ("here",)}, "rename one"),
-        ({"jump": "bastion"}, "go together"),
+        ({"jump": "bastion"}, "belong together"),
         ({"jump": "a b", "jump_host_key": KEY}, "no address"),
         ({"jump": "bastion", "jump_host_key": "ssh-ed25519 !"}, "no host key"),
     ],

@@ -119,7 +119,7 @@ def test_the_users_own_profile_comes_first_and_others_are_still_found(
         ('edgert.sock"', "edgert.sock\"\n[match]\ncolour = ['red']", "takes model, cpu, l4t"),
         ('edgert.sock"', "edgert.sock\"\n[match]\nmodel = 'NUC'", "table of lists"),
         ('edgert.sock"', "edgert.sock\"\n[match]\nl4t = ['JetPack']", "major versions"),
-        ('edgert.sock"', "edgert.sock\"\n[wheels]\ntflite = ['x']", "not of its engines"),
+        ('edgert.sock"', "edgert.sock\"\n[wheels]\ntflite = ['x']", "none of its engines"),
         ('edgert.sock"', 'edgert.sock"\nwheels = 3', "table of lists"),
         ("/run", "run", "absolute path"),
         ("/run", "/" + "r" * 200, "107 bytes"),
