@@ -1,31 +1,37 @@
-"""How often in a row a model's worker ended unasked, and how long to wait before it is started again."""
+"""Counts how often in a row a model's worker ended unexpectedly."""
 
 from __future__ import annotations
 
+from edgert.backoff import Backoff
+
 CRASHES_MAX = 3
-RESTART_PAUSES_S = (0.1, 0.5, 2.0)
-QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)
+RESTART_PAUSES_S = (0.1, 0.5)
+QUARANTINE_PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # from CRASHES_MAX on
 
 
 class Crashes:
-    """Of one model. A version is known by its digest; what another version did does not count."""
+    """The crashes of one model. They count for one version, known by its digest."""
 
     def __init__(self) -> None:
-        self.in_a_row = 0
+        self._backoff = Backoff((*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S))
         self._digest = ""
-        self._given_up: set[str] = set()
+        self._distrusted: set[str] = set()
 
-    def tries(self, digest: str) -> None:
-        """A worker with this version is about to be started."""
+    def starts(self, digest: str) -> None:
+        """Note that a worker with this version starts: the crashes of another version do not count."""
         if digest != self._digest:
-            self.in_a_row = 0
+            self._backoff.reset()
 
     def add(self, digest: str, *, stable: bool) -> None:
-        """A worker ended; `stable`: it had lived long enough to make its predecessors' ends forgotten."""
+        """Note that a worker ended; a `stable` one ran long enough to make earlier crashes forgotten."""
         if stable or digest != self._digest:
-            self.in_a_row = 0
+            self._backoff.reset()
         self._digest = digest
-        self.in_a_row += 1
+        self._backoff.failed()
+
+    @property
+    def in_a_row(self) -> int:
+        return self._backoff.failures
 
     @property
     def too_many(self) -> bool:
@@ -33,22 +39,15 @@ class Crashes:
 
     @property
     def pause_s(self) -> float:
-        """Until the next start."""
-        pauses = (*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S)
-        return pauses[min(self.in_a_row, len(pauses)) - 1]
+        """The pause before the next start."""
+        return self._backoff.pause_s
 
-    @property
-    def quarantine_s(self) -> float:
-        """Until the next start of a model that there are too many of already."""
-        times = min(max(0, self.in_a_row - CRASHES_MAX), len(QUARANTINE_PAUSES_S) - 1)
-        return QUARANTINE_PAUSES_S[times]
+    def distrust(self, digest: str) -> None:
+        """Do not roll back to this version, until `forgive`."""
+        self._distrusted.add(digest)
 
-    def give_up(self, digest: str) -> None:
-        """Trust this version no more, until somebody decides anew."""
-        self._given_up.add(digest)
-
-    def trusted(self, digest: str) -> bool:
-        return digest not in self._given_up
+    def trusts(self, digest: str) -> bool:
+        return digest not in self._distrusted
 
     def forgive(self) -> None:
-        self._given_up.clear()
+        self._distrusted.clear()

@@ -1,15 +1,15 @@
-"""One model as the supervisor sees it: which worker serves, which one is loading, what to do when one ends.
+"""Keeps one model served as its slots say.
 
-A service follows the model's slots: `sync` reads them and brings a worker up for what they name. A new
-version loads in a worker of its own while the old one serves; only when it is ready do new connections go
-to it and are the old ones told to move. A worker that outgrows its memory is replaced in the same way.
+The service follows the model's slots: `sync` reads them and starts a worker for the live version. A new version loads
+in a worker of its own while the old one serves. When it is ready, new connections go to it, and the old worker asks its
+clients to reconnect. A worker whose memory outgrows its limit is replaced in the same way.
 
-A worker that ends unasked, or whose engine run takes longer than allowed, is started again with growing pauses.
-After CRASHES_MAX in a row the version is given up and the previous good one returns; where there is none that
-did not fail before, the model is quarantined: tried again after long and growing pauses.
+A worker that ends unexpectedly is restarted after growing pauses. After CRASHES_MAX in a row, the service rolls the
+model back; without a good version that it trusts, it quarantines the model, with long pauses.
 
-Where a memory budget is set, a model is loaded when the first client asks for it, and unloaded when the
-supervisor needs its memory for another. All methods run on the supervisor's one thread.
+With a memory budget, a model loads when the first client asks for it, and is unloaded when another model needs the
+memory. `model_state` has the states, `worker_set` the processes, `trial` the trial, `slot_writer` what has to be tried
+again because the slots are busy. All methods run on the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -18,50 +18,37 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from edgert.checks.status import LoadedStatus, ServingStatus
 from edgert.config import DeviceConfig, StateDir
 from edgert.daemon.crashes import Crashes
-from edgert.daemon.model_state import LOADING_RETRY_S, ServingState, unavailable
-from edgert.daemon.trial import Trial, retry_s
+from edgert.daemon.model_state import RETRY_S, Event, ModelState, step, unavailable
+from edgert.daemon.slot_writer import SlotWriter
+from edgert.daemon.trial import Trial
 from edgert.daemon.trial_watch import previous_version
 from edgert.daemon.watchdog import Watchdog
 from edgert.daemon.worker_process import WorkerProcess, WorkerState
-from edgert.errors import (
-    DeviceError,
-    EdgeRTError,
-    EngineFailed,
-    ModelNotFound,
-    Overloaded,
-    ShuttingDown,
-    SlotsBusy,
-    StorageFailed,
-    TransitionRefused,
-    Unavailable,
-)
+from edgert.daemon.worker_set import StartWorker, WorkerSet
+from edgert.errors import DeviceError, EdgeRTError, EngineFailed, Overloaded, TransitionRefused, Unavailable
 from edgert.log import log
 from edgert.typed_json import from_json
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import ON_TRIAL, SlotState, Version
 from edgert.worker_link import channel
 
-STABLE_S = 60.0  # a worker that lived this long makes its predecessors' crashes forgotten
-LOAD_S_MAX = 180.0
-PROGRESS_S_MAX = 900.0  # between two words of an engine that says what it does so long (TensorRT builds a plan)
+STABLE_S = 60.0  # a worker that served this long makes earlier crashes forgotten
 ROOM_RETRY_S = 0.05
-ROOM_S_MAX = 10.0  # how long a model nobody asks for again waits for room
-STUCK_S = 10.0  # a worker that lives on that long after it was killed
+ROOM_S_MAX = 10.0  # how long a model waits for memory unless a client asks again
 
 Settled = Callable[[EdgeRTError | None], None]
 
 
 class ModelService:
-    """Keeps one model served as its slots say.
-
-    `watch` tells the supervisor's loop about a worker's channel; `notify` reports what happened (event, model,
-    fields); `admit` says whether there is memory for a version now, raises where there never will be, and makes
-    room meanwhile. `clock` is monotonic seconds, the same as the workers' run pages.
+    """`watch` registers a worker's channel with the supervisor's loop. `report` reports an event (name, model, fields).
+    `admit` returns whether there is memory for a version now, makes room if not, and raises if there never will be.
+    `clock` is monotonic seconds, the same as the workers' run pages.
     """
 
     def __init__(
@@ -71,37 +58,39 @@ class ModelService:
         config: DeviceConfig,
         boot: str,
         watch: Callable[[ModelService, WorkerProcess], None],
-        notify: Callable[[str, str, dict[str, Any]], None],
+        report: Callable[[str, str, dict[str, Any]], None],
         admit: Callable[[ModelService, SlotState], bool] = lambda service, slots: True,
         clock: Callable[[], float] = time.monotonic,
+        start_worker: StartWorker = WorkerProcess.start,
     ) -> None:
         self.model, self.config = model, config.serving
         self.pinned = config.model(model).pinned
         self.store = SlotStore(state.models / model)
-        self._state_dir, self._boot, self._watch, self._notify = state, boot, watch, notify
+        self._state_dir, self._boot, self._watch, self._report = state, boot, watch, report
         self._admit, self._clock = admit, clock
-        self.current: WorkerProcess | None = None
-        self.next: WorkerProcess | None = None
-        self.trial = Trial(model, self.store, clock, self._ends_trial, self._notify)
+        self.workers = WorkerSet(clock, start_worker)
+        self._slot_writer = SlotWriter(clock)
+        self.trial = Trial(
+            model, self.store, self._slot_writer, clock, self._roll_back, self._trial_expired, self._report
+        )
         self.fault: EdgeRTError | None = None
-        self._ending: list[WorkerProcess] = []
+        self._state = ModelState.STOPPED
         self._waiting: list[Settled] = []
-        self._demanded = self.pinned or not self.config.memory_mb
-        self._room_until_s: float | None = None
-        self._room_at_s: float | None = None
+        self._wanted = self.pinned or not self.config.memory_mb
+        self._room_until_s: float | None = None  # set while the model waits for memory
+        self._sync_at_s: float | None = None  # when the next start is tried
         self._crashes, self._watchdog = Crashes(), Watchdog(config.serving)
-        self._restart_at_s: float | None = None
-        self._give_up_at_s: float | None = None
-        self._giving_up = ""  # the digest of the version that is to go then
-        self._stopped = False
 
-    # --- what the supervisor asks -------------------------------------------------------------
+    # --- calls of the supervisor --------------------------------------------------------------
 
     def sync(self, settled: Settled | None = None) -> None:
-        """Bring up what the slots name; `settled` hears None when that is so, or why it is not."""
+        """Serve what the slots name. `settled` is called once it serves (None), or with the reason why it does not."""
         if settled is not None:
             self._waiting.append(settled)
-            self._crashes.forgive()  # somebody decided anew
+            self._crashes.forgive()  # a command has decided anew
+        if self._state is ModelState.STOPPING:
+            self._settle(Unavailable("the daemon is stopping"))
+            return
         try:
             slots = self.store.read()
         except EdgeRTError as error:
@@ -109,26 +98,24 @@ class ModelService:
             return
         self.trial.follow(slots)
         version = slots.live
+        serving, loading = self.workers.serving, self.workers.loading
+        if loading is not None and (version is None or loading.version.digest != version.digest):
+            self._abandon()
+            loading = None
         if version is None:
-            self._abandon_next()
-            self._retire(self.current)
-            self.current = None
-            self._forget_restart()
+            self._stop_serving()
+        elif serving is not None and serving.version.digest == version.digest:
+            self._sync_at_s = self._room_until_s = None
             self._settle(None)
-        elif self.current is not None and self.current.version.digest == version.digest:
-            if self.next is not None and self.next.version.digest != version.digest:
-                self._abandon_next()
-            self._settle(None)
-        elif self.next is None or self.next.version.digest != version.digest:
-            self._abandon_next()
+        elif loading is None:
             self._bring_up(slots, version)
 
     def connect(self, client: socket.socket, *, shared: bool = False) -> None:
-        """Hand a client's connection to the worker that serves; `shared` asks it for shared memory.
+        """Pass a client's connection to the worker that serves; `shared` asks for shared memory.
 
-        Raises EdgeRTError where none serves.
+        Raises EdgeRTError while none serves.
         """
-        worker = self.current
+        worker = self.workers.serving
         if worker is None:
             self._demand()
             raise self._unavailable()
@@ -136,139 +123,106 @@ class ModelService:
             channel.send(worker.channel, {"op": "connection", "shared": shared}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
-        except OSError as error:  # it has just ended; the loop will hear of it
-            raise Unavailable(f"model {self.model} is restarting", retry_after_s=LOADING_RETRY_S) from error
+        except OSError as error:  # it has just ended; the loop will notice
+            raise Unavailable(f"model {self.model} is restarting", retry_after_s=RETRY_S) from error
         worker.connected_at_s = self._clock()
 
     def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """A worker said something."""
+        """Take a worker's message. Raises ValueError, KeyError or TypeError for one that no worker sends."""
         if message["op"] == "ready":
             worker.loaded = from_json(LoadedStatus, message["loaded"])
-            if worker is self.next:
-                self._switch_to(worker)
+            if worker is self.workers.loading:
+                self._switch()
         elif message["op"] == "progress":
-            worker.load_s_max = max(worker.load_s_max, self._clock() - worker.started_s + PROGRESS_S_MAX)
-            worker.doing = str(message["line"])
-            log(f"model {self.model}: {worker.doing}")
+            self.workers.progressed(worker, str(message["line"]))
+            log(f"model {self.model}: {worker.progress}")
         elif message["op"] in ("figures", "asked_golden"):
-            self.trial.heard(worker, message)
+            self.trial.received(worker, message)
         elif message["op"] == "failed":
             worker.failure = DeviceError(message["message"])
             worker.failure.code, worker.failure.exit_code = message["code"], message["exit_code"]
 
     def ended(self, worker: WorkerProcess) -> None:
-        """A worker's process is gone; its channel is closed by the supervisor."""
+        """Handle the end of a worker's process, whose channel is closed."""
         code = worker.reaped()
-        if worker in self._ending:
-            self._ending.remove(worker)
+        was_loading = worker is self.workers.loading
+        if not self.workers.remove(worker):
             return
-        was_loading = worker is self.next
-        if was_loading:
-            self.next = None
-        elif worker is self.current:
-            self.current = None
-        else:
-            return
-        fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_how(code)}")
-        if (was_loading or self.trial.watches(worker)) and self._ends_trial(worker.version, fault):
+        self._enter(Event.LOAD_ENDED if was_loading else Event.WORKER_ENDED)
+        fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_end(code)}")
+        if (was_loading or self.trial.watches(worker)) and self._on_trial(worker.version):
+            self._roll_back(worker.version, fault)
             return
         stable = worker.state is WorkerState.READY and self._clock() - worker.started_s > STABLE_S
         self._crashed(worker.version, fault, stable=stable)
 
     def tick(self) -> None:
-        """Do what is due by now."""
+        """Do what is due."""
         now_s = self._clock()
-        if self._restart_at_s is not None and now_s >= self._restart_at_s:
-            self._restart_at_s = None
+        if self._sync_at_s is not None and now_s >= self._sync_at_s:
+            self._sync_at_s = None
             self.sync()
-        if self._room_at_s is not None and now_s >= self._room_at_s:
-            self._room_at_s = None
-            self.sync()
-        if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
-            self._give_up()
-        if self.trial.until_s is not None and now_s >= self.trial.until_s:
-            self._expire_trial()
+        self._slot_writer.tick(now_s)
         self.trial.tick(now_s)
-        if self.next is not None and now_s > self.next.started_s + self.next.load_s_max:
-            release, after_s = self.next.version.release, self.next.load_s_max
-            self.next.kill(now_s, EngineFailed(f"release {release} did not load within {after_s:.0f} s"))
-        for worker in self._ending:
-            if worker.stop_by_s is not None and now_s > worker.stop_by_s:
-                worker.kill(now_s)
+        self.workers.tick(now_s)
         if self._watchdog.due_s is not None and now_s >= self._watchdog.due_s:
-            self._look(now_s)
+            serving = self.workers.serving
+            if serving is not None and self._watchdog.check(serving, now_s) and self.workers.loading is None:
+                self._recycle(serving, now_s)
+            self._watchdog.plan(self.workers.serving, self._clock())
 
     def due_s(self) -> float | None:
-        """When `tick` has something to do next, on `clock`; None for never."""
-        times = [self._restart_at_s, self._room_at_s, self.trial.due_s, self._watchdog.due_s, self._give_up_at_s]
-        times += (
-            [self.next.started_s + self.next.load_s_max] if self.next is not None and not self.next.killed_at_s else []
+        """Return when `tick` is due next, on `clock`; None for never."""
+        times = (
+            self._sync_at_s,
+            self._slot_writer.due_s(),
+            self.trial.due_s,
+            self.workers.due_s(),
+            self._watchdog.due_s,
         )
-        times += [worker.stop_by_s for worker in self._ending if not worker.killed_at_s]
-        return min((t for t in times if t is not None), default=None)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def unload(self, reason: str) -> None:
-        """Give this model's memory to another; it is loaded again when somebody asks for it."""
-        worker = self.current
-        if worker is None:
-            return
-        self._retire(worker)
-        self.current, self._demanded = None, False
-        self._notify("unloaded", self.model, {"release": worker.version.release, "reason": reason})
+        """Release this model's memory for another; it loads again when a client asks for it."""
+        worker = self.workers.serving
+        if worker is not None:
+            self.workers.retire()
+            self._wanted = False
+            self._enter(Event.UNLOAD)
+            self._report("unloaded", self.model, {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
-        """The daemon stops: every worker answers what it has and refuses the rest."""
-        self._stopped = True
-        self._abandon_next()  # it loads and hears nothing; nobody is connected to it
-        if self.current is not None:
-            self.current.stop(final=True, now_s=self._clock())
-            self._ending.append(self.current)
-        self.current = None
-        self._forget_restart()
-        self.trial.until_s = self._watchdog.due_s = None
+        """Stop with the daemon: every worker answers what it has and refuses the rest."""
+        self._enter(Event.STOP)
+        self.workers.abandon()  # no client is connected to a worker that loads
+        self.workers.retire(final=True)
+        self._sync_at_s = self._room_until_s = self._watchdog.due_s = None
+        self._slot_writer.clear()
+        self.trial.stop()
         self._settle(Unavailable("the daemon is stopping"))
 
     @property
-    def workers(self) -> list[WorkerProcess]:
-        return [w for w in (self.current, self.next, *self._ending) if w is not None]
-
-    @property
-    def busy(self) -> bool:
-        """Whether an engine run is under way."""
-        return any(worker.page.running_since_s() is not None for worker in self.workers)
-
-    @property
     def settled(self) -> bool:
-        """Whether nothing is on its way up."""
-        return self.next is None and self._room_at_s is None
-
-    def stuck(self) -> bool:
-        """Whether a worker has outlived its kill: then this daemon cannot help itself."""
-        return any(w.killed_at_s is not None and self._clock() - w.killed_at_s > STUCK_S for w in self.workers)
+        """Whether the first version has loaded, or will not soon."""
+        return self._state not in (ModelState.LOADING, ModelState.SWAPPING, ModelState.WAITING)
 
     @property
-    def state(self) -> ServingState:
-        if self.current is not None:
-            return ServingState.DEGRADED if self.current.loaded and self.current.loaded.degraded else ServingState.READY
-        if self.next is not None:
-            return ServingState.LOADING
-        if self._room_at_s is not None:
-            return ServingState.WAITING
-        if self._restart_at_s is not None:
-            return ServingState.QUARANTINED if self._crashes.too_many else ServingState.RESTARTING
-        if self.fault is not None:
-            return ServingState.FAILED
-        return ServingState.STOPPED if self._demanded else ServingState.UNLOADED
+    def state(self) -> str:
+        """The state as `edgertd status` shows it."""
+        if self._state in (ModelState.SERVING, ModelState.SWAPPING):
+            worker = self.workers.serving
+            return "degraded" if worker and worker.loaded and worker.loaded.degraded else "ready"
+        return str(self._state.value)
 
     def status(self) -> ServingStatus:
-        """Return what `edgertd status` shows of this model's serving."""
-        worker = self.current
+        worker, loading = self.workers.serving, self.workers.loading
+        fault, restart_in_s = self.fault or self.trial.fault, self._restart_in_s()
         return ServingStatus(
-            state=self.state.value,
-            fault=None if self.fault is None else self.fault.message,
-            loading=None if self.next is None else self.next.doing or None,
+            state=self.state,
+            fault=None if fault is None else fault.message,
+            loading=None if loading is None else loading.progress or None,
             crashes=self._crashes.in_a_row,
-            retry_s=None if self._restart_at_s is None else round(max(0.0, self._restart_at_s - self._clock()), 1),
+            retry_s=None if restart_in_s is None else round(restart_in_s, 1),
             pinned=self.pinned,
             trial=self.trial.status(),
             pid=None if worker is None else worker.process.pid,
@@ -279,22 +233,22 @@ class ModelService:
     # --- loading ------------------------------------------------------------------------------
 
     def _bring_up(self, slots: SlotState, version: Version) -> None:
-        """Load `version`, if it is wanted now and there is room."""
-        if not (self._demanded or self.trial.under_way or self.current is not None):
+        """Load `version` if a client wants it and there is memory."""
+        if not (self._wanted or self.trial.in_progress or self.workers.serving is not None):
+            self._enter(Event.FAIL if self.fault else Event.NOT_WANTED)
             self._settle(None)
             return
-        self._crashes.tries(version.digest)
-        self._restart_at_s = None
+        self._crashes.starts(version.digest)
+        self._sync_at_s = None
         try:
             admitted = self._admit(self, slots)
         except EdgeRTError as error:  # it is larger than the whole budget
-            self._refused_for_good(version, error)
+            self._refuse(version, error)
             return
         if not admitted:
             self._wait_for_room(version)
             return
-        self._room_at_s = self._room_until_s = None
-        self.fault = None
+        self._room_until_s = self.fault = None
         self._start(slots, version)
 
     def _start(self, slots: SlotState, version: Version) -> None:
@@ -308,204 +262,191 @@ class ModelService:
             "previous": None if previous is None else (os.fspath(previous[0]), previous[1]),
         }
         try:
-            self.next = WorkerProcess.start(order, version, self._clock())
-            self.next.load_s_max = LOAD_S_MAX
-        except OSError as error:  # no memory, no process: as any other end of a worker
+            worker = self.workers.start(order, version)
+        except OSError as error:  # no memory or no processes: like any other end of a worker
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), stable=False)
             return
-        self._watch(self, self.next)
+        self._enter(Event.STARTED)
+        self._watch(self, worker)
 
-    def _demand(self) -> None:
-        """Somebody asks for a model that is not loaded."""
-        if self._room_until_s is not None:
-            self._room_until_s = self._clock() + ROOM_S_MAX
-        if self._demanded or self._stopped:
-            return
-        self._demanded = True
-        self.sync()
-
-    def _wait_for_room(self, version: Version) -> None:
-        now_s = self._clock()
-        if self._room_until_s is None:
-            self._room_until_s = now_s + ROOM_S_MAX
-        if now_s < self._room_until_s:
-            self._room_at_s = now_s + ROOM_RETRY_S
-            return
-        self._refused_for_good(version, Overloaded("other models hold the memory and are in use", retry_after_s=1.0))
-
-    def _refused_for_good(self, version: Version, fault: EdgeRTError) -> None:
-        """There is no room, or there never will be: whoever asks next asks anew."""
-        self._room_at_s = self._room_until_s = None
-        self._demanded = self.pinned
-        told = self.fault is not None and self.fault.message == fault.message
-        if not isinstance(fault, Overloaded):
-            self.fault = fault
-        if self._ends_trial(version, fault):
-            return
-        if not told:
-            self._notify("no_room", self.model, {"release": version.release, "reason": fault.message})
-        self._settle(fault)
-
-    def _switch_to(self, worker: WorkerProcess) -> None:
-        old, self.current, self.next = self.current, worker, None
-        worker.state, worker.started_s = WorkerState.READY, self._clock()
-        worker.connected_at_s = self._clock()
+    def _switch(self) -> None:
+        """Let the worker that loaded serve."""
+        self.workers.switch()
+        worker = self.workers.serving
+        assert worker is not None
+        self._enter(Event.LOADED)
         self.fault = None
-        self._retire(old)
         self._watchdog.plan(worker, self._clock())
         engine = worker.loaded and worker.loaded.engine
-        self._notify("serving", self.model, {"release": worker.version.release, "engine": engine})
+        self._report("serving", self.model, {"release": worker.version.release, "engine": engine})
         self._settle(None)
         self.trial.begin(worker)
 
-    def _retire(self, worker: WorkerProcess | None) -> None:
-        if worker is not None:
-            worker.stop(final=False, now_s=self._clock())
-            self._ending.append(worker)
+    def _abandon(self) -> None:
+        self.workers.abandon()
+        self._enter(Event.LOAD_ENDED)
 
-    def _abandon_next(self) -> None:
-        if self.next is not None:
-            self.next.kill(self._clock())
-            self._ending.append(self.next)
-            self.next = None
-
-    # --- looking after the worker that serves ---------------------------------------------------
-
-    def _look(self, now_s: float) -> None:
-        """See to it that no run lasts for ever and that the memory stays within its limits."""
-        if self.current is not None and self._watchdog.look(self.current, now_s) and self.next is None:
-            self._recycle(self.current, now_s)
-        self._watchdog.plan(self.current, self._clock())
+    def _stop_serving(self) -> None:
+        """No version is live."""
+        self.workers.retire()
+        self._sync_at_s = self._room_until_s = None
+        self._enter(Event.NOTHING_LIVE)
+        if self.fault is not None:  # the only version failed
+            self._enter(Event.FAIL)
+        self._settle(None)
 
     def _recycle(self, worker: WorkerProcess, now_s: float) -> None:
-        """Load the same version beside it; the switch that follows is the same as to a new version."""
+        """Load the version that serves once more and switch to it."""
         try:
             slots = self.store.read()
             active = slots.live
             if active is None or active.digest != worker.version.digest or not self._admit(self, slots):
                 return
         except EdgeRTError:
-            return  # the next look tries again
+            return  # the next check tries again
         self._watchdog.recycled(now_s)
         fields = {"release": active.release, "memory_mb": round(worker.mb, 1), "limit_mb": self.config.worker_mb_max}
-        self._notify("recycled", self.model, fields)
+        self._report("recycled", self.model, fields)
         self._start(slots, active)
 
-    # --- when one ends ------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------
 
-    def _ends_trial(self, version: Version, fault: EdgeRTError, told: dict[str, Any] | None = None) -> bool:
-        """Whether the version that failed was on trial; then it is rolled back. `told` is for the event."""
-        try:
-            slots = self.store.read()
-            active = slots.live
-            if slots.state not in ON_TRIAL or active is None or active.digest != version.digest:
-                return False
-            if not self.store.fail_trial(version.digest, fault.message):  # a command has ended it meanwhile
-                return False
-        except (SlotsBusy, StorageFailed) as error:  # nothing was rolled back, so nothing else may be started
+    def _demand(self) -> None:
+        """Load the model for a client that asks for it."""
+        if self._room_until_s is not None:
+            self._room_until_s = self._clock() + ROOM_S_MAX
+        if self._state is ModelState.UNLOADED or not self._wanted:
+            self._wanted = True
+            self.sync()
+
+    def _wait_for_room(self, version: Version) -> None:
+        now_s = self._clock()
+        self._room_until_s = self._room_until_s or now_s + ROOM_S_MAX
+        if now_s < self._room_until_s:
+            self._sync_at_s = now_s + ROOM_RETRY_S
+            self._enter(Event.NO_ROOM)
+        else:
+            self._refuse(version, Overloaded("other models hold the memory and are in use", retry_after_s=1.0))
+
+    def _refuse(self, version: Version, fault: EdgeRTError) -> None:
+        """Do not load `version` until the next client asks."""
+        self._room_until_s = None
+        self._wanted = self.pinned
+        known = self.fault is not None and self.fault.message == fault.message
+        if not isinstance(fault, Overloaded):
             self.fault = fault
-            self._give_up_later(version.digest, error)
-            return True
-        except TransitionRefused:  # there is nothing to go back to
-            return False
-        self._roll_back_done(version, fault, told)
-        return True
-
-    def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
-        self._crashes.add(version.digest, stable=stable)
-        self.fault = fault
-        self._notify("crashed", self.model, {"reason": fault.message, "crashes": self._crashes.in_a_row})
-        if self.next is not None:  # a new version is on its way up already
+        self._enter(Event.FAIL if self.fault else Event.NOT_WANTED)
+        if self._on_trial(version):
+            self._roll_back(version, fault)
             return
-        if self.current is not None:  # what serves goes on; what did not load is tried again
-            self._settle(fault)
-        elif self._crashes.too_many:
-            self._give_up()
-            return
-        self._restart_at_s = self._clock() + self._crashes.pause_s
-
-    def _give_up(self) -> None:
-        """Go back to the good version before; where there is none that may be trusted, into quarantine."""
-        self._give_up_at_s = None
-        self._giving_up, giving_up = "", self._giving_up
-        fault = self.fault or EngineFailed(f"model {self.model} keeps failing")
-        try:
-            slots = self.store.read()
-            failed, spare = slots.live, slots.spare
-            if failed is None or giving_up not in ("", failed.digest):  # a command was faster
-                return
-            trusted = spare is not None and spare.good and self._crashes.trusted(spare.digest)
-            if not trusted and slots.state not in ON_TRIAL:
-                self._quarantine(fault)
-                return
-            self.store.rollback(wait=False, reason=fault.message)
-        except (SlotsBusy, StorageFailed) as error:
-            self._give_up_later(giving_up, error)
-            return
-        except EdgeRTError:
-            self._quarantine(fault)
-            return
-        self._crashes.give_up(failed.digest)
-        self._roll_back_done(failed, fault)
-
-    def _give_up_later(self, digest: str, why: EdgeRTError) -> None:
-        """The slots could not be changed now, by a busy lock or a full disk: try until they can.
-
-        It is the version `digest` that is to go, "" for the one that is live then.
-        """
-        self._giving_up = digest
-        self._give_up_at_s = self._clock() + retry_s(why)
-        self._settle(self.fault or why)
-
-    def _quarantine(self, fault: EdgeRTError) -> None:
-        pause_s, crashes = self._crashes.quarantine_s, self._crashes.in_a_row
-        self._restart_at_s = self._clock() + pause_s
-        self._notify("quarantined", self.model, {"reason": fault.message, "crashes": crashes, "retry_s": pause_s})
+        if not known:
+            self._report("no_room", self.model, {"release": version.release, "reason": fault.message})
         self._settle(fault)
 
-    def _expire_trial(self) -> None:
-        try:
-            reason = self.trial.expire()
-        except EdgeRTError as error:  # a trial that is over must end: it is tried again
-            self.fault = None if isinstance(error, SlotsBusy) else error
+    # --- failures -----------------------------------------------------------------------------
+
+    def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
+        """Restart, roll back or quarantine a version whose worker ended."""
+        self._crashes.add(version.digest, stable=stable)
+        self.fault = fault
+        self._report("crashed", self.model, {"reason": fault.message, "crashes": self._crashes.in_a_row})
+        if self.workers.loading is not None:
             return
+        if self._crashes.too_many and not self._serves:
+            self._roll_back(version, fault)
+            return
+        if self._serves:
+            self._settle(fault)
+        self._enter(Event.RETRY)
+        self._sync_at_s = self._clock() + self._crashes.pause_s
+
+    def _roll_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None) -> None:
+        """Roll back from `version`, now or once the slots can be changed. `fields` are added to the event."""
+        change = partial(self._roll_back_now, version, fault, fields or {})
+        prevented = self._slot_writer.attempt("roll back", change)
+        if prevented is not None:
+            self.fault = fault
+            self._settle(fault)
+
+    def _roll_back_now(self, version: Version, fault: EdgeRTError, fields: dict[str, Any]) -> None:
+        slots = self.store.read()
+        live, spare = slots.live, slots.spare
+        if live is None or live.digest != version.digest:  # a command was faster
+            return
+        try:
+            if slots.state in ON_TRIAL:
+                if not self.store.fail_trial(version.digest, fault.message):
+                    return
+            elif spare is not None and spare.good and self._crashes.trusts(spare.digest):
+                self.store.rollback(wait=False, reason=fault.message)
+            else:
+                self._quarantine(fault)
+                return
+        except TransitionRefused:
+            self._quarantine(fault)
+            return
+        self._crashes.distrust(version.digest)
+        self._rolled_back(version, fault, fields)
+
+    def _trial_expired(self, version: Version | None, reason: str | None) -> None:
+        """Follow the slots after a trial ran out; `reason` is None if a command ended it before."""
         if reason is None:
             self.sync()
-            return
-        version = self.current.version if self.current is not None else None
-        self._roll_back_done(version, DeviceError(reason))
+        else:
+            self._rolled_back(version, DeviceError(reason), {})
 
-    def _roll_back_done(self, version: Version | None, fault: EdgeRTError, told: dict[str, Any] | None = None) -> None:
+    def _rolled_back(self, version: Version | None, fault: EdgeRTError, fields: dict[str, Any]) -> None:
         release = None if version is None else version.release
-        self.trial.forget_watch()
-        self._notify("rolled_back", self.model, {"release": release, "reason": fault.message, **(told or {})})
+        self.trial.forget()
+        self._report("rolled_back", self.model, {"release": release, "reason": fault.message, **fields})
         self._settle(fault)
         self.sync()
 
-    def _forget_restart(self) -> None:
-        self._restart_at_s = self._room_at_s = self._room_until_s = None
+    def _quarantine(self, fault: EdgeRTError) -> None:
+        pause_s, crashes = self._crashes.pause_s, self._crashes.in_a_row
+        self._sync_at_s = self._clock() + pause_s
+        self._enter(Event.QUARANTINE)
+        self._report("quarantined", self.model, {"reason": fault.message, "crashes": crashes, "retry_s": pause_s})
+        self._settle(fault)
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def _enter(self, event: Event) -> None:
+        self._state = step(self._state, event)
+
+    @property
+    def _serves(self) -> bool:
+        return self.workers.serving is not None
+
+    def _on_trial(self, version: Version) -> bool:
+        """Return whether `version` is on trial, also when the slots cannot be read: then nothing may be started."""
+        try:
+            slots = self.store.read()
+        except EdgeRTError:
+            return True
+        active = slots.live
+        return slots.state in ON_TRIAL and active is not None and active.digest == version.digest
 
     def _settle(self, error: EdgeRTError | None) -> None:
         waiting, self._waiting = self._waiting, []
         for settled in waiting:
             settled(error)
 
+    def _restart_in_s(self) -> float | None:
+        if self._sync_at_s is None or self._room_until_s is not None:
+            return None
+        return max(0.0, self._sync_at_s - self._clock())
+
     def _unavailable(self) -> EdgeRTError:
-        if self._stopped:
-            return ShuttingDown("the daemon is stopping", retry_after_s=1.0)
-        state, left_s = self.state, None
-        if self._restart_at_s is not None:
-            left_s = max(LOADING_RETRY_S, self._restart_at_s - self._clock())
-        if state in (ServingState.STOPPED, ServingState.UNLOADED) and not self._is_active():
-            return ModelNotFound(f"model {self.model} is not active; deploy it")
-        return unavailable(self.model, state, self.fault, self._crashes.in_a_row, left_s)
-
-    def _is_active(self) -> bool:
-        try:
-            return self.store.read().live is not None
-        except EdgeRTError:
-            return False
+        restart_in_s = self._restart_in_s()
+        return unavailable(
+            self.model,
+            self._state,
+            self.fault,
+            self._crashes.in_a_row,
+            None if restart_in_s is None else max(RETRY_S, restart_in_s),
+        )
 
 
-def _how(code: int) -> str:
+def _end(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

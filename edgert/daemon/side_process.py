@@ -1,7 +1,7 @@
-"""A process that the supervisor keeps up beside the workers: the telemetry forwarder, the HTTP server.
+"""A process beside the workers: the telemetry forwarder or the HTTP server.
 
-Nothing on the local socket waits for one, so it is started again after a pause that grows while it keeps ending
-soon. Its standard input is a pipe whose other end the supervisor alone holds: it closes when the supervisor dies.
+No request on the local socket waits for it, so the supervisor restarts it after a growing pause. Its standard input is
+a pipe that closes when the supervisor dies; then the process ends too.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from edgert.backoff import Backoff, doubling
+
 PAUSE_S_MIN = 5.0
 PAUSE_S_MAX = 300.0
-STABLE_S = 60.0  # a process that lived this long makes its predecessors' ends forgotten
-LOOK_S = 5.0  # between two looks where the kernel has no pidfd (before 5.3)
+STABLE_S = 60.0  # a process that ran this long makes earlier ends forgotten
+CHECK_S = 5.0  # between checks where the kernel has no pidfd (before 5.3)
 STOP_S_MAX = 5.0
 
 
 class SideProcess:
-    """Runs `command` until `stop`. `say` logs a line; `clock` is monotonic seconds.
+    """Keeps `command` running until `stop`. `clock` is monotonic seconds.
 
-    All methods run on the supervisor's thread, which hears of an end through `selector` or, without a pidfd, `tick`.
+    All methods run on the supervisor's thread. It learns of an end through `selector` or, without a pidfd, `tick`.
     """
 
     def __init__(
@@ -30,24 +32,24 @@ class SideProcess:
         name: str,
         command: Sequence[str],
         selector: selectors.BaseSelector,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name, self._command, self._selector, self._say, self._clock = name, command, selector, say, clock
+        self._name, self._command, self._selector, self._log, self._clock = name, command, selector, log, clock
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._began_s = 0.0
-        self._pause_s = PAUSE_S_MIN
+        self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), STABLE_S, clock)
         self._due_s: float | None = None
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None between two lives."""
+        """The process id; None while no process runs."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it; where that fails, try again later."""
-        self._due_s, self._began_s = None, self._clock()
+        """Start the process, or try again later if that fails."""
+        self._due_s = None
+        self._backoff.started()
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         except OSError as error:  # no memory, no process
@@ -55,12 +57,12 @@ class SideProcess:
             return
         try:
             self._pidfd = os.pidfd_open(self._process.pid)
-            self._selector.register(self._pidfd, selectors.EVENT_READ, self._look)
+            self._selector.register(self._pidfd, selectors.EVENT_READ, self._check)
         except (AttributeError, OSError):
-            self._due_s = self._clock() + LOOK_S
+            self._due_s = self._clock() + CHECK_S
 
     def due_s(self) -> float | None:
-        """When `tick` has something to do, on `clock`; None for not before it ends."""
+        """Return when `tick` is due, on `clock`; None while there is nothing to do."""
         return self._due_s
 
     def tick(self, now_s: float) -> None:
@@ -69,10 +71,10 @@ class SideProcess:
         if self._process is None:
             self.start()
         else:
-            self._look()
+            self._check()
 
     def stop(self) -> None:
-        """Ask it to end, and see that it does."""
+        """End the process for good."""
         process, self._due_s = self._process, None
         if process is None:
             return
@@ -84,25 +86,22 @@ class SideProcess:
             process.wait()
         self._forget()
 
-    def _look(self) -> None:
-        assert self._process is not None  # a process that is gone is not looked at
+    def _check(self) -> None:
+        assert self._process is not None  # the callers check a running process only
         code = self._process.poll()
         if code is None:
-            self._due_s = self._clock() + LOOK_S
+            self._due_s = self._clock() + CHECK_S
             return
         self._forget()
         self._plan_restart(f"ended with {code}")
 
     def _plan_restart(self, what: str) -> None:
-        now_s = self._clock()
-        if now_s - self._began_s > STABLE_S:
-            self._pause_s = PAUSE_S_MIN
-        self._say(f"{self._name} {what}; it is started again in {self._pause_s:.0f} s")
-        self._due_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        pause_s = self._backoff.failed()
+        self._log(f"{self._name} {what}; next start in {pause_s:.0f} s")
+        self._due_s = self._clock() + pause_s
 
     def _forget(self) -> None:
-        assert self._process is not None  # the callers have looked
+        assert self._process is not None  # the callers check a running process only
         if self._pidfd >= 0:
             self._selector.unregister(self._pidfd)
             os.close(self._pidfd)

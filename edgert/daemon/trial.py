@@ -1,153 +1,163 @@
-"""A model's trial: how long it may last, the limits that are watched meanwhile, and the word that it kept them."""
+"""The trial of one model: when it ends, and what follows from its limits.
+
+`Trial` follows the slots, begins a `TrialWatch` where the trial has limits, and acts on what the watch found: it keeps
+the version, waits for the host, or has it rolled back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from edgert.checks.status import TrialStatus
-from edgert.daemon.model_state import LOADING_RETRY_S
-from edgert.daemon.trial_watch import TrialWatch, flat
+from edgert.daemon.slot_writer import SlotWriter
+from edgert.daemon.trial_watch import TrialWatch, event_fields
 from edgert.daemon.worker_process import WorkerProcess
-from edgert.errors import EdgeRTError, HealthCheckFailed, SlotsBusy, StorageFailed
+from edgert.errors import EdgeRTError, HealthCheckFailed, StorageFailed, TransitionRefused
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, Version
 
-BUSY_RETRY_S = 1.0
-STORAGE_RETRY_S = 5.0
-
 
 class Trial:
-    """Of one model. `go_back` ends the trial of a version (version, why, fields for the event); `tell` reports.
+    """All methods run on the supervisor's thread.
 
-    `until_s` is when the trial runs out, on `clock`. All methods run on the supervisor's one thread.
+    `roll_back` ends the trial of a version (version, reason, fields of the event); `expired` follows a trial that ran
+    out (version, and the reason, or None if a command ended it before); `report` reports an event. `ends_at_s` is on `clock`.
     """
 
     def __init__(
         self,
         model: str,
         store: SlotStore,
+        slot_writer: SlotWriter,
         clock: Callable[[], float],
-        go_back: Callable[[Version, EdgeRTError, dict[str, Any] | None], bool],
-        tell: Callable[[str, str, dict[str, Any]], None],
+        roll_back: Callable[[Version, EdgeRTError, dict[str, Any]], object],
+        expired: Callable[[Version | None, str | None], None],
+        report: Callable[[str, str, dict[str, Any]], None],
     ) -> None:
-        self._model, self._store, self._clock, self._go_back, self._tell = model, store, clock, go_back, tell
-        self.under_way = False
-        self.until_s: float | None = None
+        self._model, self._store, self._slot_writer, self._clock = model, store, slot_writer, clock
+        self._roll_back, self._expired, self._report = roll_back, expired, report
+        self.in_progress = False
+        self.ends_at_s: float | None = None
+        self.fault: EdgeRTError | None = None  # why a trial that is over could not be ended yet
         self._watch: TrialWatch | None = None
-        self._judged: TrialStatus | None = None  # what the last watch found
-        self._to_watch: WorkerProcess | None = None  # once the slots can be changed
-        self._begin_at_s = 0.0
+        self._last: TrialStatus | None = None  # what the last watch found
+        self._unwatched: WorkerProcess | None = None  # its watch begins once the slots can be changed
+
+    def follow(self, slots: SlotState) -> None:
+        """Follow what the slots say of a trial."""
+        self.ends_at_s = None
+        self.in_progress = slots.state in ON_TRIAL
+        active = slots.live
+        if not self.in_progress or (self._watch and active and self._watch.worker.version.digest != active.digest):
+            self._watch = None
+        if not self.in_progress:
+            self._unwatched = self.fault = None
+        elif slots.trial is not None:
+            self.ends_at_s = self._clock() + slots.trial.left_s(self._store.clock)
+
+    def begin(self, worker: WorkerProcess) -> None:
+        """Watch the limits from now on, if `worker` serves a version whose trial has some."""
+        self._watch, self._unwatched = None, worker
+        try:
+            self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
+        except EdgeRTError as error:  # the trial runs out, as nothing can keep the version
+            self._unwatched = None
+            log(f"model {self._model}: its limits are not watched: {error.message}")
+
+    def watches(self, worker: WorkerProcess) -> bool:
+        """Return whether the limits are watched on `worker`, or will be."""
+        return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
+
+    def received(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Take a worker's message about its figures."""
+        if self._watch is not None and worker is self._watch.worker:
+            self._watch.received(message, self._clock())
+            self._conclude(self._watch)
+
+    def count_golden(self, samples: int) -> None:
+        """Count golden samples that a command asked, which are not requests of apps."""
+        if self._watch is not None:
+            self._watch.count_golden(samples)
+
+    def forget(self) -> None:
+        """Stop watching a version that was rolled back."""
+        self._watch = self._unwatched = self.fault = None
+
+    def stop(self) -> None:
+        """Let the trial run on without this daemon."""
+        self.forget()
+        self.ends_at_s = None
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        if self.ends_at_s is not None and now_s >= self.ends_at_s:
+            self.ends_at_s = None
+            error = self._slot_writer.attempt("end the trial", self._expire)
+            self.fault = error if isinstance(error, StorageFailed) else None
+        if self._watch is not None and self._watch.due_s is not None and now_s >= self._watch.due_s:
+            self._watch.tick(now_s)
+            self._conclude(self._watch)
 
     @property
     def due_s(self) -> float | None:
-        """When there is something to do next."""
-        times = [self.until_s, None if self._watch is None else self._watch.due_s]
-        times.append(None if self._to_watch is None else self._begin_at_s)
-        return min((t for t in times if t is not None), default=None)
-
-    def follow(self, slots: SlotState) -> None:
-        """What the slots now say of a trial."""
-        self.until_s = None
-        self.under_way = slots.state in ON_TRIAL
-        active = slots.live
-        watch = self._watch
-        if not self.under_way or (watch and active and watch.worker.version.digest != active.digest):
-            self._watch = None
-        if not self.under_way:
-            self._to_watch = None
-        if self.under_way and slots.trial is not None:
-            self.until_s = self._clock() + slots.trial.left_s(self._store.clock)
-
-    def begin(self, worker: WorkerProcess) -> None:
-        """Watch the trial's limits from now on, where it has some and `worker` is what is on trial."""
-        self._watch = self._to_watch = None
-        try:
-            slots = self._store.read()
-            active, limits = slots.live, slots.limits
-            if limits is None or limits.passed or active is None or active.digest != worker.version.digest:
-                return
-            if not self._store.start_watch():
-                self._go_back(active, HealthCheckFailed(CUT_OFF), None)
-                return
-        except (SlotsBusy, StorageFailed) as error:  # a busy lock or a full disk: the version serves all the same
-            self._to_watch, self._begin_at_s = worker, self._clock() + retry_s(error)
-            return
-        except EdgeRTError as error:  # the trial ends by itself, as nobody can keep it
-            log(f"model {self._model}: its limits are not watched: {error.message}")
-            return
-        self._watch = TrialWatch(limits, worker, self._clock())
-
-    def watches(self, worker: WorkerProcess) -> bool:
-        """Whether the trial's limits are watched on `worker`, or are about to be."""
-        return worker is self._to_watch or (self._watch is not None and worker is self._watch.worker)
-
-    def heard(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """A worker told figures."""
-        if self._watch is not None and worker is self._watch.worker:
-            self._watch.heard(message, self._clock())
-            self._heed()
-
-    def checked(self, samples: int) -> None:
-        """So many golden samples were asked by a command."""
-        if self._watch is not None:
-            self._watch.checked(samples)
-
-    def tick(self, now_s: float) -> None:
-        """Do what is due by now; the end of the trial is `expire`'s."""
-        if self._to_watch is not None and now_s >= self._begin_at_s:
-            self.begin(self._to_watch)
-        if self._watch is not None and now_s >= self._watch.due_s:
-            self._watch.tick(now_s)
-            self._heed()
-
-    def expire(self) -> str | None:
-        """End a trial that ran out, in the slots: why; None where it had ended already.
-
-        Raises SlotsBusy or what the disk does; then it is tried again at `until_s`.
-        """
-        self.until_s = None
-        try:
-            reason = self._store.read().why_expired(self._store.clock)
-            return reason if self._store.expire_trial(wait=False) else None
-        except EdgeRTError as error:
-            self.until_s = self._clock() + (BUSY_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S)
-            raise
-
-    def forget_watch(self) -> None:
-        """The version went back."""
-        self._watch = self._to_watch = None
+        """When `tick` is due, on `clock`; None for never."""
+        times = [self.ends_at_s, None if self._watch is None else self._watch.due_s]
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return how the limits are watched, or how the last watch ended; None where there was none."""
-        return self._judged if self._watch is None else self._watch.status(self._clock())
+        """Return how the limits are watched, or what the last watch found; None where there was none."""
+        return self._last if self._watch is None else self._watch.status(self._clock())
 
-    def _heed(self) -> None:
-        """Keep the version, wait for the host's word, or go back, once the limits have been judged."""
-        watch = self._watch
-        if watch is None or not watch.over:
+    def _begin(self, worker: WorkerProcess) -> None:
+        if worker is not self._unwatched:
             return
-        self._watch, self._judged = None, watch.status(self._clock())
+        slots = self._store.read()
+        active, limits = slots.live, slots.limits
+        wanted = limits is not None and not limits.passed and active is not None
+        if not wanted or active is None or limits is None or active.digest != worker.version.digest:
+            self._unwatched = None
+            return
+        begun = self._store.start_watch()
+        self._unwatched = None
+        if begun:
+            self._watch = TrialWatch(limits, worker, self._clock())
+        else:
+            self._roll_back(active, HealthCheckFailed(CUT_OFF), {})
+
+    def _conclude(self, watch: TrialWatch) -> None:
+        """Act on what the watch found, once."""
+        if not watch.over or watch.concluded:
+            return
+        watch.concluded = True
+        self._last = watch.status(self._clock())
         release, watched_s = watch.worker.version.release, watch.watched_s(self._clock())
-        told = {"release": release, "watched_s": round(watched_s, 1), **flat(watch.readings)}
+        fields = {"release": release, "watched_s": round(watched_s, 1), **event_fields(watch.readings)}
         if watch.finding is not None:
-            reason = f"{watch.finding.message}; watched for {watched_s:.0f} s"
+            self._watch = None
             broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
-            self._go_back(watch.worker.version, HealthCheckFailed(reason), {**told, **broke})
+            reason = HealthCheckFailed(f"{watch.finding.message}; watched for {watched_s:.0f} s")
+            self._roll_back(watch.worker.version, reason, {**fields, **broke})
+        else:
+            self._slot_writer.attempt("pass the limits", partial(self._pass, watch, fields))
+
+    def _pass(self, watch: TrialWatch, fields: dict[str, Any]) -> None:
+        if watch is not self._watch:
             return
         try:
-            after = self._store.pass_limits(watch.worker.version.digest)
-        except EdgeRTError as error:
-            if not isinstance(error, (SlotsBusy, StorageFailed)):  # somebody ended the trial meanwhile
-                return
-            self._watch = watch  # a busy lock or a full disk: the next turn tries again
-            watch.try_later(self._clock() + retry_s(error))
+            slots = self._store.pass_limits(watch.worker.version.digest)
+        except TransitionRefused:  # a command has ended the trial
+            self._watch = None
             return
-        self.follow(after)
-        self._tell("kept" if watch.limits.unattended else "limits_held", self._model, told)
+        self._watch = None
+        self.follow(slots)
+        self._report("kept" if watch.limits.unattended else "limits_held", self._model, fields)
 
-
-def retry_s(error: EdgeRTError) -> float:
-    """How long to wait where the slots could not be changed: a busy lock is free soon, a full disk is not."""
-    return LOADING_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S
+    def _expire(self) -> None:
+        slots = self._store.read()
+        reason = slots.why_expired(self._store.clock)
+        ended = self._store.expire_trial(wait=False)
+        self.fault = None
+        self._expired(slots.live, reason if ended else None)

@@ -1,4 +1,4 @@
-"""Looking after the worker that serves: no engine run lasts for ever, and its memory stays within its limit."""
+"""Limits the run time and the memory of the worker that serves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from edgert.config import ServingConfig
 from edgert.daemon.worker_process import WorkerProcess
 from edgert.errors import EngineFailed
 
-LOOK_S_MAX = 30.0  # between two looks at a worker; runs are timed exactly all the same
-MEMORY_LOOK_S = 2.0  # where a worker's memory is limited
-MEMORY_HARD_SHARE = 1.25  # of the limit: from here the worker is killed, not replaced
+CHECK_S_MAX = 30.0  # between checks of a worker; the length of a run is exact all the same
+MEMORY_CHECK_S = 2.0  # while a worker's memory is limited
+MEMORY_HARD_SHARE = 1.25  # of the limit: a worker beyond it is killed instead of replaced
 RECYCLE_PAUSE_S = 60.0
 
 
 class Watchdog:
-    """Of one model's workers, one after the other. `due_s` is when to look next, on the supervisor's clock."""
+    """Watches one model's workers, one after the other. The next check is due at `due_s`, on the supervisor's clock."""
 
     def __init__(self, config: ServingConfig) -> None:
         self.due_s: float | None = None
@@ -22,20 +22,18 @@ class Watchdog:
         self._recycled_at_s: float | None = None
 
     def plan(self, worker: WorkerProcess | None, now_s: float) -> None:
-        """Set the next look. The times are multiples of the period, so that many models cost one waking."""
+        """Set the next check, at a multiple of the period, so that many models cost one wake-up."""
         if worker is None:
             self.due_s = None
             return
-        period_s = min(self._run_s_max, LOOK_S_MAX, MEMORY_LOOK_S if self._config.worker_mb_max else LOOK_S_MAX)
+        period_s = min(self._run_s_max, CHECK_S_MAX, MEMORY_CHECK_S if self._config.worker_mb_max else CHECK_S_MAX)
         self.due_s = (now_s // period_s + 1) * period_s
         since = worker.page.running_since_s()
         if since is not None and worker.killed_at_s is None:
             self.due_s = max(now_s, min(self.due_s, since + self._run_s_max)) + 0.001
 
-    def look(self, worker: WorkerProcess, now_s: float) -> bool:
-        """Kill a worker that is beyond its limits. Whether it has outgrown its memory so far that another is to
-        take its place.
-        """
+    def check(self, worker: WorkerProcess, now_s: float) -> bool:
+        """Kill a worker that is beyond its limits; return whether its memory calls for a replacement."""
         if self._runs_too_long(worker, now_s):
             return False
         limit_mb = self._config.worker_mb_max
@@ -47,7 +45,7 @@ class Watchdog:
         return self._recycled_at_s is None or now_s - self._recycled_at_s > RECYCLE_PAUSE_S
 
     def recycled(self, now_s: float) -> None:
-        """Another worker is on its way up: the one that serves is not replaced again so soon."""
+        """Note that a replacement loads: the next one comes after a pause."""
         self._recycled_at_s = now_s
 
     def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""A worker as the supervisor holds it: the process, our end of its channel, its run page."""
+"""A worker process: its channel, its run page, and what the daemon knows of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
-EXIT_S_MAX = 1.0  # from the end of its channel to the end of the process
+EXIT_S_MAX = 1.0  # from the end of the channel to the end of the process
 
 
 class WorkerState(str, Enum):
@@ -29,9 +29,9 @@ class WorkerState(str, Enum):
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """`facts` is what it said when it became ready, `mb` its memory when it was last looked at (0: never).
+    """`loaded` is None until the worker is ready; `mb` is its memory when last measured (0: never).
 
-    `load_s_max` is how long it may load, from `started_s` on; `doing` what it said last of a load that takes long.
+    It may load for `load_s_max` from `started_s` on; `progress` is the last line of a long load.
     """
 
     process: subprocess.Popen[bytes]
@@ -47,7 +47,7 @@ class WorkerProcess:
     mb: float = 0.0
     connected_at_s: float = 0.0
     load_s_max: float = 0.0
-    doing: str = ""
+    progress: str = ""
 
     @classmethod
     def start(cls, order: dict[str, Any], version: Version, now_s: float) -> WorkerProcess:
@@ -65,12 +65,12 @@ class WorkerProcess:
                 )
             on_error.pop_all()
         ours.setblocking(False)
-        with contextlib.suppress(OSError):  # it died at once: the closed channel will tell
+        with contextlib.suppress(OSError):  # it ended at once: the loop sees the closed channel
             channel.send(ours, order, (page.descriptor,))
         return cls(process, ours, page, version, now_s)
 
     def stop(self, *, final: bool, now_s: float) -> None:
-        """Ask it to answer what it has and end. `final`: its clients are told that the daemon stops."""
+        """Ask the worker to answer what it has and to end; `final` tells its clients that the daemon stops."""
         if self.state is WorkerState.STOPPING:
             return
         self.state, self.stop_by_s = WorkerState.STOPPING, now_s + STOP_S_MAX
@@ -80,13 +80,13 @@ class WorkerProcess:
             self.kill(now_s)
 
     def kill(self, now_s: float, why: EdgeRTError | None = None) -> None:
-        """End it at once; `why` becomes the reason of its end."""
+        """Kill the worker; `why` becomes the reason of its end."""
         self.failure = why or self.failure
         self.killed_at_s = self.killed_at_s or now_s
         self.process.kill()
 
     def reaped(self) -> int:
-        """Its exit code, once its channel has closed: whatever keeps the process then is of no use any more."""
+        """Wait for the end of a process whose channel has closed; return the exit code."""
         try:
             code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:
@@ -96,11 +96,11 @@ class WorkerProcess:
         return code
 
     def measure(self) -> float:
-        """Its memory now, in MB; what it was when it is gone."""
+        """Measure the memory and return it in MB; the last value if the process has ended."""
         self.mb = process_mb(self.process.pid) or self.mb
         return self.mb
 
     @property
     def used_at_s(self) -> float:
-        """When somebody last connected or was answered by the engine."""
+        """When a client last connected, or the engine last ran."""
         return max(self.connected_at_s, self.page.last_run_s())

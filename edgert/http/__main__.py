@@ -11,7 +11,7 @@ from pathlib import Path
 from edgert import Client
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.http.address import listen, parse_address
+from edgert.http.address import listening, parse_address
 from edgert.http.connection import check_installed
 from edgert.http.endpoints import Endpoints
 from edgert.http.limits import Limits
@@ -41,14 +41,10 @@ def serve(state: StateDir) -> None:
             client, state.control_socket, host_checked=address.path is None and not config.http.allow_remote
         )
         limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max)
-        listener = listen(address, config.socket_group)
-        where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
-        print(f"http: listens on {where}", file=sys.stderr, flush=True)
-        try:
+        with listening(address, config.socket_group) as listener:
+            where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
+            print(f"http: listens on {where}", file=sys.stderr, flush=True)
             HttpServer(listener, endpoints.handle, limits).run()
-        finally:
-            if address.path is not None:
-                address.path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import grp
 import ipaddress
 import os
 import socket
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.errors import ConfigInvalid
+from edgert.protocol import listening as unix_socket
 
 BACKLOG = 128
 
@@ -63,39 +63,20 @@ def parse_address(text: str, *, allow_remote: bool) -> Address:
     return address
 
 
-def listen(address: Address, group: str = "") -> socket.socket:
-    """A listening socket, not blocking. A Unix socket is its owner's and its group's alone; `group` names another.
-
-    Raises ConfigInvalid.
-    """
-    family = socket.AF_UNIX if address.path is not None else socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        if address.path is not None:
-            _bind_path(listener, address.path, group)
-        else:
+@contextmanager
+def listening(address: Address, group: str = "") -> Iterator[socket.socket]:
+    """Listen at `address` without blocking. Only the owner and `group` can use a Unix socket. Raises ConfigInvalid."""
+    if address.path is not None:
+        with unix_socket.listening(address.path, 0o660, group) as listener:
+            yield listener
+        return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+        try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address.host, address.port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigInvalid(f"[http] cannot listen on {address}: {error.strerror or error}") from error
-    except KeyError as error:
-        listener.close()
-        raise ConfigInvalid(f"socket_group: there is no group {group!r} here: make it, or name another") from error
-    listener.setblocking(False)
-    return listener
-
-
-def _bind_path(listener: socket.socket, path: Path, group: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.lstat().st_mode):  # left behind; anything else is not ours to remove
-            path.unlink()
-    before = os.umask(0o177)  # nobody may connect before the mode is what it shall be
-    try:
-        listener.bind(os.fspath(path))
-    finally:
-        os.umask(before)
-    if group:
-        os.chown(path, -1, grp.getgrnam(group).gr_gid)
-    path.chmod(0o660)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigInvalid(f"[http] cannot listen on {address}: {error.strerror or error}") from error
+        listener.setblocking(False)
+        yield listener

@@ -19,9 +19,9 @@ import pytest
 
 from edgert.config import read_config
 from edgert.daemon import crashes
-from edgert.daemon import model_service as service
 from edgert.daemon.model_service import ModelService
 from edgert.daemon.worker_process import WorkerProcess
+from edgert.daemon.worker_set import LOAD_S_MAX
 from edgert.engines.fault import MAGIC
 from edgert.errors import EdgeRTError, Unavailable, WorkerLost
 from edgert.tensors import TensorSpec
@@ -296,7 +296,7 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
         clock.added += crashes.QUARANTINE_PAUSES_S[-1]
         one.until(lambda: one.service.state == "ready", "it serves")
         one.service.stop()
-        one.until(lambda: not one.service.workers, "it has ended")
+        one.until(lambda: not list(one.service.workers), "it has ended")
 
 
 @pytest.mark.parametrize("speaks", [True, False])
@@ -311,24 +311,24 @@ def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -
         clock = Clock()
         one = OneService(device, clock)
         one.service.sync()
-        started = one.service.next
+        started = one.service.workers.loading
         assert started is not None
         if speaks:
-            one.until(lambda: bool(started.doing), "it says what it does")
+            one.until(lambda: bool(started.progress), "it says what it does")
             assert one.service.status().loading == "loading takes 2 s"
-        clock.added += service.LOAD_S_MAX
+        clock.added += LOAD_S_MAX
         one.turn()
         assert (started.killed_at_s is None) is speaks
         if speaks:
             one.until(lambda: one.service.state == "ready", "it serves")
         one.service.stop()
-        one.until(lambda: not one.service.workers, "it has ended")
+        one.until(lambda: not list(one.service.workers), "it has ended")
 
 
 # --- the run page ---------------------------------------------------------------------------------
 
 
-class TrialLimits:
+class GatedSession:
     """A session whose runs last until the test lets them end."""
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -347,7 +347,7 @@ class TrialLimits:
 
 
 def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
-    page, session = RunPage.create(lambda: 5_000_000_000), TrialLimits()
+    page, session = RunPage.create(lambda: 5_000_000_000), GatedSession()
     other_side = RunPage(os.dup(page.descriptor))
     watched = page.watch(session)
     assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 0.0)
@@ -363,5 +363,5 @@ def test_the_other_side_of_a_page_sees_a_run_begin_and_end() -> None:
 def test_a_run_that_raises_has_ended() -> None:
     page = RunPage.create()
     with pytest.raises(TypeError):
-        page.watch(TrialLimits()).run()  # type: ignore[call-arg]  # no tensors
+        page.watch(GatedSession()).run()  # type: ignore[call-arg]  # no tensors
     assert page.running_since_s() is None

@@ -133,7 +133,7 @@ def test_heat_breaks_a_trial_when_it_lasts_and_a_silent_worker_does_not_hold() -
         assert watch.phase is Phase.WATCHING
         watch.tick(float(second))
         assert worker.asked() == "figures"
-        watch.heard(worker.figures, float(second))
+        watch.received(worker.figures, float(second))
     assert watch.finding is not None
     assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
     silent = TrialWatch(TrialLimits({}, 60.0), worker, 0.0)  # type: ignore[arg-type]

@@ -1,0 +1,46 @@
+"""Changes of a model's slots that must succeed at some time: tried again while the slots are busy or the disk is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgert.errors import EdgeRTError, SlotsBusy, StorageFailed
+
+BUSY_RETRY_S = 0.1  # another process holds the lock for milliseconds
+STORAGE_RETRY_S = 5.0  # a full disk stays full for longer
+
+
+class SlotWriter:
+    """Makes changes now or later. A change reads the slots itself, so that it does nothing once it is out of date."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pending: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def attempt(self, name: str, change: Callable[[], None]) -> EdgeRTError | None:
+        """Make the change; if that is impossible now, return the reason and try again in `tick`.
+
+        It replaces a pending change of that name. Raises what `change` raises besides SlotsBusy and StorageFailed.
+        """
+        self._pending.pop(name, None)
+        try:
+            change()
+        except (SlotsBusy, StorageFailed) as error:
+            retry_s = BUSY_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S
+            self._pending[name] = self._clock() + retry_s, change
+            return error
+        return None
+
+    def tick(self, now_s: float) -> None:
+        """Try the changes that are due."""
+        for name, (at_s, change) in list(self._pending.items()):
+            if now_s >= at_s and name in self._pending:
+                self.attempt(name, change)
+
+    def due_s(self) -> float | None:
+        """Return when `tick` is due, on the clock; None while nothing is pending."""
+        return min((at_s for at_s, _ in self._pending.values()), default=None)
+
+    def clear(self) -> None:
+        """Forget what is pending."""
+        self._pending.clear()

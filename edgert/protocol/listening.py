@@ -1,0 +1,67 @@
+"""A Unix socket that accepts connections."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+
+BACKLOG = 4096  # beyond it, a connect that does not block fails at once; the kernel may allow less
+PROBE_S_MAX = 1.0
+
+
+@contextmanager
+def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]:
+    """Listen at `path` with that mode and group, without blocking. Remove the socket at the end.
+
+    Raises ConfigInvalid.
+    """
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_stale_socket(path)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+            mask = os.umask(0o177)  # nobody connects before mode and group are right
+            try:
+                listener.bind(os.fspath(path))
+            finally:
+                os.umask(mask)
+            if group and path.stat().st_gid != (gid := grp.getgrnam(group).gr_gid):
+                os.chown(path, -1, gid)
+            path.chmod(mode)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigInvalid(f"cannot listen on {path}: {error.strerror}") from error
+        except KeyError as error:
+            raise ConfigInvalid(f"socket_group: there is no group {group!r} here. Create it, or set another") from error
+        listener.setblocking(False)
+        stack.callback(_remove_own_socket, path, path.stat().st_ino)
+        yield listener
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket of a killed process. Raises ConfigInvalid for a live one and for anything else at `path`."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigInvalid(f"{path} is not a socket: configure another path, or move it away")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(PROBE_S_MAX)
+            probe.connect(os.fspath(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return
+    raise ConfigInvalid(f"another process listens on {path}: stop it, or configure another path")
+
+
+def _remove_own_socket(path: Path, inode: int) -> None:
+    with suppress(OSError):
+        if path.lstat().st_ino == inode:
+            path.unlink()

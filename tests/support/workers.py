@@ -1,0 +1,87 @@
+"""A worker without a process, for tests of what the daemon does with its workers."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from edgert.daemon.worker_process import WorkerProcess
+from edgert.typed_json import to_json
+from edgert.versions.slots import Version
+from edgert.worker_link import channel
+from tests.support.statuses import LOADED
+
+
+class FakeProcess:
+    """A process that ends when it is killed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.killed = pid, False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class FakePage:
+    """A run page whose run the test begins and ends."""
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None
+        self.last_s = 0.0
+
+    def running_since_s(self) -> float | None:
+        return self.since_s
+
+    def last_run_s(self) -> float:
+        return self.last_s
+
+
+class FakeWorker(WorkerProcess):
+    """A worker whose messages the test sends; `their_end` is the process's end of the channel."""
+
+    def __init__(self, version: Version, now_s: float, pid: int = 1) -> None:
+        ours, self.their_end = channel.pair()
+        ours.setblocking(False)
+        self.their_end.setblocking(False)
+        super().__init__(FakeProcess(pid), ours, FakePage(), version, now_s)  # type: ignore[arg-type]
+        self.now_mb = 10.0
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.process.killed)  # type: ignore[attr-defined]
+
+    @property
+    def run_page(self) -> FakePage:
+        return self.page  # type: ignore[return-value]
+
+    def measure(self) -> float:
+        self.mb = self.now_mb
+        return self.mb
+
+    def reaped(self) -> int:
+        return -11
+
+    def asked(self) -> list[str]:
+        """The operations that the daemon has asked for since the last call."""
+        found: list[str] = []
+        while True:
+            try:
+                received = channel.receive(self.their_end)
+            except BlockingIOError:
+                return found
+            assert received is not None
+            found.append(str(received[0]["op"]))
+
+    def close(self) -> None:
+        for end in (self.channel, self.their_end):
+            end.close()
+
+
+def ready_message() -> dict[str, Any]:
+    """What a worker sends once it has loaded."""
+    return {"op": "ready", "loaded": to_json(LOADED)}
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """A client's connection: the daemon's end, the client's end."""
+    return socket.socketpair()
