@@ -304,9 +304,7 @@ def test_any_order_of_events_leaves_a_state_that_is_true(tmp_path: Path, seed: i
         lambda: world.slots(SlotState()),
         lambda: world.slots(SlotState(State.FIRST_TRIAL, "a", a=NEW, trial=Trial(world.store.clock.boot_id, 1e9))),
         lambda: world.slots(SlotState(State.STEADY, "a", a=replace(OLD, digest=str(chance.random())))),
-        lambda: (
-            world.service.workers.loading and world.service.received(world.service.workers.loading, ready_message())
-        ),
+        world.finish_loading,
         lambda: world.end(0),
         lambda: world.end(-1),
         lambda: world.service.unload("room"),
