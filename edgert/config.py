@@ -28,6 +28,7 @@ else:
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # where the system's service listens
 OBJECTIVES = ("latency", "throughput")
+PASSWORD_CREDENTIAL = "mqtt-password"  # systemd passes the broker's password under this name (LoadCredential)
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, less its terminating zero
 
 

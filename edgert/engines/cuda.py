@@ -1,7 +1,7 @@
-"""CUDA, as little of it as TensorRT needs: memory, copies and one stream on GPU 0.
+"""The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
-`cuda-bindings` comes first (wheels for x86-64 and aarch64), `pycuda` second (built on the device). Both
-are imported only in `open_cuda`. Nothing here has run on a GPU yet.
+`cuda-bindings` is the first choice (it has wheels for x86-64 and aarch64), `pycuda` the second (the device compiles it).
+Only `open_cuda` imports them. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from edgert.errors import EngineFailed, EngineMissing
 
 
 class Cuda(Protocol):
-    """One stream on one GPU. Copies are queued on the stream; `synchronize` waits for all that was queued.
+    """One stream on one GPU. Copies are queued on the stream; `synchronize` waits for all of them.
 
-    `stream` is the handle that TensorRT takes; `compute_capability` is such as "8.7".
+    `stream` is the handle that TensorRT takes; `compute_capability` is text like "8.7".
     """
 
     stream: int
     compute_capability: str
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of new memory on the GPU; `close` frees it."""
+        """Return the address of new memory on the GPU, which `close` frees."""
         ...
 
     def copy_in(self, address: int, array: NDArray[Any]) -> None: ...
@@ -37,23 +37,23 @@ class Cuda(Protocol):
 
 
 def open_cuda() -> Cuda:
-    """The first binding that is installed, on GPU 0. Raises EngineMissing, or EngineFailed where no GPU answers."""
+    """Open GPU 0 by the first installed binding. Raises EngineMissing, and EngineFailed where no GPU answers."""
     try:
         return BindingsCuda(_cuda_runtime())
-    except ImportError:
-        pass
+    except ImportError as error:
+        reason = f"cuda-bindings: {error}"
     try:
         import pycuda.driver
     except ImportError as error:
         raise EngineMissing(
-            f"TensorRT needs a CUDA binding, and neither cuda-bindings nor pycuda can be imported here ({error}); "
-            "install one with: pip install 'edgert[tensorrt]'"
+            f"TensorRT needs a CUDA binding, and none can be imported here ({reason}; pycuda: {error}); install "
+            "cuda-bindings with: pip install 'edgert[tensorrt]', or compile pycuda with: pip install 'edgert[pycuda]'"
         ) from error
     return PycudaCuda(pycuda.driver)
 
 
 class BindingsCuda:
-    """`cuda-bindings`: the CUDA runtime API, whose context of GPU 0 all threads share."""
+    """`cuda-bindings`: the CUDA runtime API. All threads share its context of GPU 0."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -86,7 +86,7 @@ class BindingsCuda:
         self._cleanup.close()
 
     def _call(self, function: Any, *args: Any) -> Any:
-        """Every function returns (status, value) or (status,)."""
+        """Call a function of the runtime, which returns (status, value) or (status,)."""
         status, *values = function(*args)
         if int(status) != 0:
             raise EngineFailed(f"CUDA's {function.__name__} failed: {getattr(status, 'name', status)}; is there a GPU?")
@@ -94,7 +94,7 @@ class BindingsCuda:
 
 
 class PycudaCuda:
-    """`pycuda`: the driver API, whose context belongs to a thread; each call makes it the thread's own."""
+    """`pycuda`: the driver API. A context belongs to a thread, so each call makes it the calling thread's."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -139,7 +139,7 @@ class PycudaCuda:
 
 
 class _Current:
-    """Makes a pycuda context the calling thread's, for as long as a `with` block lasts."""
+    """Makes a pycuda context the calling thread's for a `with` block."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

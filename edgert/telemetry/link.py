@@ -1,4 +1,4 @@
-"""How the forwarder's connection stands, kept beside the spool: written when it changes, read by `edgertd status`."""
+"""The state of the forwarder's connection, in a file beside the spool: written on changes, read by `edgertd status`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CONNECTED = "connected"
 _NAME = "link.json"
 
 
-def write_link(folder: Path, state: str, said: str) -> None:
-    """`state` is CONNECTED, "stopped" or an error's code. A disk that is full costs the note, never the forwarder."""
-    value = {"state": state, "said": said, "at": int(time.time())}
+def write_link(folder: Path, state: str, text: str) -> None:
+    """Keep `state` (CONNECTED, "stopped" or an error's code) and a text about it. A full disk costs only the note."""
+    value = {"state": state, "text": text, "at": int(time.time())}
     with contextlib.suppress(OSError):
         replace_file(folder / _NAME, json.dumps(value).encode(), durable=False)
 
@@ -26,14 +26,14 @@ class Link:
     """The connection to the broker. `state` is "" before the first attempt; `at` is seconds since 1970."""
 
     state: str = ""
-    said: str = ""
+    text: str = ""
     at: int = 0
 
 
 def read_link(folder: Path) -> Link:
-    """Return what the forwarder noted last."""
+    """Return the last note of the forwarder."""
     try:
         value = json.loads((folder / _NAME).read_text())
-        return Link(str(value["state"]), str(value["said"]), int(value["at"]))
+        return Link(str(value["state"]), str(value["text"]), int(value["at"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Link()

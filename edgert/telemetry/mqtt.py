@@ -17,8 +17,8 @@ import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,6 @@ class MqttSettings:
             raise ConfigInvalid(f"mqtt.protocol is {self.protocol!r}; known: auto, {', '.join(PROTOCOLS)}")
         if (self.ca or self.cert or self.key) and not self.tls:
             raise ConfigInvalid("mqtt.ca, cert and key are used with TLS only; set mqtt.tls = true")
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> MqttSettings:
-        """Raises ConfigInvalid for a key not known or a value of the wrong type."""
-        for known in fields(cls):
-            if known.name in value and type(value[known.name]).__name__ != known.type:
-                raise ConfigInvalid(f"mqtt.{known.name} is {value[known.name]!r}; expected {known.type}")
-        if unknown := sorted(value.keys() - {known.name for known in fields(cls)}):
-            raise ConfigInvalid(f"mqtt.{unknown[0]} is not a setting; known: {', '.join(f.name for f in fields(cls))}")
-        return cls(**{"host": "", **value})
 
     def password(self) -> str | None:
         """The password file's first line; None where no file is named. Raises ConfigInvalid."""

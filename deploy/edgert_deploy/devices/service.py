@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
-from edgert.config import DeviceConfig
+from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -22,7 +22,6 @@ from edgert_deploy.devices.transports import Result, Transport
 UNIT = "edgertd.service"
 USER = "edgert"
 USER_COMMENT = "EdgeRT daemon"  # marks the account as one that bootstrap made, for `edgert uninstall`
-PASSWORD_CREDENTIAL = "mqtt-password"  # the name under which the daemon looks for it
 # These engines reach their processor through device files.
 ENGINES_WITH_DEVICES = ("tensorrt",)
 START_S_MAX = 1000.0

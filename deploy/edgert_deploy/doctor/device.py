@@ -314,9 +314,9 @@ def _telemetry(visit: _Visit, status: DeviceStatus) -> None:
     if not said.broker:
         visit.ok("telemetry", f"no broker is set; {waiting}")
     elif link.state == CONNECTED and said.waiting <= WAITING_WARN:
-        visit.ok("telemetry", f"{link.said}; {waiting}")
+        visit.ok("telemetry", f"{link.text}; {waiting}")
     else:
-        says = f"{said.broker}: {link.said or 'never connected'}; {waiting}"
+        says = f"{said.broker}: {link.text or 'never connected'}; {waiting}"
         visit.warn(
             "telemetry", says, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -13,16 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.forwarder import IDLE_S_MAX, ONLINE_AGAIN_S, Forwarder
-from edgert.telemetry.home_assistant import discovery, node_id
+from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, Forwarder, broker_settings
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     BrokerRefused,
@@ -33,7 +32,7 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
-from edgert.telemetry.waiting import Stop
+from edgert.telemetry.stop import Stop
 from tests.support.brokers import Broker, free_port, until
 from tests.support.paths import ROOT
 
@@ -179,29 +178,24 @@ def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_
     }
 
 
-def test_an_idle_forwarder_sleeps_and_wakes_for_what_another_process_reports(
+def test_an_idle_forwarder_costs_no_measurable_time_and_sends_what_another_process_reports(
     tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
 ) -> None:
     listener = listen()
-    spool = Spool(tmp_path / "telemetry.db")
     forwarder = start_forwarder(tmp_path, broker.settings)
     until(lambda: listener.payloads(TOPICS.sys), "it is connected")
-    until(lambda: _sleeps(forwarder.pid), "it sleeps")
-    append_to(spool, 1)
-    until(lambda: listener.seqs() == [1], "the report", within_s=IDLE_S_MAX / 2)
+    before, began = _cpu_s(forwarder.pid), time.monotonic()
+    time.sleep(2 * LOOK_S)
+    assert _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
+    append_to(Spool(StateDir(tmp_path).spool), 1)
+    until(lambda: listener.seqs() == [1], "the report")
     stop_within(forwarder, 2.0)
 
 
-def _sleeps(pid: int) -> bool:
-    """Whether no thread of the process wakes up for a while."""
-
-    def wakes() -> int:
-        statuses = [task.read_text() for task in Path("/proc").glob(f"{pid}/task/*/status")]
-        return sum(int(s.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for s in statuses)
-
-    before = wakes()
-    time.sleep(0.5)
-    return wakes() == before
+def _cpu_s(pid: int) -> float:
+    """The processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: Path) -> None:
@@ -267,7 +261,7 @@ def test_the_broker_says_lost_when_the_forwarder_is_killed_and_no_report_is_lost
     tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
 ) -> None:
     listener = listen()
-    spool = Spool(tmp_path / "telemetry.db")
+    spool = Spool(StateDir(state_folder(tmp_path, broker.settings)).spool)
     append_to(spool, 400)
     first = start_forwarder(tmp_path, broker.settings)
     until(lambda: len(listener.seqs()) >= 60, "reports begin to arrive")
@@ -297,35 +291,24 @@ def test_the_process_stops_within_two_seconds_while_its_broker_says_nothing(tmp_
             stop_within(forwarder, 2.0)
 
 
-def test_the_process_ends_when_its_parent_dies(tmp_path: Path) -> None:
-    config = write_config(tmp_path, MqttSettings("127.0.0.1", free_port()))
-    parent = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys, time\n"
-            "child = subprocess.Popen([sys.executable, '-m', 'edgert.telemetry.forwarder', '--config', sys.argv[1]],"
-            " stderr=subprocess.PIPE)\n"
-            "child.stderr.readline()\n"  # it runs, and has looked who its parent is
-            "print(child.pid, flush=True)",
-            str(config),
-        ],
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    child = int(parent.stdout)
-    until(lambda: not runs(child), "the forwarder has ended", within_s=6)
-
-
 def test_a_configuration_that_cannot_be_used_ends_the_process_and_says_why(tmp_path: Path) -> None:
-    config = tmp_path / "forwarder.json"
-    config.write_text('{"site": "plant-a", "device": "7", "boot": "b1", "spool": "x", "mqtt": {"host": "h"}}')
-    ended = subprocess.run(
-        [sys.executable, "-m", "edgert.telemetry.forwarder", "--config", str(config)], capture_output=True, text=True
-    )
+    ended = start_forwarder(tmp_path, MqttSettings("127.0.0.1", 1883), device="7")
+    _, said = ended.communicate()
     assert ended.returncode == ConfigInvalid.exit_code
-    assert "'d7'" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert b"'d7'" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize("credential", [False, True])
+def test_the_password_of_the_service_manager_comes_before_the_configured_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credential: bool
+) -> None:
+    config = DeviceConfig("d1", "p", mqtt=MqttConfig(host="h", username="u", password_file="/etc/password"))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    if credential:
+        (tmp_path / PASSWORD_CREDENTIAL).write_text("secret\n")
+    wanted = str(tmp_path / PASSWORD_CREDENTIAL) if credential else "/etc/password"
+    assert broker_settings(config) == MqttSettings("h", username="u", password_file=wanted)
 
 
 def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broker) -> None:
@@ -350,75 +333,16 @@ def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path:
         f"acl_file {access}",
     )
     with Broker.in_folder(folder, secured=True, extra=wants) as broker:
-        plain = changed(broker.settings, username="", password_file="")
+        plain = replace(broker.settings, username="", password_file="")
         with pytest.raises((BrokerTlsFailed, BrokerRefused, BrokerUnreachable), match="certificate"):
             Connection(plain).open()
-        own = changed(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
+        own = replace(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
         device = Device(tmp_path, own)
         device.append(5)
         device.start()
         until(lambda: device.spool.stats().rows == 0, "the spool is empty")
         device.stop()
     assert not any("refuses" in line for line in device.said), device.said
-
-
-def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured: Broker) -> None:
-    wrong = tmp_path / "password"
-    wrong.write_text("wrong\n")
-    with pytest.raises(BrokerRefused, match="password file"):
-        Connection(changed(secured.settings, password_file=str(wrong))).open()
-
-
-def test_a_certificate_of_an_unknown_authority_is_refused(secured: Broker) -> None:
-    with pytest.raises(BrokerTlsFailed, match="not trusted"):
-        Connection(changed(secured.settings, ca="")).open()
-
-
-def test_tls_to_a_port_without_it_is_an_error_that_says_so(broker: Broker) -> None:
-    with pytest.raises((BrokerTlsFailed, BrokerUnreachable), match="TLS"):
-        Connection(changed(broker.settings, tls=True)).open()
-
-
-def test_no_tls_to_a_port_with_it_is_an_error_that_says_so(secured: Broker) -> None:
-    plain = MqttSettings("127.0.0.1", secured.port)
-    with pytest.raises(BrokerUnreachable, match="TLS or not"):
-        Connection(plain).open()
-
-
-def test_a_port_where_nothing_listens_is_unreachable() -> None:
-    with pytest.raises(BrokerUnreachable, match="no broker answers"):
-        Connection(MqttSettings("127.0.0.1", free_port())).open()
-
-
-@pytest.mark.parametrize("answer", [b"\x20\x02\x00\x01", b""], ids=["refuses-the-version", "hangs-up"])
-def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        levels: list[int] = []
-
-        def serve() -> None:
-            for reply in (answer, b"\x20\x02\x00\x00"):
-                client, _ = server.accept()
-                levels.append(client.recv(1024)[8])  # the byte after the name `MQTT` is the protocol level
-                client.sendall(reply)
-                if reply != b"\x20\x02\x00\x00":
-                    client.close()
-            client.recv(1024)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        connection = Connection(MqttSettings("127.0.0.1", server.getsockname()[1]))
-        connection.open()
-        assert connection.protocol == "3.1.1"
-        connection.close()
-        thread.join(5)
-    assert levels == [5, 4]
-
-
-def test_one_protocol_can_be_asked_for(broker: Broker) -> None:
-    connection = Connection(changed(broker.settings, protocol="3.1.1"))
-    connection.open()
-    assert connection.protocol == "3.1.1"
-    connection.close()
 
 
 def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tmp_path: Path) -> None:
@@ -469,19 +393,6 @@ def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
     assert both["availability_topic"] == TOPICS.status
 
 
-def test_no_two_devices_are_the_same_to_a_broker_or_to_home_assistant() -> None:
-    names = ["a" + "".join(rest) for length in range(3) for rest in product("a_-.", repeat=length)]
-    fleet = [Topics(site, device) for site, device in product(names, names)]
-    assert len({topics.client_id for topics in fleet}) == len(fleet)
-    said = [discovery(topics, "ha", names, {}, 60.0) for topics in fleet]
-    assert len({topic for topic, _ in said}) == len(fleet)
-    assert all(re.fullmatch(r"ha/device/[A-Za-z0-9_-]+/config", topic) for topic, _ in said)
-    components = [each for _, payload in said for each in json.loads(payload)["components"].values()]
-    assert len({each["unique_id"] for each in components}) == len(components)
-    # What access lists with %u name stays what it was.
-    assert node_id(Topics("plant-a", "pi_07")) == "edgert_plant-a_pi_07"
-
-
 def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
     tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
 ) -> None:
@@ -498,26 +409,6 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
     device.append()  # wakes it
     until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
     device.stop()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {},
-        {"host": "h", "port": 0},
-        {"host": "h", "port": "1883"},
-        {"host": "h", "protocol": "4"},
-        {"host": "h", "x": 1},
-    ],
-)
-def test_settings_that_cannot_be_used_are_refused(value: dict[str, object]) -> None:
-    with pytest.raises(ConfigInvalid):
-        MqttSettings.from_json(value)
-
-
-def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="nowhere"):
-        MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
 
 
 def heard_in_session(broker: Broker) -> list[int]:
@@ -537,30 +428,24 @@ def heard_in_session(broker: Broker) -> list[int]:
     return heard
 
 
-def changed(settings: MqttSettings, **changes: object) -> MqttSettings:
-    return MqttSettings.from_json({**vars(settings), **changes})
+def state_folder(folder: Path, settings: MqttSettings, device: str = TOPICS.device) -> Path:
+    """A state folder with a configuration for the broker of `settings`."""
+    lines = [
+        f'device = "{device}"',
+        f'site = "{TOPICS.site}"',
+        'profile = "raspberry-pi-5"',
+        "[serving]",
+        "window_s = 30.0",
+    ]
+    lines += ["[mqtt]", *(f"{name} = {json.dumps(value)}" for name, value in vars(settings).items())]
+    (folder / "config.toml").write_text("\n".join(lines))
+    StateDir(folder).make()
+    return folder
 
 
-def write_config(folder: Path, settings: MqttSettings) -> Path:
-    config = folder / "forwarder.json"
-    value = {
-        "site": TOPICS.site,
-        "device": TOPICS.device,
-        "boot": "b1",
-        "spool": str(folder / "telemetry.db"),
-        "info": {"profile": "raspberry-pi-5"},
-        "mqtt": vars(settings),
-        "sys_interval_s": 30,
-    }
-    config.write_text(json.dumps(value))
-    return config
-
-
-def start_forwarder(folder: Path, settings: MqttSettings) -> subprocess.Popen[bytes]:
-    config = write_config(folder, settings)
-    return subprocess.Popen(
-        [sys.executable, "-m", "edgert.telemetry.forwarder", "--config", str(config)], stderr=subprocess.PIPE
-    )
+def start_forwarder(folder: Path, settings: MqttSettings, device: str = TOPICS.device) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "edgert.telemetry.forwarder", "--boot", "b1", "--state"]
+    return subprocess.Popen([*command, str(state_folder(folder, settings, device))], stderr=subprocess.PIPE)
 
 
 def stop_within(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -569,11 +454,3 @@ def stop_within(process: subprocess.Popen[bytes], seconds: float) -> None:
     assert process.wait(seconds + 1.0) == 0
     if process.stderr:
         process.stderr.close()
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

@@ -1,0 +1,60 @@
+"""A process of the supervisor stops on a signal and when the supervisor has died, and only then."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edgert.telemetry.stop import STOP_S_MAX, Stop
+
+_WAITS = """
+import select
+from edgert.telemetry.stop import stop_with_supervisor_or_signal
+stop = stop_with_supervisor_or_signal()
+print("ready", flush=True)
+select.select([stop], [], [])
+print("stopped", flush=True)
+"""
+
+
+def start(stdin: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", _WAITS], stdin=stdin, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("how", ["signal", "supervisor"])
+def test_it_stops_in_time(how: str) -> None:
+    process = start(subprocess.PIPE)
+    if how == "signal":
+        process.send_signal(signal.SIGTERM)
+        said = process.stdout.read() if process.stdout else ""
+    else:
+        said, _ = process.communicate()  # closes its standard input, as the kernel does when the supervisor dies
+    assert said == "stopped\n"
+    assert process.wait(STOP_S_MAX + 5) == 0
+
+
+def test_a_process_that_hangs_is_ended() -> None:
+    hangs = _WAITS.replace("select.select([stop], [], [])", "import time; time.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-c", hangs], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.communicate(timeout=STOP_S_MAX + 20)[0] == b"ready\n"
+
+
+def test_without_a_pipe_for_standard_input_only_a_signal_stops_it() -> None:
+    process = start(subprocess.DEVNULL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.terminate()
+    assert process.wait(STOP_S_MAX + 5) == 0
+
+
+def test_a_stop_is_final() -> None:
+    stop = Stop()
+    assert not stop.is_set()
+    stop.set()
+    assert stop.is_set()
