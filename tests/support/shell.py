@@ -37,6 +37,9 @@ class Shell:
         )
 
     def build(self, *words: str, **replaced: str | None) -> subprocess.CompletedProcess[str]:
+        return self(*self.build_words(*words, **replaced))
+
+    def build_words(self, *words: str, **replaced: str | None) -> list[str]:
         """`edgert build` on digits, with options added, replaced, or (None) left out."""
         options: dict[str, str | None] = {
             "calibration": str(DIGITS / "calibration.npz"),
@@ -47,7 +50,7 @@ class Shell:
         }
         model = options.pop("model", None) or str(DIGITS / "digits.onnx")
         given = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
-        return self("build", model, *given, *words)
+        return ["build", model, *given, *words]
 
     def files(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()} - {"config", "home"}

@@ -1,7 +1,7 @@
-"""How a build goes, on stderr: a bar a target with its stage, and an estimate; plain lines where stderr is no terminal.
+"""How a build goes, on stderr: one bar a target with its stage and an estimate, or plain lines if it is no terminal.
 
-The build flow says what it does in lines, `TARGET: stage`, or `tool: what it does now`. Each artifact of a target has two
-stages that always come, building and judging; what comes on top (a search, measuring) lengthens no bar.
+The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target has two stages that always come,
+building and judging. Extra stages (a search, measuring) lengthen no bar.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 
 import click
@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 STAGE = re.compile(r"([a-z0-9-]+): ((?:building|judging) .*)")
-STAGES_AN_ARTIFACT = 2
+STAGES_PER_ARTIFACT = 2
 SHOWN_LETTERS_MAX = 60
 
 
 class BuildProgress:
-    """`with BuildProgress({target: artifacts}) as say: ... say(line)`; `done(target)` fills a target's bar."""
+    """`with BuildProgress({target: artifacts}) as progress: ... progress(line)`; `done(target)` fills a target's bar."""
 
     def __init__(self, artifacts: Mapping[str, int]) -> None:
         self._artifacts = artifacts
@@ -37,18 +37,18 @@ class BuildProgress:
         if self._bars is None:
             click.echo(line, err=True)
         else:
-            self._bars.say(line)
+            self._bars.show(line)
 
     def done(self, target: str) -> None:
         if self._bars is not None:
             self._bars.fill(target)
 
-    def print(self, write: Callable[[], None]) -> None:
-        """Let `write` print a result while bars stand on the terminal."""
-        if self._bars is None:
-            write()
+    def print(self, text: str) -> None:
+        """Print a result on stdout. If that is the terminal of the bars, it appears above them."""
+        if self._bars is not None and _is_one_terminal(sys.stdout.fileno(), sys.stderr.fileno()):
+            self._bars.print_above(text)
         else:
-            self._bars.aside(write)
+            click.echo(text)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -59,7 +59,7 @@ class BuildProgress:
 
 class _Bars:
     def __init__(self, artifacts: Mapping[str, int]) -> None:
-        # A descriptor of its own: vendors' tools have theirs turned away while they work (quiet.py).
+        # Its own descriptor: while vendors' tools run, theirs is redirected (vendor_output.py).
         self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w")
         self._progress = Progress(
             TextColumn("{task.fields[name]}"),
@@ -75,7 +75,7 @@ class _Bars:
         )
         self._tasks: dict[str, TaskID] = {
             target: self._progress.add_task(
-                target, total=STAGES_AN_ARTIFACT * count, name=target, stage="waits", start=False
+                target, total=STAGES_PER_ARTIFACT * count, name=target, stage="waits", start=False
             )
             for target, count in artifacts.items()
         }
@@ -83,23 +83,22 @@ class _Bars:
         self._current: str | None = None
         self._progress.start()
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         found = STAGE.fullmatch(line)
         if found and found[1] in self._tasks:
             self._enter(found[1], line)
         target = line.partition(": ")[0]
         if line.startswith("warning: "):
-            self._progress.console.print(line, markup=False, highlight=False)
+            self.print_above(line)
         elif target in self._tasks or self._current is not None:
             shown = line.partition(": ")[2] if target in self._tasks else line
             task = self._tasks[target if target in self._tasks else str(self._current)]
             self._progress.update(task, stage=shown[:SHOWN_LETTERS_MAX], refresh=True)
 
     def _enter(self, target: str, line: str) -> None:
-        """A stage begins, and the one before it is over. What was built ahead is said twice, and counts once."""
-        task = self._tasks[target]
-        self._progress.start_task(task)
-        if line not in self._seen and self._current is not None and self._seen:
+        """Begin a stage, which ends the one before. A line that comes again, from a parallel build, counts once."""
+        self._progress.start_task(self._tasks[target])
+        if line not in self._seen and self._current is not None:
             self._progress.advance(self._tasks[self._current])
         self._seen.add(line)
         self._current = target
@@ -110,12 +109,14 @@ class _Bars:
         self._progress.start_task(task)
         self._progress.update(task, completed=total, stage="done", refresh=True)
 
-    def aside(self, write: Callable[[], None]) -> None:
-        self._progress.stop()
-        write()
-        sys.stdout.flush()
-        self._progress.start()
+    def print_above(self, text: str) -> None:
+        # The console moves the bars down itself. To stop and start them instead would erase the lines above.
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()
         self._file.close()
+
+
+def _is_one_terminal(one: int, other: int) -> bool:
+    return os.isatty(one) and os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev

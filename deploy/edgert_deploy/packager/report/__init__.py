@@ -1,6 +1,6 @@
-"""The report on a bundle: what a colleague would ask of it, gathered once, then written as text, JSON or one HTML page.
+"""The report on a bundle: everything that is known of it, gathered once, then shown as text, JSON or an HTML page.
 
-`gather` reads the signed manifest, the receipt and the artifacts; text.py and page.py only show what it found.
+`gather` reads the signed manifest, the receipt and the artifacts; the commands and page.py only show it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Receipt = dict[str, Any]
 
 @dataclass(frozen=True)
 class GoldenAgreement:
-    """How far two artifacts' answers to the golden samples lie apart, for the output that differs most.
+    """How much two artifacts' answers to the golden samples differ, in the output that differs most.
 
-    `difference` is the largest of any element, `tolerance` what a device may differ by from the first's answers;
-    `same_class` is the share of samples for which both name the same class, None where the output holds no scores.
+    `difference` is the largest of any element, `tolerance` the difference from `artifact` that a device may have.
+    `same_class` is the share of samples for which both put the same class first, None if the output holds no scores.
     """
 
     artifact: str
@@ -41,7 +41,7 @@ class GoldenAgreement:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known of a bundle. `receipt` is {} for one that was built before there were any."""
+    """Everything that is known of a bundle. `receipt` is {} if it has none."""
 
     manifest: Manifest
     digest: str
@@ -67,7 +67,7 @@ class Report:
         return sum(self.manifest.file(path).size_bytes for path in artifact.files)
 
     def candidates(self) -> list[dict[str, Any]]:
-        """What was built, packed or not; without a receipt what the manifest says of the artifacts."""
+        """Return what was built, packed or not; without a receipt, the manifest's artifacts."""
         if self.receipt:
             return list(self.receipt["candidates"])
         return [
@@ -84,21 +84,25 @@ class Report:
         ]
 
     def times(self) -> list[tuple[str, dict[str, Any]]]:
-        """(target, how fast a candidate was, or the error that kept it from being measured)."""
+        """Return (target, times of a candidate, or the error that prevented them)."""
         targets = self.receipt.get("targets", [])
         return [(target["profile"], one) for target in targets for one in target.get("times", [])]
 
     def harms(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        """The search for the layers that INT8 harms, where one was made: its engine, and the layers, the worst first."""
+        """Return by engine the layers that a search for mixed precision measured, the most harmed first."""
         found = {}
         for target in self.receipt.get("targets", []):
             for search in target.get("mixed_precision", []):
                 found[search["engine"]] = sorted(search["layers"], key=lambda layer: layer["sqnr_db"])
         return sorted(found.items())
 
+    def worst_activations(self, count: int) -> list[dict[str, Any]]:
+        """Return the layers whose own answers lose most to 8 bits."""
+        return sorted(self.receipt.get("activations", []), key=lambda one: float(one["sqnr_db"]))[:count]
+
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:
-    """Raises BundleCorrupt where a file is not what was signed, BundleError where one cannot be read as what it is."""
+    """Read an open bundle. Raises BundleCorrupt for a file that was not signed so, BundleError for an unreadable one."""
     manifest = bundle.manifest
     with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
         bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
@@ -131,6 +135,6 @@ def _load(path: Path) -> NDArray[Any]:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise BundleError(f"{path.name} of the golden samples is no array: {error}") from error
+        raise BundleError(f"{path.name} of the golden samples is not an array: {error}") from error
     assert isinstance(array, np.ndarray)
     return np.atleast_1d(array)

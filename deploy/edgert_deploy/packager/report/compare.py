@@ -1,7 +1,7 @@
-"""What changed between two bundles, and what a device that has the one would fetch for the other.
+"""What changed between two bundles, and what a device that has one fetches for the other.
 
-The manifests are compared field by field as JSON, their lists by what names an entry (an artifact's id, a target's
-profile, a file's path), so that a field which a later version adds is compared as well.
+The manifests are compared field by field as JSON, so that fields of later versions are compared too. Entries of lists
+are matched by their name (an artifact's id, a target's profile, a file's path).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED_BY = ("id", "profile", "path", "name")
 
 @dataclass(frozen=True)
 class Change:
-    """One field, as `artifacts.tflite-int8.precision`; `before` or `after` is None where it was not there."""
+    """One field, as `artifacts.tflite-int8.precision`; `before` or `after` is None if it was absent."""
 
     field: str
     before: Any
@@ -34,10 +34,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a device with one release fetches for the other: the files whose content it does not have yet.
+    """What a device with one release fetches for the other: the files whose content it lacks.
 
-    `size_bytes` is theirs, `compressed_bytes` what `edgert deploy` sends for them (patches, compressed), `whole_bytes`
-    all that the target needs.
+    `size_bytes` is their size, `compressed_bytes` what `edgert deploy` sends for them (compressed patches),
+    `whole_bytes` everything that the target needs.
     """
 
     target: str
@@ -49,7 +49,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`changes` are the manifests', `receipts` those of what the builds found out; none where one has no receipt."""
+    """The `changes` of the manifests, and of the `receipts`, none if one bundle has no receipt."""
 
     changes: tuple[Change, ...]
     fetches: tuple[Fetch, ...]
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(before: Bundle, after: Bundle) -> Comparison:
-    """Raises BundleCorrupt where a file of either is not what was signed."""
+    """Compare two open bundles. Raises BundleCorrupt for a file that was not signed so."""
     changes = tuple(_changes("", _named(_value(before.manifest)), _named(_value(after.manifest))))
     with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
         old, new = Path(folder) / "before", Path(folder) / "after"
@@ -71,7 +71,7 @@ def compare(before: Bundle, after: Bundle) -> Comparison:
 
 
 def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new: Path) -> Fetch:
-    """What a device of `target`'s profile that has all of `before` for it fetches; `old` and `new` are the two, unpacked."""
+    """Return what a device of `target` that has `before` fetches; `old` and `new` are the unpacked bundles."""
     was = next((t for t in before.targets if t.profile == target.profile), None)
     has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
     lacks = lacking(after, target, has)
@@ -98,7 +98,7 @@ def _value(manifest: Manifest) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """`value` with each list of named objects as an object by these names."""
+    """Return `value` with each list of named objects as an object by these names."""
     if isinstance(value, dict):
         return {key: _named(inner) for key, inner in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):

@@ -1,7 +1,7 @@
-"""The plots: small SVG pictures for table cells, drawn beside the numbers that they show.
+"""The plots: small SVG pictures for table cells, beside the numbers that they show.
 
-A picture holds no text, so that it scales with its cell and the table says everything to those who cannot see it.
-Colours are classes of the page's style sheet: they follow the colour scheme.
+A picture contains no text: it scales with its cell, and a screen reader finds everything in the table. Colours are
+classes of the page's style sheet, and follow the colour scheme.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEIGHT = 16.0
 
 
 def bars(shares: Sequence[tuple[str, float]]) -> str:
-    """One thin bar a (class, share of the full width), one under the other."""
+    """Return thin bars, one below the other, from (class, share of the full width)."""
     height = HEIGHT / max(1, len(shares))
     drawn = [
         f'<rect class="{name}" x="0" y="{_n(i * height + 1)}" width="{_n(WIDTH * _clip(share))}" height="{_n(height - 2)}" rx="1.5"/>'
@@ -25,7 +25,7 @@ def bars(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def segments(parts: Sequence[tuple[str, float]]) -> str:
-    """One bar, divided among (class, share)."""
+    """Return one bar, divided among (class, share)."""
     drawn, x = [], 0.0
     for name, share in parts:
         width = WIDTH * _clip(share)
@@ -36,7 +36,7 @@ def segments(parts: Sequence[tuple[str, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis that is even around 0 and logarithmic beyond `unit` (asinh), so that small and large ranges both show."""
+    """An axis that is linear near 0 and logarithmic beyond `unit` (asinh): small and large ranges are both visible."""
 
     low: float
     high: float
@@ -44,13 +44,13 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Scale:
-        """The scale that shows all of `values` and 0; its unit is the middle one of their magnitudes."""
+        """Return the scale that shows all of `values` and 0; its unit is the median of their magnitudes."""
         magnitudes = sorted(abs(value) for value in values if value)
         unit = magnitudes[len(magnitudes) // 2] if magnitudes else 1.0
         return cls(min(0.0, *values), max(0.0, *values), unit)
 
     def at(self, value: float) -> float:
-        """Where `value` lies, 0 to WIDTH."""
+        """Return the position of `value`, 0 to WIDTH."""
         low, high = math.asinh(self.low / self.unit), math.asinh(self.high / self.unit)
         if high == low:
             return WIDTH / 2
@@ -58,7 +58,7 @@ class Scale:
 
 
 def spread(scale: Scale, low: float, high: float, quantiles: Sequence[float]) -> str:
-    """A range: a thin line over all of it, a thick one where all but a few values lie, a mark at the median, one at 0."""
+    """Return a range: a thin line for all values, a thick one for all but a few, a mark at the median and one at 0."""
     inner_low, median, inner_high = (scale.at(value) for value in quantiles)
     zero, left, right = scale.at(0.0), scale.at(low), scale.at(high)
     return _svg(

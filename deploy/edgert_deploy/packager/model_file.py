@@ -1,0 +1,94 @@
+"""The model file: a TOML file beside a model that says how to build it, read into the options of `edgert build`.
+
+Its keys are the options' names, with `_` for `-`. Paths begin at the file's folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.packager.samples.processing import POSTPROCESS_PRESETS, PREPROCESS_PRESETS
+from edgert_deploy.packager.samples.sample_function import is_function
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_BYTES_MAX = 64 * 1024
+SUFFIX = ".toml"
+
+
+def _path(folder: Path, text: str) -> str:
+    return str(folder / Path(text).expanduser())
+
+
+def _samples(folder: Path, text: str) -> str:
+    return text if is_function(text) else _path(folder, text)
+
+
+def _processing(folder: Path, text: str) -> str:
+    return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
+
+
+def _as_given(folder: Path, text: str) -> str:
+    return text
+
+
+TEXTS: dict[str, Callable[[Path, str], str]] = {
+    "model": _path,
+    "calibration": _samples,
+    "holdout": _samples,
+    "preprocess": _processing,
+    "postprocess": _processing,
+    "labels": _path,
+    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires", "budget"), _as_given),
+}
+NUMBERS = ("max_drop", "max_class_drop", "release")
+FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
+LISTS = ("targets", "inputs")
+KEYS = (*TEXTS, *NUMBERS, *FLAGS, *LISTS)
+
+
+def read_model_file(path: Path) -> dict[str, Any]:
+    """Return the options that the file sets, by its keys. Raises ConfigInvalid."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; a model file has at most {FILE_BYTES_MAX}")
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{path} is not TOML: {error}") from error
+    values = {key: _value(path, key, value) for key, value in table.items()}
+    if "model" not in values:
+        raise ConfigInvalid(f'{path} does not name its model: add model = "FILE.onnx"')
+    return values
+
+
+def _value(path: Path, key: str, value: Any) -> Any:
+    if key in TEXTS:
+        _check(path, key, value, isinstance(value, str) and bool(value), "text")
+        return TEXTS[key](path.parent, value)
+    if key in NUMBERS:
+        _check(path, key, value, isinstance(value, int | float) and not isinstance(value, bool), "a number")
+    elif key in FLAGS:
+        _check(path, key, value, isinstance(value, bool), "true or false")
+    elif key in LISTS:
+        is_list = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+        _check(path, key, value, is_list, 'a list of text, as ["one", "two"]')
+    else:
+        near = difflib.get_close_matches(key, KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
+        raise ConfigInvalid(f"{path} has an unknown key {key!r}; {hint}")
+    return value
+
+
+def _check(path: Path, key: str, value: Any, is_right: bool, expected: str) -> None:
+    if not is_right:
+        raise ConfigInvalid(f"{path}: {key} = {value!r} must be {expected}")

@@ -1,0 +1,152 @@
+"""A new model file: what the model itself tells of its build, and comments for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from edgert.errors import ConfigInvalid
+from edgert.tensors import TensorSpec
+from edgert_deploy.devices.profiles import list_profiles
+from edgert_deploy.packager.model_file import SUFFIX
+from edgert_deploy.packager.samples.processing import read_postprocess
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+CHANNELS = (1, 3, 4)
+TOKEN_DATATYPES = ("INT32", "INT64")
+COMMENT_COLUMN = 34
+
+
+def name_from(path: Path) -> str:
+    """Return a model's name made from its file's: lower case, `-` for everything else that is not allowed."""
+    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+
+
+def write_model_file(source: SourceModel, force: bool) -> Path:
+    """Write the model file beside the source, and return its path. Raises ConfigInvalid if it exists, unless forced."""
+    path = source.path.with_suffix(SUFFIX)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(model_file_text(source))
+    except FileExistsError as error:
+        raise ConfigInvalid(f"{path} exists already: edit it, or write a new one with --init --force") from error
+    except OSError as error:
+        raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def model_file_text(source: SourceModel) -> str:
+    """Return the file: set what could be found out, and a comment for each other key."""
+    folder, detector = source.path.parent, _is_detector(source)
+    classes = None if detector else next((s.shape[1] for s in source.outputs if _is_scores(s)), None)
+    lines = [
+        f"# How to build {source.path.name}: edgert build {source.path.with_suffix(SUFFIX).name}",
+        "# The keys are the options of edgert build. Paths begin at this folder. Options given beside the file override it.",
+        "",
+        *(f"# input   {_described(spec)}: {_kind(spec)}" for spec in source.inputs),
+        *(f"# output  {_described(spec)}{_meaning(spec, detector)}" for spec in source.outputs),
+        "",
+        _line("model", source.path.name),
+        _line("name", name_from(source.path), "its name on devices"),
+        _line("targets", ["this-machine"], f"device profiles: {', '.join(p.name for p in list_profiles())}"),
+        _line("release", 1, "must grow with every deploy; --release 2 overrides it"),
+        _line("expires", "90d", "devices install it until then", unset=True),
+        "",
+        f"# Samples: .npz or folders with arrays {_arrays(source)}; folders of images; or module:function.",
+        _line("calibration", _found(folder, "calibration"), "to quantize with: at least 10"),
+        _line("holdout", _found(folder, "holdout"), "to judge by: at least 8, none of them used for training"),
+        "",
+        *_processing_lines(source, detector, classes),
+        "",
+        "# The accuracy gate.",
+        _line("metric", "map" if detector else "auto", "auto, top1, top5, map, cosine or module:function", unset=True),
+        _line("max_drop", 0.01, "how much of it an artifact may lose", unset=True),
+        _line("max_class_drop", 0.05, "the same for any class or slice", unset=True),
+        _line("precision", "auto", "int8, fp16 or fp32; auto takes the first that passes", unset=True),
+        "",
+        _line("licence", "", "for those who inspect the bundle", unset=True),
+        _line("notes", "", "origin of the data, what changed", unset=True),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _processing_lines(source: SourceModel, detector: bool, classes: int | None) -> list[str]:
+    folder = source.path.parent
+    images = [spec for spec in source.inputs if _layout(spec)]
+    lines = [] if not images else ["# Processing on the device: raw frames and JPEG files to inputs, outputs to labels."]
+    if images:
+        colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
+        preset = ("yolo" if detector else "imagenet") if colour and len(source.inputs) == 1 else "preprocess.toml"
+        there = (folder / "preprocess.toml").is_file()
+        guess = "found beside the model" if there else "a guess, compare it with training: imagenet, yolo or a .toml file"
+        is_unset = not there and (preset == "preprocess.toml" or images[0].datatype != "FP32")
+        lines.append(_line("preprocess", "preprocess.toml" if there else preset, guess, unset=is_unset))
+    if detector:
+        lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))
+    if detector or classes is not None:
+        count = "" if classes is None else f"{classes} "
+        unset = not (folder / "labels.txt").is_file()
+        lines.append(_line("labels", "labels.txt", f"{count}names of the classes, one a line", unset=unset))
+    return lines
+
+
+def _line(key: str, value: str | float | list[str], comment: str = "", *, unset: bool = False) -> str:
+    if isinstance(value, list):
+        text = f"[{', '.join(map(_quoted, value))}]"
+    else:
+        text = _quoted(value) if isinstance(value, str) else f"{value:g}"
+    line = f"{'# ' if unset else ''}{key} = {text}"
+    return f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _found(folder: Path, name: str) -> str:
+    return next((path for path in (f"{name}.npz", name) if (folder / path).exists()), f"{name}.npz")
+
+
+def _described(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype} [{', '.join('N' if n == -1 else str(n) for n in spec.shape)}]"
+
+
+def _arrays(source: SourceModel) -> str:
+    return ", ".join(f"{spec.name} [samples{''.join(f', {n}' for n in spec.item_shape)}]" for spec in source.inputs)
+
+
+def _kind(spec: TensorSpec) -> str:
+    if layout := _layout(spec):
+        channels, height, width = spec.shape[1:] if layout == "nchw" else (spec.shape[3], *spec.shape[1:3])
+        return f"an image, {channels} channels, {height} x {width}, layout {layout}"
+    if spec.datatype in TOKEN_DATATYPES and len(spec.shape) == 2:
+        return f"tokens, {spec.shape[1]} a sample"
+    return f"features, {' x '.join(map(str, spec.item_shape)) or 1} a sample"
+
+
+def _layout(spec: TensorSpec) -> str:
+    """Return "nchw" or "nhwc" for an image, "" for anything else."""
+    if len(spec.shape) != 4 or spec.datatype in TOKEN_DATATYPES:
+        return ""
+    return "nchw" if spec.shape[1] in CHANNELS else "nhwc" if spec.shape[3] in CHANNELS else ""
+
+
+def _is_scores(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 2 and spec.shape[1] >= 2 and spec.dtype.kind == "f"
+
+
+def _is_detector(source: SourceModel) -> bool:
+    if not any(_layout(spec) for spec in source.inputs):
+        return False
+    with contextlib.suppress(ConfigInvalid):
+        read_postprocess(Path("yolo"), source, None)
+        return True
+    return False
+
+
+def _meaning(spec: TensorSpec, detector: bool) -> str:
+    if detector:
+        return ": boxes and scores" if len(spec.shape) == 3 else ""
+    return f": {spec.shape[1]} classes, or as many values" if _is_scores(spec) else ""

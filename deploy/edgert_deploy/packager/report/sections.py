@@ -1,0 +1,301 @@
+"""The sections of the page, in their order. A plot is in a table cell beside its number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from edgert.tensors import TensorSpec
+from edgert_deploy.common.quantities import size_text
+from edgert_deploy.packager.report import Report
+from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
+from edgert_deploy.packager.report.tables import ROWS_SHOWN_MAX, code, legend, table
+
+PRECISION_CLASSES = {"int8": "int8", "fp32": "fp32", "fp16": "other"}
+
+
+def signed(value: float) -> str:
+    return f"{value:+.4f}" if value else "0"
+
+
+def _targets(report: Report) -> str:
+    receipts = {target["profile"]: target for target in report.receipt.get("targets", [])}
+    parts = ["<p>A device serves with the first artifact that loads and answers the golden samples correctly.</p>"]
+    for target in report.manifest.targets:
+        built = receipts.get(target.profile, {})
+        machines = ", ".join(target.machines) or "any processor"
+        artifacts = "".join(f"<li>{_artifact(report, name)}</li>" for name in target.artifacts)
+        notes = [f"Goes without {one['engine']}: {one['reason']}" for one in built.get("left_out", [])]
+        notes += [warning for warning in built.get("warnings", []) if "goes without" not in warning]
+        if target.reference:
+            notes.append(f"Devices can compare live answers with {target.reference}.")
+        listed = f'<ul class="plain soft">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
+        parts.append(
+            f"<h3>{escape(target.profile)}</h3><p class=soft>{escape(machines)}</p><ol>{artifacts}</ol>{listed}"
+        )
+    return "".join(parts)
+
+
+def _artifact(report: Report, name: str) -> str:
+    artifact = report.manifest.artifact(name)
+    accuracy = artifact.accuracy
+    return (
+        f"{code(name)}: {escape(artifact.engine)}, {escape(artifact.precision.upper())}, "
+        f"{size_text(report.artifact_bytes(artifact))}, {escape(accuracy.metric)} {accuracy.artifact:.4f}"
+    )
+
+
+def _candidates(report: Report) -> str:
+    rows = []
+    for one in report.candidates():
+        accuracy, also = one["accuracy"], sorted(one.get("also", {}).items())
+        others = ", ".join(f"{escape(name)} {both['artifact']:.4g}" for name, both in also)
+        rows.append(
+            [
+                code(one["id"]),
+                escape(one["kind"].upper()),
+                f"{accuracy['fp32']:.4f}",
+                f"{accuracy['artifact']:.4f}",
+                signed(-accuracy["drop"]),
+                '<span class="good">pass</span>' if one["passed"] else '<span class="bad">fail</span>',
+                "packed" if one["packed"] else "not packed",
+                f'<span class="soft">{others}</span>',
+            ]
+        )
+    accuracy, gate = report.candidates()[0]["accuracy"], report.receipt.get("gate", {})
+    limit = gate.get("max_drop", report.manifest.artifacts[0].accuracy.max_drop)
+    classes = "" if gate.get("max_class_drop") is None else f", {gate['max_class_drop']:g} in any class or slice"
+    lead = (
+        f"<p>{escape(accuracy['metric'])} on {accuracy['samples']} hold-out samples; an artifact may lose at most "
+        f"{limit:g}{classes}.</p>"
+    )
+    columns = "Candidate|Precision|FP32#|Artifact#|Change#|Gate||Other metrics"
+    return lead + table("All candidates that were built and judged", columns, rows)
+
+
+def _classes(report: Report) -> str:
+    return _by_group(report, "classes", "Class")
+
+
+def _slices(report: Report) -> str:
+    return _by_group(report, "slices", "Slice")
+
+
+def _by_group(report: Report, key: str, heading: str) -> str:
+    """Show the artifact of which a group lost most, and fold the others away."""
+    found = [one for one in report.candidates() if one["packed"] and one.get(key)]
+    found.sort(key=lambda one: (min(map(_group_change, one[key])), one["id"]))
+    if not found:
+        return ""
+    parts = [legend([("fp32", "FP32 source"), ("int8", "artifact")])]
+    for number, one in enumerate(found):
+        groups, worst = _groups(one, one[key], heading), min(one[key], key=_group_change)
+        change = _group_change(worst)
+        lost = f"{escape(worst['name'])} lost most, {signed(change)}" if change < 0 else "none lost"
+        folded = f"<details><summary>{code(one['id'])}: {lost}</summary>{groups}</details>"
+        parts.append(folded if number else f"<h3>{code(one['id'])}</h3>{groups}")
+    return "".join(parts)
+
+
+def _group_change(group: dict[str, Any]) -> float:
+    return float(group["artifact"] - group["fp32"])
+
+
+def _groups(candidate: dict[str, Any], groups: list[dict[str, Any]], heading: str) -> str:
+    if len(groups) > ROWS_SHOWN_MAX:  # then the losses matter more than the order of the classes
+        groups = sorted(groups, key=_group_change)
+    rows = []
+    for group in groups:
+        change = signed(_group_change(group))
+        rows.append(
+            [
+                escape(group["name"]),
+                bars([("fp32", group["fp32"]), ("int8", group["artifact"])]),
+                f"{group['fp32']:.4f}",
+                f"{group['artifact']:.4f}",
+                f'<span class="bad">{change}</span>' if _group_change(group) < 0 else change,
+                str(group["samples"]),
+            ]
+        )
+    kind = candidate["kind"].upper()
+    caption = f"{candidate['id']}: {candidate['accuracy']['metric']} by {heading.lower()}"
+    return table(caption, f"{heading}|FP32, {kind}~|FP32#|{kind}#|Change#|Samples#", rows)
+
+
+def _sizes(report: Report) -> str:
+    source = report.manifest.source_size_bytes
+    sizes = [("source", source), *((a.id, report.artifact_bytes(a)) for a in report.manifest.artifacts)]
+    largest = max(size for _, size in sizes)
+    rows = [
+        [
+            code(name),
+            bars([("fp32" if name == "source" else "int8", size / largest)]),
+            size_text(size),
+            "" if name == "source" else f"{source / max(size, 1):.1f}x",
+        ]
+        for name, size in sizes
+    ]
+    return table("Bytes of the model's files", "|~|Size#|Smaller by#", rows)
+
+
+def _latency(report: Report) -> str:
+    times = report.times()
+    slowest = max((one["p50_ms"] for _, one in times), default=0.0) or 1.0
+    rows = []
+    for profile, one in times:
+        cells = [f'<span class="bad">{escape(one["error"])}</span>', "", "", ""]
+        if not one["error"]:
+            bar = bars([("int8", one["p50_ms"] / slowest)])
+            cells = [bar, f"{one['p50_ms']:.3g}", f"{one['p90_ms']:.3g}", str(one["threads"])]
+        rows.append([escape(profile), code(one["id"]), escape(one["where"]), *cells])
+    columns = "Target|Candidate|Measured on|~|p50, ms#|p90, ms#|Threads#"
+    return table("Time of one inference", columns, rows) if rows else ""
+
+
+def _harm(report: Report) -> str:
+    parts = [_harm_table(f"Measured for {engine}", layers, "name") for engine, layers in report.harms()]
+    lead = (
+        "<p>What is left of the model's outputs if one layer alone is in INT8: the lower, the more that layer hurts.</p>"
+    )
+    if not parts and (worst := report.worst_activations(ROWS_SHOWN_MAX)):
+        parts = [_harm_table("The layers whose own answers lose most to 8 bits", worst, "layer")]
+        lead = (
+            "<p>INT8 passed, so no layer was measured alone. These are the layers whose own answers lose most when "
+            "rounded to 8 bits; the accuracy above includes what later layers make of that noise.</p>"
+        )
+    floats = [
+        f"<li>{code(one['id'])}: {escape(', '.join(one['float_layers']))}</li>"
+        for one in report.candidates()
+        if one.get("float_layers")
+    ]
+    if floats:
+        parts.append(f'<h3>In float for accuracy</h3><ul class="plain">{"".join(floats)}</ul>')
+    return lead + "".join(parts) if parts else ""
+
+
+def _harm_table(caption: str, layers: Sequence[dict[str, Any]], name: str) -> str:
+    # 0 dB: as much noise as signal. The bar's length is what is missing to 60 dB.
+    rows = [
+        [code(one[name]), escape(one["op"]), bars([("bad", 1 - one["sqnr_db"] / 60)]), _decibels(one["sqnr_db"])]
+        for one in layers
+    ]
+    return table(caption, "Layer|Kind|Harm~|SQNR, dB#", rows)
+
+
+def _ranges(report: Report) -> str:
+    found = report.receipt.get("activations", [])
+    if not found:
+        return ""
+    scale = Scale.over([value for one in found for value in (one["low"], one["high"])])
+    rows = [
+        [
+            code(one["layer"]),
+            escape(one["op"]),
+            spread(scale, one["low"], one["high"], one["quantiles"]),
+            f"{one['low']:.3g}",
+            f"{one['high']:.3g}",
+            _decibels(one["sqnr_db"]),
+        ]
+        for one in found
+    ]
+    lead = (
+        "<p>The values between the layers of the FP32 model on calibration samples, in the order of the graph. All share "
+        "one axis, logarithmic away from 0. SQNR: signal to noise of the layer's own answer rounded to 8 bits.</p>"
+    )
+    key = legend([("most", "99.8 % of the values"), ("", "line: all of them; tick: the median")])
+    return lead + key + table("Activation ranges", "Layer|Kind|Range~|Least#|Greatest#|SQNR, dB#", rows)
+
+
+def _layers(report: Report) -> str:
+    rows = []
+    for name, kinds in report.layers.items():
+        for kind, counts in kinds.items():
+            total = sum(counts.values())
+            shares = [(PRECISION_CLASSES.get(p, "other"), n / total) for p, n in counts.items()]
+            words = ", ".join(f"{n} {escape(p.upper())}" for p, n in counts.items())
+            rows.append([code(name), escape(kind), segments(shares), words])
+    key = legend([("int8", "INT8"), ("fp32", "FP32"), ("other", "other")])
+    return key + table("Read from the artifacts' files", "Artifact|Kind|~|Layers", rows) if rows else ""
+
+
+def _goldens(report: Report) -> str:
+    rows = [
+        [
+            code(one.artifact),
+            code(one.other),
+            escape(one.output),
+            f"{one.difference:.3g}",
+            f"{one.tolerance:.3g}",
+            "" if one.same_class is None else f"{one.same_class:.0%}",
+        ]
+        for one in report.goldens
+    ]
+    tolerances = [
+        [code(a.id), escape(spec.name), f"{atol:.3g}"]
+        for a in report.manifest.artifacts
+        for spec, atol in zip(report.manifest.outputs, a.golden_atol, strict=False)
+    ]
+    columns = "Artifact|Other|Output|Largest difference#|Tolerance#|Same class#"
+    return (
+        f"<p>Each artifact ships with its answers to {report.golden_samples} hold-out samples. A device serves if its "
+        "answers are within the tolerance; this section compares the artifacts with each other.</p>"
+        + (table("Golden answers, artifact beside artifact", columns, rows) if rows else "")
+        + table("The difference that a device may have", "Artifact|Output|Tolerance#", tolerances)
+    )
+
+
+def _meaning(report: Report) -> str:
+    manifest = report.manifest
+    facts = [(f"Input {spec.name}", _spec(spec)) for spec in manifest.inputs]
+    facts += [(f"Output {spec.name}", _spec(spec)) for spec in manifest.outputs]
+    if (before := manifest.preprocess) is not None:
+        resize = before.resize
+        size = "" if resize is None else f"{resize.rule} to {resize.height} x {resize.width}, "
+        files = ", JPEG and PNG files" if before.decode else ""
+        value = f"(value * {before.scale:g} - {list(before.mean)}) / {list(before.std)}"
+        facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
+    after = manifest.classify or manifest.detect
+    if after is not None:
+        more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""
+        facts.append(("Labels", f"{len(after.labels)}: {', '.join(after.labels[:ROWS_SHOWN_MAX])}{more}"))
+    facts.append(("Source", f"{manifest.source_size_bytes} bytes"))
+    facts.append(("Downgrade", "yes: devices take this release after a higher one" if manifest.downgrade else "no"))
+    facts.append(("Expires", manifest.expires or "never"))
+    facts += [(name.capitalize(), report.receipt[name]) for name in ("licence", "notes") if report.receipt.get(name)]
+    rows = [[escape(name), escape(value)] for name, value in facts]
+    return table("", "|", [*rows, ["Source's SHA-256", code(manifest.source_sha256)]])
+
+
+def _contents(report: Report) -> str:
+    files = [[code(f.path), f"{f.size_bytes:,}", code(f.sha256[:16])] for f in report.manifest.files]
+    tools = [
+        [code(a.id), escape(", ".join(f"{tool} {version}" for tool, version in sorted(a.tools.items())))]
+        for a in report.manifest.artifacts
+    ]
+    listed = table("Files, each signed by its SHA-256", "File|Bytes#|SHA-256 begins", files)
+    return listed + table("Made with", "Artifact|Tools", tools)
+
+
+def _spec(spec: TensorSpec) -> str:
+    return f"{spec.datatype} [{', '.join('N' if n == -1 else str(n) for n in spec.shape)}]"
+
+
+def _decibels(value: float) -> str:
+    return "exact" if value >= 200 else f"{value:.1f}"
+
+
+SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
+    ("targets", "Targets", _targets),
+    ("candidates", "Candidates", _candidates),
+    ("classes", "Accuracy by class", _classes),
+    ("slices", "Accuracy by slice", _slices),
+    ("size", "Size", _sizes),
+    ("latency", "Latency", _latency),
+    ("harm", "Layers that hurt most", _harm),
+    ("ranges", "Activation ranges", _ranges),
+    ("layers", "Layers by precision", _layers),
+    ("golden", "Golden answers", _goldens),
+    ("meaning", "Inputs and outputs", _meaning),
+    ("contents", "Contents of the bundle", _contents),
+)
