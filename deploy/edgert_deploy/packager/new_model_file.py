@@ -120,7 +120,7 @@ def _arrays(source: SourceModel) -> str:
 def _kind(spec: TensorSpec) -> str:
     if layout := _layout(spec):
         channels, height, width = spec.shape[1:] if layout == "nchw" else (spec.shape[3], *spec.shape[1:3])
-        return f"an image, {channels} channels, {height} x {width}, layout {layout}"
+        return f"an image, {channels} channel{'s' * (channels > 1)}, {height} x {width}, layout {layout}"
     if spec.datatype in TOKEN_DATATYPES and len(spec.shape) == 2:
         return f"tokens, {spec.shape[1]} a sample"
     return f"features, {' x '.join(map(str, spec.item_shape)) or 1} a sample"

@@ -1,0 +1,94 @@
+"""A new model file holds what the model tells: kinds of inputs, classes, likely processing; the rest is comments."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.packager.model_file import read_model_file
+from edgert_deploy.packager.new_model_file import model_file_text, name_from, write_model_file
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.paths import DIGITS
+
+# A model of the ONNX project.
+SHUFFLENET = Path(onnx.__file__).parent / "backend/test/data/light/light_shufflenet.onnx"
+
+
+def text_for(proto: Any, folder: Path) -> str:
+    return model_file_text(load_source(models.write(proto, folder / "net.onnx")))
+
+
+def test_the_example_has_everything_that_a_build_needs(tmp_path: Path) -> None:
+    for name in ("digits.onnx", "calibration.npz", "holdout.npz", "labels.txt", "preprocess.toml"):
+        shutil.copy(DIGITS / name, tmp_path)
+    path = write_model_file(load_source(tmp_path / "digits.onnx"), force=False)
+    assert path == tmp_path / "digits.toml"
+    text = path.read_text()
+    assert "# input   image FP32 [N, 1, 8, 8]: an image, 1 channel, 8 x 8, layout nchw" in text
+    assert "# output  scores FP32 [N, 10]: 10 classes" in text
+    values = read_model_file(path)
+    for key in ("model", "calibration", "holdout", "labels", "preprocess"):
+        assert Path(values[key]).is_file(), key
+    assert (values["name"], values["targets"], values["release"]) == ("digits", ["this-machine"], 1)
+
+
+def test_a_model_from_elsewhere_is_recognised_as_an_image_classifier(tmp_path: Path) -> None:
+    shutil.copy(SHUFFLENET, tmp_path / "Shuffle Net.onnx")
+    path = write_model_file(load_source(tmp_path / "Shuffle Net.onnx"), force=False)
+    text = path.read_text()
+    assert "an image, 3 channels, 224 x 224, layout nchw" in text
+    assert "1000 classes" in text
+    assert "arrays gpu_0/data_0 [samples, 3, 224, 224]" in text
+    assert "# labels" in text
+    values = read_model_file(path)
+    assert (values["name"], values["preprocess"]) == ("shuffle-net", "imagenet")
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    source = load_source(models.write(models.mlp(), tmp_path / "net.onnx"))
+    path = write_model_file(source, force=False)
+    path.write_text("mine")
+    with pytest.raises(ConfigInvalid, match="--force"):
+        write_model_file(source, force=False)
+    assert path.read_text() == "mine"
+    write_model_file(source, force=True)
+    assert "net.onnx" in path.read_text()
+
+
+def test_kinds_of_inputs(tmp_path: Path) -> None:
+    features = text_for(models.mlp(), tmp_path)
+    assert "x FP32 [N, 4]: features, 4 a sample" in features
+    assert "preprocess" not in features
+    tokens = models.model("int64[N,16] ids) => (float[N,16] y", "y = Cast <to = 1> (ids)")
+    assert "ids INT64 [N, 16]: tokens, 16 a sample" in text_for(tokens, tmp_path)
+    frames = models.model("uint8[N,8,8,3] frames) => (float[N,8,8,3] y", "y = Cast <to = 1> (frames)")
+    nhwc = text_for(frames, tmp_path)
+    assert "an image, 3 channels, 8 x 8, layout nhwc" in nhwc
+    assert "# preprocess" in nhwc  # frames as they come need none
+
+
+def test_a_detector_gets_the_processing_of_one(tmp_path: Path) -> None:
+    body = "f = Flatten (image) c = MatMul (f, w) boxes = Reshape (c, s)"
+    weights = {"w": models.random(3 * 8 * 8, 7 * 20), "s": np.array([-1, 7, 20])}
+    text = text_for(models.model("float[N,3,8,8] image) => (float[N,7,20] boxes", body, weights), tmp_path)
+    assert "boxes FP32 [N, 7, 20]: boxes and scores" in text
+    values = read_model_file_from(text, tmp_path)
+    assert (values["preprocess"], values["postprocess"]) == ("yolo", "yolo")
+
+
+def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:
+    (folder / "net.toml").write_text(text)
+    return read_model_file(folder / "net.toml")
+
+
+def test_a_name_is_made_from_the_files() -> None:
+    assert name_from(Path("My Model_v2.onnx")) == "my-model_v2"
