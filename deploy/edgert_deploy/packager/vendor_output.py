@@ -1,7 +1,7 @@
-"""Silence for vendors' tools, which print banners and progress bars wherever they like.
+"""Silence for vendors' tools, which print banners and progress bars.
 
-Standard output belongs to the command's result (`--json` must stay JSON), so while such a tool runs,
-file descriptors 1 and 2 go to a temporary file. Native code is silenced with it.
+Standard output belongs to the command's result (`--json` must stay JSON). While such a tool runs, file descriptors 1
+and 2 point to a temporary file, which silences native code too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Discard all that this process writes to stdout and stderr, and Python's warnings."""
+    """Discard everything that this process writes to stdout and stderr, and Python's warnings."""
     with ExitStack() as stack:
         sink = stack.enter_context(tempfile.TemporaryFile("w+"))
         stack.enter_context(warnings.catch_warnings())

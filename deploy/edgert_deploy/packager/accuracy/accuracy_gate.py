@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,18 +100,33 @@ class GateResult:
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
     """Return the source's own answers, in the engine that reads it: one array an output, samples along axis 0."""
     with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
-        return _run(reference_artifact(source, Path(folder)), samples)
+        return run_artifact(reference_artifact(source, Path(folder)), samples.inputs)
 
 
 def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:
     """Return the answers of `artifact` in the engine that judges it. Raises EngineMissing or EngineFailed."""
-    return _run(local_artifact(artifact, source), samples)
+    return run_artifact(local_artifact(artifact, source), samples.inputs)
 
 
 def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
     """Return the artifact as the engine that judges it on this host opens it."""
     digest = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
     return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest)
+
+
+def run_artifact(
+    artifact: LocalArtifact,
+    inputs: Mapping[str, NDArray[Any]],
+    options: EngineOptions = EngineOptions(threads=0),
+    batch: int = BATCH,
+) -> Outputs:
+    """Load the artifact, run all samples of `inputs` through it, and close it."""
+    with quiet():  # TFLite prints the name of its delegate
+        session = engine_by_name(artifact.engine).load(artifact, options)
+    try:
+        return run_samples(session, [inputs[spec.name] for spec in artifact.inputs], batch)
+    finally:
+        session.close()
 
 
 def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = BATCH) -> Outputs:
@@ -165,12 +180,3 @@ def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple
     if not isinstance(metric, Cosine):
         others.append((Cosine.name, None, Cosine(reference).score(answers, rows)))
     return (*others, ("sqnr_db", None, sqnr_db(reference.answers, answers)))
-
-
-def _run(artifact: LocalArtifact, samples: CalibrationSet) -> Outputs:
-    with quiet():  # TFLite prints the name of its delegate
-        session = engine_by_name(artifact.engine).load(artifact, EngineOptions(threads=0))
-    try:
-        return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs])
-    finally:
-        session.close()

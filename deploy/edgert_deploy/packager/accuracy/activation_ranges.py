@@ -1,9 +1,9 @@
-"""What passes between the layers: the range of each layer's answer over the calibration samples, and what 8 bits of it lose.
+"""Activation ranges: the range of each layer's answer on the calibration samples, and what 8 bits of it lose.
 
 The FP32 model runs in ONNX Runtime with every layer's answer as an output. `sqnr_db` is the signal to noise ratio of
-that answer, rounded to 256 steps from its least to its greatest value, as min-max calibration would: where it is low,
-a few outliers stretch the range and INT8 has few steps left for the rest. It says nothing of what later layers make
-of the noise; that a run of the whole artifact tells.
+that answer, rounded to 256 steps from its least to its greatest value, as min-max calibration does. If it is low,
+a few outliers stretch the range and INT8 has few steps left for the rest. It does not include what later layers make
+of the noise; the accuracy gate measures that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, decibels
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -24,12 +25,10 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.vendor_output import quiet
 
 SAMPLES_MAX = 16
-# Of a larger answer every n-th value is looked at for its quantiles; its extremes are those of all.
-VALUES_MAX = 4096  # a sample
+VALUES_MAX = 4096  # a sample; of a larger answer every n-th value counts for the quantiles, all for the extremes
 LAYERS_MAX = 1000
 QUANTILES = (0.001, 0.5, 0.999)
-SQNR_DB_MAX = 200.0
-DIGITS = 4  # of what is kept: the last bits differ between processors
+DIGITS = 4  # the last bits differ between processors
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Activation:
 
 
 def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
-    """In the order of the graph; none for a source that is no ONNX model, or that the tools cannot prepare."""
+    """Return the ranges in the order of the graph; none for a model that is not ONNX, or cannot be prepared."""
     if source.kind != "onnx":
         return ()
     try:
@@ -60,7 +59,7 @@ def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activ
 
 
 class _Seen:
-    """What was seen of one value so far."""
+    """The values of one activation so far."""
 
     def __init__(self) -> None:
         self.low, self.high, self.count = np.inf, -np.inf, 0
@@ -83,20 +82,17 @@ class _Seen:
         )
 
     def _sqnr_db(self, values: NDArray[np.float64]) -> float:
-        # Zero lies on a step, as every engine has it.
+        # Zero is on a step, as in every engine.
         low, high = min(self.low, 0.0), max(self.high, 0.0)
         step = (high - low) / 255
         if step == 0:
             return SQNR_DB_MAX
         noise = float(np.square(values - np.round(values / step) * step).sum())
-        signal = float(np.square(values).sum())
-        return (
-            SQNR_DB_MAX if noise == 0 else round(min(SQNR_DB_MAX, 10 * float(np.log10(max(signal, 1e-300) / noise))), 1)
-        )
+        return round(decibels(float(np.square(values).sum()), noise), 1)
 
 
 def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> dict[str, _Seen]:
-    """Raises BuildFailed where ONNX Runtime does not run the graph with these outputs."""
+    """Raises BuildFailed if ONNX Runtime does not run the graph with these outputs."""
     import onnx
 
     onnxruntime = sdk()
@@ -115,8 +111,8 @@ def _answers(proto: Any, names: Sequence[str], calibration: CalibrationSet) -> d
             for name, array in zip(names, session.run(list(names), feeds), strict=True):
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     seen[name].add(array)
-    except Exception as error:  # whatever ONNX Runtime raises
-        raise BuildFailed(f"the layers' answers cannot be had: {type(error).__name__}: {str(error)[:200]}") from error
+    except Exception as error:  # ONNX Runtime raises anything
+        raise BuildFailed(f"cannot read the layers' answers: {type(error).__name__}: {str(error)[:200]}") from error
     return seen
 
 

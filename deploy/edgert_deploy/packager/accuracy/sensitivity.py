@@ -1,12 +1,12 @@
-"""Sensitivity: how much each layer alone, put into INT8, disturbs what the model answers.
+"""Sensitivity: how much each layer alone, in INT8, disturbs the model's answers.
 
 Theory of operation: activation ranges are recorded once, on SAMPLES calibration samples. Then, one layer at a time,
-only that layer is quantised in a Q/DQ graph and the model runs on the same samples in ONNX Runtime; the noise in its
-outputs is the layer's harm, as SQNR in decibels (low is bad). One run of the model a layer, no labels, and no
-hold-out sample, so that the gate's samples choose nothing. It is measured once for each way of quantising (unsigned
-activations: ONNX Runtime on x86, OpenVINO, TFLite; signed symmetric ones: ONNX Runtime on ARM, TensorRT).
+only that layer is quantized in a Q/DQ graph and the model runs on the same samples in ONNX Runtime. The noise in its
+outputs is the layer's harm, as SQNR in decibels (low is bad). This takes one run of the model a layer, no labels, and
+no hold-out sample: the gate's samples choose nothing. It is measured once for each recipe (unsigned activations: ONNX
+Runtime on x86, OpenVINO, TFLite; signed symmetric ones: ONNX Runtime on ARM, TensorRT).
 
-Why one alone and not all but one: docs/decisions/0007. Source of the measure: Wu et al., "Integer Quantization for
+Why one alone and not all but one: docs/decisions/0007. Source: Wu et al., "Integer Quantization for
 Deep Learning Inference", 2020, section 5 (partial quantization by one-layer sensitivity); SQNR in place of accuracy as
 in Nagel et al., "A White Paper on Neural Network Quantization", 2021, section 4.4.
 """
@@ -37,19 +37,19 @@ BATCH_BYTES_MAX = 4 * 1024**2
 
 @dataclass(frozen=True)
 class Harm:
-    """What quantising `layer` alone leaves of the outputs: signal to noise in decibels; SQNR_DB_MAX: all of it."""
+    """The signal to noise ratio of the outputs with `layer` alone in INT8, in decibels; SQNR_DB_MAX: no harm."""
 
     layer: Layer
     sqnr_db: float
 
 
 def worst_first(harms: Sequence[Harm]) -> tuple[Layer, ...]:
-    """The layers that do harm at all, the most harmful first; equal ones in the order of the graph."""
+    """Return the layers that do any harm, the most harmful first; equal ones in the order of the graph."""
     return tuple(harm.layer for harm in sorted(harms, key=lambda h: h.sqnr_db) if harm.sqnr_db < SQNR_DB_MAX)
 
 
 class Sensitivity:
-    """Measures one layer of a prepared model after the other. Raises BuildFailed where ONNX Runtime's tools fail."""
+    """Measures one layer of a prepared model after the other. Raises BuildFailed if ONNX Runtime's tools fail."""
 
     def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
         self._proto, self._recipe = proto, recipe
@@ -66,15 +66,15 @@ class Sensitivity:
                 if self._ranges is None:
                     self._reference = self._run(self._proto)
                     self._ranges = self._recorded()
-                return Harm(layer, sqnr_db(self._reference, self._run(self._with_one_quantised(layer))))
-        except Exception as error:  # the tools raise whatever their parts raise
+                return Harm(layer, sqnr_db(self._reference, self._run(self._with_one_quantized(layer))))
+        except Exception as error:  # the tools raise anything
             raise BuildFailed(
-                f"the harm of quantising {layer.op} {layer.name!r} cannot be measured: {type(error).__name__}: "
+                f"the harm of quantizing {layer.op} {layer.name!r} cannot be measured: {type(error).__name__}: "
                 f"{str(error)[:300]}; build this target with --precision fp16 or fp32"
             ) from error
 
     def _recorded(self) -> Any:
-        """The lowest and highest value of each activation."""
+        """Record the lowest and highest value of each activation."""
         from onnxruntime.quantization import CalibrationMethod
         from onnxruntime.quantization.calibrate import create_calibrator
 
@@ -91,7 +91,7 @@ class Sensitivity:
             del calibrator
         return ranges
 
-    def _with_one_quantised(self, layer: Layer) -> Any:
+    def _with_one_quantized(self, layer: Layer) -> Any:
         from onnx import ModelProto
         from onnxruntime.quantization import QuantType
         from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -129,14 +129,14 @@ class Sensitivity:
     def _feeds(self) -> Iterator[dict[str, NDArray[Any]]]:
         count = len(next(iter(self._samples.values())))
         sample_bytes = sum(array.nbytes for array in self._samples.values()) // count
-        # What a batch makes inside of the model is many times its own size.
+        # The activations of a batch are many times its own size.
         step = max(1, BATCH_BYTES_MAX // max(1, sample_bytes)) if self._batches else 1
         for i in range(0, count, step):
             yield {name: array[i : i + step] for name, array in self._samples.items()}
 
 
 class _Feeds:
-    """ONNX Runtime's CalibrationDataReader, by its shape."""
+    """Feeds in the form of ONNX Runtime's CalibrationDataReader."""
 
     def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
         self._feeds = feeds

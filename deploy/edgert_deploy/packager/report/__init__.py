@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.errors import BundleError
+from edgert_deploy.packager.builders import BUILDERS, builder_for
 from edgert_deploy.packager.receipt import read_receipt
-from edgert_deploy.packager.report.artifact_layers import layer_precisions
 
 Receipt = dict[str, Any]
 
@@ -112,7 +113,7 @@ def gather(bundle: Bundle, size_bytes: int) -> Report:
             key_ids=tuple(bundle.envelope.key_ids),
             size_bytes=size_bytes,
             golden_samples=len(_load(Path(folder) / manifest.golden_inputs[0])),
-            layers={a.id: layer_precisions(a.engine, Path(folder) / a.entry) for a in manifest.artifacts},
+            layers={a.id: _layer_precisions(a.engine, Path(folder) / a.entry) for a in manifest.artifacts},
             goldens=tuple(_agreement(manifest, a, b, Path(folder)) for a, b in combinations(manifest.artifacts, 2)),
             receipt=read_receipt(bundle) or {},
         )
@@ -129,6 +130,21 @@ def _agreement(manifest: Manifest, one: ArtifactEntry, other: ArtifactEntry, fol
         same = float((a.argmax(axis=1) == b.argmax(axis=1)).mean()) if scores else None
         found.append(GoldenAgreement(one.id, other.id, spec.name, difference, one.golden_atol[i], same))
     return max(found, key=lambda agreement: agreement.difference / max(agreement.tolerance, 1e-12))
+
+
+def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
+    """Return {kind of layer: {"int8" | "fp16" | "fp32" | another dtype: how many}}, the most frequent kind first.
+
+    Empty for an engine without a builder, and for a file that its reader does not understand.
+    """
+    found: dict[str, Counter[str]] = {}
+    try:
+        for kind, precision in builder_for(engine).layer_precisions(path) if engine in BUILDERS else ():
+            found.setdefault(kind, Counter())[precision] += 1
+    except Exception:  # noqa: BLE001 - a file from anywhere, read by four parsers; its content is checked elsewhere
+        return {}
+    ordered = sorted(found, key=lambda kind: (-sum(found[kind].values()), kind))
+    return {kind: dict(found[kind].most_common()) for kind in ordered}
 
 
 def _load(path: Path) -> NDArray[Any]:

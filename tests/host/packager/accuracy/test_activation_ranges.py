@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.packager.accuracy.activation_ranges import SQNR_DB_MAX, activations
+from edgert_deploy.packager.accuracy.activation_ranges import activations
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models

@@ -21,7 +21,8 @@ from edgert_deploy.cli import main
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.report import Report, gather
-from edgert_deploy.packager.report.page import SECTIONS, page
+from edgert_deploy.packager.report.page import page
+from edgert_deploy.packager.report.sections import SECTIONS
 from edgert_deploy.packager.request import BuildRequest
 from tests.support.browser import Browser, Page, Scheme
 from tests.support.bundles import make_null_bundle
