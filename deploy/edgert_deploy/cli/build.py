@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,10 +13,11 @@ import click
 from edgert.bundle.rules import Classify, Detect
 from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
-from edgert_deploy.cli.output import columns
+from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.cli.types import Duration, NewBundlePath
+from edgert_deploy.cli.types import Duration, NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory
@@ -25,73 +25,73 @@ from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
 from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
-from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice
 from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
-from edgert_deploy.packager.pack import BuildResult, build_bundle
+from edgert_deploy.packager.model_file import SUFFIX, read_model_file
+from edgert_deploy.packager.new_model_file import name_from, write_model_file
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
-from edgert_deploy.packager.sources.source_model import load_source
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
-COLUMNS = (
-    ("target", 18),
-    ("engine", 11),
-    ("precision", 9),
-    ("size", 20),
-    ("metric", 14),
-    ("FP32", 7),
-    ("artifact", 8),
-    ("diff", 8),
-    ("gate", 4),
-)
-WORDS_LETTERS_MAX = 10_000
+TEXT_LETTERS_MAX = 10_000
 CALIBRATION_SAMPLES_MIN = 10
 FILE = click.Path(path_type=Path)
 
 
+def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
+    """Make the keys of a model file the defaults of the options, and return its model."""
+    if path.suffix != SUFFIX or ctx.resilient_parsing:
+        return path
+    values = read_model_file(path)
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return Path(values["model"])
+
+
 @click.command()
-@click.argument("model", type=FILE)
+@click.argument("model", type=FILE, is_eager=True, callback=_read_model_argument)
+@click.option("--init", is_flag=True, help="Write MODEL's model file, with what the model tells, and build nothing.")
+@click.option("--force", is_flag=True, help="With --init: overwrite a model file that exists.")
 @click.option(
     "--calibration",
     type=FILE,
-    required=True,
-    help="Samples to quantise with: .npz, a folder of .npy or of images, or module:function.",
+    help="Samples to quantize with: .npz, a folder of .npy or of images, or module:function.",
 )
-@click.option("--holdout", type=FILE, required=True, help="Samples to judge by, none of them trained on.")
-@click.option("--target", "targets", multiple=True, required=True, help="A device profile; may be given again.")
-@click.option("--out", type=NewBundlePath(), required=True, help="The bundle to write.")
+@click.option("--holdout", type=FILE, help="Samples to judge by, none of them used for training.")
 @click.option(
-    "--release", type=click.IntRange(1, 2**53 - 1), default=1, show_default=True, help="Must rise with every deploy."
+    "--allow-overlap", is_flag=True, help="Accept hold-out samples that are calibration samples: the gate proves less."
 )
-@click.option("--name", help="The model's name on devices (default: that of the file).")
-@click.option("--key", type=FILE, help="Private key to sign with (default: default.key.pem of the user's keys).")
+@click.option("--target", "targets", multiple=True, type=ProfileName(), help="A device profile; repeatable.")
+@click.option("--out", type=NewBundlePath(), help="The bundle to write (default: NAME.edgert).")
+@click.option("--name", help="The model's name on devices (default: the file's).")
+@click.option(
+    "--release",
+    type=click.IntRange(1, 2**53 - 1),
+    default=1,
+    show_default=True,
+    help="Must grow with every deploy.",
+)
+@click.option("--downgrade", is_flag=True, help="Let devices take this release after a higher one, too.")
+@click.option(
+    "--expires", default="", metavar="TIME", help="Devices install it until then: 90d, 12h, 2027-02-19 (UTC)."
+)
+@click.option("--key", type=FILE, help="Private key to sign with (default: default.key.pem of your keys).")
+@click.option(
+    "--metric",
+    default="auto",
+    show_default=True,
+    help="What the accuracy gate compares: auto, top1, top5, map, cosine or module:function.",
+)
 @click.option(
     "--max-drop",
     type=click.FloatRange(0),
     default=0.01,
     show_default=True,
-    help="Accuracy that an artifact may lose, in the metric's own unit.",
+    help="How much an artifact may lose, in the metric's unit.",
 )
-@click.option(
-    "--max-class-drop",
-    type=click.FloatRange(0),
-    help="Accuracy that any class or slice may lose (default: only the whole is judged).",
-)
-@click.option(
-    "--metric",
-    default="auto",
-    show_default=True,
-    help="What the gate compares: auto, top1, top5, map, cosine or module:function; see below.",
-)
-@click.option("--allow-overlap", is_flag=True, help="Accept hold-out samples that are calibration samples too.")
-@click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
-@click.option("--notes", default="", help="What else they should know: where the data came from, what changed.")
-@click.option("--downgrade", is_flag=True, help="Sign a way back: devices take this release after a higher one, too.")
-@click.option(
-    "--expires", default="", metavar="TIME", help="Devices install it until then: 90d, 12h, 2027-02-19 (UTC)."
-)
+@click.option("--max-class-drop", type=click.FloatRange(0), help="How much any class or slice may lose.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),
@@ -102,27 +102,21 @@ FILE = click.Path(path_type=Path)
     type=click.Choice(["all", "first"]),
     default="all",
     show_default=True,
-    help="Engines of a profile's engine preference to build for.",
+    help="The engines of a profile to build for.",
 )
-@click.option(
-    "--with-reference", is_flag=True, help="Add FP32 artifacts that devices may compare live answers with (shadow)."
-)
-@click.option(
-    "--preprocess", type=FILE, help="How devices turn images into what the model takes: imagenet, yolo or a .toml."
-)
-@click.option(
-    "--fold-preprocess",
-    is_flag=True,
-    help="Make scale, mean, std and layout part of the model, which is faster in OpenVINO; not for TFLite.",
-)
-@click.option("--postprocess", type=FILE, help="What devices make of the model's outputs: yolo or a .toml.")
+@click.option("--with-reference", is_flag=True, help="Add FP32 artifacts that devices compare live answers with.")
+@click.option("--preprocess", type=FILE, help="From images to the model's input: imagenet, yolo or a .toml.")
+@click.option("--fold-preprocess", is_flag=True, help="Make preprocessing part of the model: it takes UINT8 frames.")
+@click.option("--postprocess", type=FILE, help="From the model's outputs to results: yolo or a .toml.")
 @click.option("--labels", type=FILE, help="Names of the classes, one a line.")
+@click.option("--licence", default="", help="The model's licence, for those who inspect the bundle.")
+@click.option("--notes", default="", help="More for them: origin of the data, what changed.")
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE",
-    help="TorchScript: x=1,3,224,224 or ids=int64:1,128; for each.",
+    help="Each input of a TorchScript model: x=1,3,224,224 or ids=int64:1,128.",
 )
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option
@@ -132,10 +126,10 @@ FILE = click.Path(path_type=Path)
     type=Duration(),
     default="10m",
     show_default=True,
-    help="How long to look for the fewest layers in float where INT8 does not pass: 90s, 10m, 1h; 0 does not look.",
+    help="How long to search for the fewest layers in float if INT8 does not pass; 0 does not search.",
 )
-@click.option("--measure", is_flag=True, help="Time the candidates on this machine, and take the fastest that passes.")
-@click.option("--measure-on", metavar="SELECTOR", help="The same on a device of the inventory, over its link.")
+@click.option("--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed.")
+@click.option("--measure-on", metavar="SELECTOR", help="Time them on a device of the inventory.")
 @inventory_option
 @click.option("--no-cache", is_flag=True, help="Build all artifacts anew, and keep none for the next build.")
 @click.option(
@@ -147,256 +141,133 @@ FILE = click.Path(path_type=Path)
 @json_option
 def build(
     model: Path,
-    calibration: Path,
-    holdout: Path,
-    targets: tuple[str, ...],
-    out: Path,
-    release: int,
-    name: str | None,
+    init: bool,
+    force: bool,
+    out: Path | None,
     key: Path | None,
-    max_drop: float,
-    max_class_drop: float | None,
-    metric: str,
-    allow_overlap: bool,
-    licence: str,
-    notes: str,
-    downgrade: bool,
-    expires: str,
-    precision: Any,
-    engines: Any,
-    with_reference: bool,
-    preprocess: Path | None,
-    fold_preprocess: bool,
-    postprocess: Path | None,
-    labels: Path | None,
-    inputs: tuple[str, ...],
-    convert_with: str | None,
-    profiles_dir: Path | None,
-    budget_s: float,
-    measure: bool,
-    measure_on: str | None,
-    inventory_file: Path | None,
-    no_cache: bool,
-    jobs: int,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Build, check and sign a bundle of MODEL for one or more targets.
 
-    MODEL is ONNX; or TFLite, for TFLite targets; or of Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of
-    torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
+    MODEL is a model file (.toml) that names the model and sets options; options given here override it. Or it is the
+    model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch (.pt2 of torch.export,
+    TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
-    Exits with 3 where an artifact loses more accuracy than --max-drop; no bundle is written then. 4: the model,
-    the samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed.
+    Exits with 3 if an artifact loses more accuracy than --max-drop, and writes no bundle then. 4: the model, the
+    samples or an option cannot be used. 10: an engine cannot take the model. 11: a builder's tool failed.
 
     \b
     Examples:
-      edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target raspberry-pi-4 --out digits.edgert
-      edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc \\
-          --target jetson-orin-nano --release 2 --labels labels.txt --preprocess preprocess.toml --out digits-2.edgert
-      edgert build old.onnx --calibration cal.npz --holdout hold.npz --target intel-nuc --release 1 --downgrade --out back.edgert
+      edgert build --init digits.onnx                 # writes digits.toml
+      edgert build digits.toml
+      edgert build digits.toml --release 2 --target raspberry-pi-5 --measure-on kitchen
+      edgert build digits.onnx --calibration cal.npz --holdout hold.npz --target raspberry-pi-4
       edgert build yolo.onnx --calibration cal.npz --holdout hold.npz --target raspberry-pi-5 --postprocess yolo \\
-          --metric map --precision auto --measure-on kitchen --out yolo.edgert
+          --metric map --precision auto
 
     \b
-    What the gate compares (--metric):
-      auto    with `labels` in the hold-out: top-1 of the artifact against the FP32 source's. Without: how often
-              both name the same class, where the one output is [N, C] and holds class scores, which is so with
-              --labels, or where its rows are probabilities; else cosine.
+    What the accuracy gate compares (--metric):
+      auto    with `labels` in the hold-out: top-1 of the artifact and of the FP32 source. Without: how often both
+              name the same class, if the one output is [N, C] and holds class scores (with --labels, or if its
+              rows are probabilities); else cosine.
       top1    top-1 with labels; without, how often both name the same class.
-      top5    the right class is among the first five; needs labels.
+      top5    whether the right class is among the first five; needs labels.
       map     a detector's mean average precision; needs --postprocess and `boxes` in the hold-out.
-      cosine  the mean cosine of the artifact's outputs to FP32's, of the output that fares worst.
-      module:function   your own, called with (outputs, inputs, labels), higher being better.
+      cosine  the mean cosine of the artifact's outputs to FP32's, of the worst output.
+      module:function   your own, called with (outputs, inputs, labels), higher is better.
 
     Targets: see edgert profiles.
     """
-    profiles = tuple(load_profile(target, profiles_dir) for target in targets)
+    conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]))
+    if init:
+        path = write_model_file(load_source(model, conversion), force)
+        emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
+        return
+    ctx = click.get_current_context()
+    _check_given(ctx)
+    profiles = tuple(load_profile(target, given["profiles_dir"]) for target in given["targets"])
     signing_key = read_signing_key(key or key_paths(keys_dir(), "default")[0])
-    source = load_source(model, Conversion(convert_with or sys.executable, read_inputs(inputs)))
-    before = None if preprocess is None else read_preprocess(preprocess, source)
-    if fold_preprocess:
-        if before is None:
-            raise ConfigInvalid("--fold-preprocess has nothing to fold in: give --preprocess imagenet, yolo or a file")
-        source, before = folded(source, before)
-    after: Classify | Detect | None = None
-    if postprocess is not None:
-        after = read_postprocess(postprocess, source, labels)
-    elif labels is not None:
-        after = read_classify(labels, source)
-    names = after.labels if after is not None else ()
-    request = BuildRequest(
-        source=source,
-        calibration=load_samples(calibration, source, before, names, at_least=CALIBRATION_SAMPLES_MIN),
-        holdout=load_samples(holdout, source, before, names, at_least=HOLDOUT_SAMPLES_MIN),
-        targets=profiles,
-        model=name or name_from(model),
-        release=release,
-        max_drop=max_drop,
-        max_class_drop=max_class_drop,
-        engines=engines,
-        metric=metric,
-        allow_overlap=allow_overlap,
-        downgrade=downgrade,
-        expires=expiry_from(expires, time.time()) if expires else "",
-        licence=_words("licence", licence),
-        notes=_words("notes", notes),
-        precision=precision,
-        with_reference=with_reference,
-        preprocess=before,
-        classify=after if isinstance(after, Classify) else None,
-        detect=after if isinstance(after, Detect) else None,
-        budget_s=budget_s,
-        measure=_measurer(measure, measure_on, inventory_file, profiles),
-        cache=None if no_cache else default_cache(),
-        jobs=jobs,
-    )
+    request = _request(load_source(model, conversion), profiles, given)
+    counts = {p.name: len(p.engines) if request.engines == "all" else 1 for p in profiles}
     headed = False
-    with BuildProgress({p.name: len(p.engines) if engines == "all" else 1 for p in profiles}) as progress:
+    with BuildProgress(counts) as progress:
 
         def report(choice: Choice) -> None:
             nonlocal headed
             progress.done(choice.profile.name)
             if not as_json:
-                if not headed:  # a build that cannot begin prints no table
-                    progress.print(lambda: _print_cells(heading for heading, _ in COLUMNS))
+                table = build_output.rows(choice, request.source.size_bytes)
+                # A build that cannot begin prints no heading.
+                progress.print(table if headed else f"{build_output.HEADING}\n{table}")
                 headed = True
-                progress.print(lambda: _print_rows(choice, source.size_bytes))
 
+        out = out or NewBundlePath().convert(f"{request.model}.edgert", None, ctx)
         result = build_bundle(request, signing_key, out, progress, report)
-    if not as_json and any(choice.timings for choice in result.choices):
-        _print_times(result)
     if as_json:
-        click.echo(json.dumps(_as_json(result, request)))
-    else:
-        click.echo(
-            f"{result.path}: {size_text(result.size_bytes)}, release {release}{' (a downgrade)' if downgrade else ''}{f', expires {request.expires}' if request.expires else ''}, signed by {result.key_id}"
+        click.echo(json.dumps(build_output.as_json(result, request)))
+        return
+    if any(choice.timings for choice in result.choices):
+        click.echo(build_output.times(result.choices))
+    downgrade = " (a downgrade)" if request.downgrade else ""
+    expires = f", expires {request.expires}" if request.expires else ""
+    size = size_text(result.size_bytes)
+    click.echo(f"{out}: {size}, release {request.release}{downgrade}{expires}, signed by {result.key_id}")
+
+
+def _check_given(ctx: click.Context) -> None:
+    """Refuse a build without its samples or targets. The model file may give them, so click cannot require them."""
+    missing = [f"--{name}" for name in ("calibration", "holdout") if ctx.params[name] is None]
+    if not ctx.params["targets"]:
+        missing.append("--target")
+    if missing:
+        raise click.UsageError(
+            f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
         )
+    if ctx.params["measure"] and ctx.params["measure_on"]:
+        raise click.UsageError("give either --measure or --measure-on")
 
 
-def name_from(path: Path) -> str:
-    """A model name made of the file's: lower case, everything else that is not allowed as `-`."""
-    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: dict[str, Any]) -> BuildRequest:
+    """Read the files that the options name, and return the request."""
+    model = given["name"] or name_from(source.path)
+    before = None if given["preprocess"] is None else read_preprocess(given["preprocess"], source)
+    if given["fold_preprocess"]:
+        if before is None:
+            raise ConfigInvalid("--fold-preprocess has nothing to fold in: give --preprocess imagenet, yolo or a file")
+        source, before = folded(source, before)
+    after: Classify | Detect | None = None
+    if given["postprocess"] is not None:
+        after = read_postprocess(given["postprocess"], source, given["labels"])
+    elif given["labels"] is not None:
+        after = read_classify(given["labels"], source)
+    for name in ("licence", "notes"):
+        if len(given[name]) > TEXT_LETTERS_MAX:
+            raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")
+    names = after.labels if after is not None else ()
+    same = (
+        *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "downgrade", "licence"),
+        *("notes", "precision", "with_reference", "budget_s", "jobs"),
+    )
+    return BuildRequest(
+        source=source,
+        calibration=load_samples(given["calibration"], source, before, names, at_least=CALIBRATION_SAMPLES_MIN),
+        holdout=load_samples(given["holdout"], source, before, names, at_least=HOLDOUT_SAMPLES_MIN),
+        targets=profiles,
+        model=model,
+        expires=expiry_from(given["expires"], time.time()) if given["expires"] else "",
+        preprocess=before,
+        classify=after if isinstance(after, Classify) else None,
+        detect=after if isinstance(after, Detect) else None,
+        measure=_measurer(given["measure"], given["measure_on"], given["inventory_file"], profiles),
+        cache=None if given["no_cache"] else default_cache(),
+        **{name: given[name] for name in same},
+    )
 
 
 def _measurer(
-    here: bool, device: str | None, inventory_file: Path | None, profiles: tuple[DeviceProfile, ...]
+    here: bool, selector: str | None, inventory_file: Path | None, profiles: tuple[DeviceProfile, ...]
 ) -> Measurer | None:
-    if here and device is not None:
-        raise click.UsageError("give either --measure or --measure-on")
-    if device is not None:
-        return MeasureOn(find_inventory(inventory_file).device(device), profiles)
+    if selector is not None:
+        return MeasureOn(find_inventory(inventory_file).device(selector), profiles)
     return MeasureHere() if here else None
-
-
-def _words(option: str, text: str) -> str:
-    if len(text) > WORDS_LETTERS_MAX:
-        raise ConfigInvalid(f"--{option} has {len(text)} letters; at most {WORDS_LETTERS_MAX}: shorten it")
-    return text
-
-
-def _print_rows(choice: Choice, source_size_bytes: int) -> None:
-    for candidate in choice.packed:
-        artifact, accuracy = candidate.artifact, candidate.result.accuracy
-        _print_cells(
-            (
-                choice.profile.name,
-                artifact.engine,
-                artifact.kind,
-                f"{size_text(candidate.size_bytes)} ({_compared(candidate.size_bytes, source_size_bytes)})",
-                accuracy.metric,
-                f"{accuracy.fp32:.4f}",
-                f"{accuracy.artifact:.4f}",
-                f"{0.0 - accuracy.drop:+.4f}",
-                "pass" if candidate.passed else "FAIL",
-            )
-        )
-
-
-def _print_times(result: BuildResult) -> None:
-    """Every candidate of each target that was measured: does it pass, how fast is it, what became of it."""
-    rows = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
-    for choice in result.choices:
-        packed = {candidate.id: place for place, candidate in enumerate(choice.packed)}
-        for candidate in choice.tried:
-            timing = choice.timings.get(candidate.id)
-            if not choice.timings or (candidate.id in packed and timing is None):
-                continue
-            time = f"{timing.p50_ms:.4f}" if timing and not timing.error else "-"
-            note = (
-                timing.error
-                if timing and timing.error
-                else ("first", "packed")[packed[candidate.id] > 0]
-                if candidate.id in packed
-                else ""
-            )
-            where, threads = (timing.where, str(timing.threads or "-")) if timing else ("-", "-")
-            gate = "pass" if candidate.passed else "FAIL"
-            rows.append((choice.profile.name, candidate.id, where, time, threads, gate, note))
-    click.echo(columns(rows))
-
-
-def _print_cells(cells: Any) -> None:
-    click.echo("  ".join(cell.ljust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True)).rstrip())
-
-
-def _compared(size_bytes: int, source_size_bytes: int) -> str:
-    less, more = source_size_bytes / max(size_bytes, 1), size_bytes / max(source_size_bytes, 1)
-    return f"{less:.1f}x less" if less >= 1 else f"{more:.1f}x more"
-
-
-def _as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
-    return {
-        "bundle": str(result.path),
-        "size_bytes": result.size_bytes,
-        "digest": result.digest,
-        "key_id": result.key_id,
-        "model": request.model,
-        "release": request.release,
-        "downgrade": request.downgrade,
-        "expires": request.expires or None,
-        "warnings": list(result.warnings),
-        "targets": [_target_as_json(choice, request.source.size_bytes) for choice in result.choices],
-    }
-
-
-def _target_as_json(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
-    """The target with the artifact that it serves first, and all of its artifacts beside it."""
-    artifacts = [_candidate_as_json(candidate, source_size_bytes) for candidate in choice.packed]
-    candidates = [
-        {
-            "artifact": c.id,
-            "passed": c.passed,
-            "drop": c.result.accuracy.drop,
-            "size_bytes": c.size_bytes,
-            **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
-        }
-        for c in choice.tried
-    ]
-    return {
-        "target": choice.profile.name,
-        **artifacts[0],
-        "artifacts": artifacts,
-        "left_out": [vars(one) for one in choice.left_out],
-        "candidates": candidates,
-    }
-
-
-def _candidate_as_json(candidate: Candidate, source_size_bytes: int) -> dict[str, Any]:
-    artifact, accuracy = candidate.artifact, candidate.result.accuracy
-    return {
-        "artifact": candidate.id,
-        "engine": artifact.engine,
-        "precision": artifact.kind,
-        "float_layers": list(artifact.float_layers),
-        "size_bytes": candidate.size_bytes,
-        "source_size_bytes": source_size_bytes,
-        "metric": accuracy.metric,
-        "samples": accuracy.samples,
-        "fp32": accuracy.fp32,
-        "artifact_accuracy": accuracy.artifact,
-        "drop": accuracy.drop,
-        "max_drop": accuracy.max_drop,
-        "judged_by": artifact.judged_by,
-        "build_s": round(candidate.build_s, 3),
-        "passed": candidate.passed,
-    }

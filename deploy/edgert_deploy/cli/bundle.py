@@ -10,7 +10,7 @@ COMMANDS = {
     "inspect": ("edgert_deploy.cli.bundle_inspect:inspect", "Show what a bundle contains."),
     "diff": ("edgert_deploy.cli.bundle_diff:diff", "Show what changed between two bundles."),
     "verify": ("edgert_deploy.cli.bundle_verify:verify", "Check a bundle's signature and every byte."),
-    "report": ("edgert_deploy.cli.bundle_report:report", "Report on a bundle: a page with plots, or a few lines."),
+    "report": ("edgert_deploy.cli.bundle_report:report", "Write a report on a bundle as one HTML page with plots."),
 }
 
 

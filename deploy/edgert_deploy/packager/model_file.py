@@ -47,12 +47,13 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "preprocess": _processing,
     "postprocess": _processing,
     "labels": _path,
-    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires", "budget"), _as_given),
+    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires"), _as_given),
 }
-NUMBERS = ("max_drop", "max_class_drop", "release")
+NUMBERS = ("max_drop", "max_class_drop")
+WHOLE = ("release",)
 FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
 LISTS = ("targets", "inputs")
-KEYS = (*TEXTS, *NUMBERS, *FLAGS, *LISTS)
+KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
@@ -77,6 +78,8 @@ def _value(path: Path, key: str, value: Any) -> Any:
         return TEXTS[key](path.parent, value)
     if key in NUMBERS:
         _check(path, key, value, isinstance(value, int | float) and not isinstance(value, bool), "a number")
+    elif key in WHOLE:
+        _check(path, key, value, type(value) is int, "a whole number")
     elif key in FLAGS:
         _check(path, key, value, isinstance(value, bool), "true or false")
     elif key in LISTS:

@@ -74,12 +74,16 @@ def model_file_text(source: SourceModel) -> str:
 def _processing_lines(source: SourceModel, detector: bool, classes: int | None) -> list[str]:
     folder = source.path.parent
     images = [spec for spec in source.inputs if _layout(spec)]
-    lines = [] if not images else ["# Processing on the device: raw frames and JPEG files to inputs, outputs to labels."]
+    lines = (
+        [] if not images else ["# Processing on the device: raw frames and JPEG files to inputs, outputs to labels."]
+    )
     if images:
         colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
         preset = ("yolo" if detector else "imagenet") if colour and len(source.inputs) == 1 else "preprocess.toml"
         there = (folder / "preprocess.toml").is_file()
-        guess = "found beside the model" if there else "a guess, compare it with training: imagenet, yolo or a .toml file"
+        guess = (
+            "found beside the model" if there else "a guess, compare it with training: imagenet, yolo or a .toml file"
+        )
         is_unset = not there and (preset == "preprocess.toml" or images[0].datatype != "FP32")
         lines.append(_line("preprocess", "preprocess.toml" if there else preset, guess, unset=is_unset))
     if detector:

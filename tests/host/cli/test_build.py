@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -16,10 +13,10 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.cli.build import _compared
+from edgert_deploy.cli.build_output import size_change
 from tests.support import models
 from tests.support.paths import DIGITS, ROOT
-from tests.support.shell import MAIN, Shell, code_of
+from tests.support.shell import Shell, code_of
 
 
 def test_build_inspect_and_verify(shell: Shell) -> None:
@@ -56,11 +53,53 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
     assert manifest["preprocess"]["scale"] == 0.0625
 
 
+def test_a_model_file_describes_the_build_and_options_override_it(shell: Shell) -> None:
+    done = shell("build", str(DIGITS / "digits.toml"), "--engines", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert (value["bundle"], value["model"], value["release"]) == ("digits.edgert", "digits", 1)
+    assert [row["target"] for row in value["targets"]] == [
+        "raspberry-pi-4",
+        "intel-nuc",
+        "jetson-orin-nano",
+        "this-machine",
+    ]
+    manifest = json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
+    assert (manifest["preprocess"]["scale"], len(manifest["classify"]["labels"])) == (0.0625, 10)
+    words = ("--engines", "first", "--target", "this-machine", "--release", "2", "--name", "other", "--json")
+    value = json.loads(shell("build", str(DIGITS / "digits.toml"), *words).stdout)
+    assert (value["bundle"], value["release"]) == ("other.edgert", 2)
+    assert [row["target"] for row in value["targets"]] == ["this-machine"]
+
+
+def test_init_writes_a_model_file_that_builds(shell: Shell) -> None:
+    for name in ("digits.onnx", "calibration.npz", "holdout.npz", "preprocess.toml", "labels.txt"):
+        shutil.copy(DIGITS / name, shell.folder)
+    assert json.loads(shell("build", "--init", "digits.onnx", "--json").stdout) == {"model_file": "digits.toml"}
+    text = (shell.folder / "digits.toml").read_text()
+    done = shell("build", "--init", "digits.onnx")
+    assert (done.returncode, "--init --force" in done.stderr) == (4, True)
+    assert shell("build", "--init", "--force", "digits.onnx").returncode == 0
+    assert (shell.folder / "digits.toml").read_text() == text
+    assert shell("build", "digits.toml", "--engines", "first", "--precision", "fp32").returncode == 0
+
+
+def test_a_build_without_samples_or_targets_names_what_is_missing(shell: Shell) -> None:
+    done = shell.build(holdout=None, target=None)
+    assert done.returncode == 2
+    assert "missing --holdout, --target" in done.stderr
+    assert "edgert build --init MODEL" in done.stderr
+    (shell.folder / "net.toml").write_text('model = "net.onnx"\nmax_dorp = 1\n')
+    done = shell("build", "net.toml", "--json")
+    assert code_of(done) == "input.config_invalid"
+    assert "did you mean 'max_drop'" in done.stdout
+
+
 def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     done = shell.build("--json", "--release", "7", "--name", "other", "--precision", "fp32")
     value = json.loads(done.stdout)
-    assert (value["model"], value["release"], value["profiles"][0]["passed"]) == ("other", 7, True)
-    assert value["profiles"][0]["precision"] == "fp32"
+    assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
+    assert value["targets"][0]["precision"] == "fp32"
     verified = json.loads(shell("bundle", "verify", "digits.edgert", "--json").stdout)
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
@@ -69,7 +108,7 @@ def test_every_target_of_the_main_job(shell: Shell) -> None:
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
     done = shell.build("--json", *(word for target in targets for word in ("--target", target)), target=None)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["profiles"]
+    rows = json.loads(done.stdout)["targets"]
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
@@ -103,36 +142,6 @@ def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
         assert not list((folder / "tmp").iterdir())
         built.append((folder / "digits.edgert").read_bytes())
     assert built[0] == built[1]
-
-
-def test_on_a_terminal_progress_is_bars_and_stdout_holds_the_result_alone(shell: Shell) -> None:
-    ours, theirs = pty.openpty()
-    words = ["build", str(DIGITS / "digits.onnx"), "--calibration", str(DIGITS / "calibration.npz"), "--holdout"]
-    words += [
-        str(DIGITS / "holdout.npz"),
-        "--target",
-        "this-machine",
-        "--engines",
-        "first",
-        "--out",
-        "d.edgert",
-        "--json",
-    ]
-    env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
-    build = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # how a terminal ends when nobody is left on the other side
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    os.close(ours)
-    stdout, _ = build.communicate()
-    assert build.returncode == 0
-    assert json.loads(stdout)["profiles"][0]["passed"]
-    for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
-        assert words_shown in shown.decode()
 
 
 def test_an_unchanged_target_is_not_built_again(shell: Shell) -> None:
@@ -226,8 +235,8 @@ def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
 
 
 def test_a_larger_artifact_is_not_called_smaller(shell: Shell) -> None:
-    assert _compared(50, 100) == "2.0x less"
-    assert _compared(200, 100) == "2.0x more"
+    assert size_change(50, 100) == "2.0x less"
+    assert size_change(200, 100) == "2.0x more"
 
 
 def test_targets_are_listed(shell: Shell) -> None:
@@ -235,7 +244,7 @@ def test_targets_are_listed(shell: Shell) -> None:
     for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
         assert words in shown
     assert "edgert profiles" in shell("build", "--help").stdout
-    named = [row["name"] for row in json.loads(shell("targets", "--json").stdout)["profiles"]]
+    named = [row["name"] for row in json.loads(shell("profiles", "--json").stdout)["profiles"]]
     assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import subprocess
@@ -19,6 +20,16 @@ from tests.support.shell import MAIN, Shell
 WIDTH, HEIGHT = 120, 30
 
 
+def drawn_on(ours: int) -> bytes:
+    """Everything that is written to a terminal until nobody has it open."""
+    drawn = b""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(ours, 65536):
+            drawn += chunk
+    os.close(ours)
+    return drawn
+
+
 def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> None:
     words = shell.build_words("--engines", "first", "--target", "jetson-orin-nano")
     ours, theirs = pty.openpty()
@@ -28,17 +39,34 @@ def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> No
         [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
-    screen = pyte.Screen(WIDTH, HEIGHT)
-    stream = pyte.ByteStream(screen)
-    drawn = b""
-    with contextlib.suppress(OSError):  # the terminal ends with the last process that has it
-        while chunk := os.read(ours, 65536):
-            drawn += chunk
-            stream.feed(chunk)
-    os.close(ours)
+    drawn = drawn_on(ours)
     assert build.wait() == 0
     assert "━" in drawn.decode()
+    screen = pyte.Screen(WIDTH, HEIGHT)
+    pyte.ByteStream(screen).feed(drawn)
     lines = [line.rstrip() for line in screen.display if line.strip()]
-    assert [line.split()[0] for line in lines] == ["the", "target", "this-machine", "jetson-orin-nano", "digits.edgert:"]
+    assert [line.split()[0] for line in lines] == [
+        "the",
+        "target",
+        "this-machine",
+        "jetson-orin-nano",
+        "digits.edgert:",
+    ]
     assert lines[0] == "the user's own line"
     assert all(line.endswith("pass") for line in lines[2:4])
+
+
+def test_stdout_holds_the_result_alone(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    words = shell.build_words("--engines", "first", "--json")
+    env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
+    build = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    shown = drawn_on(ours)
+    stdout, _ = build.communicate()
+    assert build.returncode == 0
+    assert json.loads(stdout)["targets"][0]["passed"]
+    for words_shown in ("this-machine", "building onnxruntime int8", "judging it", "left", "done", "━"):
+        assert words_shown in shown.decode()

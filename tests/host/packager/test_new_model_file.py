@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid
@@ -20,7 +20,7 @@ from tests.support import models
 from tests.support.paths import DIGITS
 
 # A model of the ONNX project.
-SHUFFLENET = Path(onnx.__file__).parent / "backend/test/data/light/light_shufflenet.onnx"
+SHUFFLENET = Path(pytest.importorskip("onnx").__file__).parent / "backend/test/data/light/light_shufflenet.onnx"
 
 
 def text_for(proto: Any, folder: Path) -> str:

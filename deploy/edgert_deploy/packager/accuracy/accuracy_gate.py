@@ -35,6 +35,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, reference_a
 from edgert_deploy.packager.vendor_output import quiet
 
 BATCH = 32  # samples a run, if the batch axis is open
+ALL_THREADS = EngineOptions(threads=0)
 GROUP_SAMPLES_MIN = 10  # a smaller class or slice fails no build: one sample of it is 10 % or more
 
 
@@ -117,7 +118,7 @@ def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
 def run_artifact(
     artifact: LocalArtifact,
     inputs: Mapping[str, NDArray[Any]],
-    options: EngineOptions = EngineOptions(threads=0),
+    options: EngineOptions = ALL_THREADS,
     batch: int = BATCH,
 ) -> Outputs:
     """Load the artifact, run all samples of `inputs` through it, and close it."""
