@@ -13,14 +13,36 @@ from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
 from tests.support.browser import Browser, chromium_path
 from tests.support.databases import new_database, postgres, postgres_folder
-from tests.support.paths import DIGITS
+from tests.support.paths import DIGITS, ROOT
 from tests.support.shell import Shell
+
+# Started first, so that no long file is left when the others are done.
+LONG_FILES = (
+    "hil/test_fleet.py",
+    "tests/end_to_end/test_isolation.py",
+    "hil/test_bootstrap.py",
+    "tests/end_to_end/test_ssh.py",
+    "tests/host/cli/test_device.py",
+    "tests/device/daemon/test_trial.py",
+    "hil/test_service.py",
+    "hil/test_links.py",
+    "tests/end_to_end/test_daemon.py",
+    "tests/host/bootstrap/test_bootstrap.py",
+    "tests/host/bootstrap/test_wheelhouse.py",
+    "tests/device/versions/test_crash_points.py",
+    "tests/device/client/test_c_client.py",
+)
 
 stop_reporting()  # before a test imports a vendor's SDK
 
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {ROOT / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session")
