@@ -1,7 +1,8 @@
 """Hooks of the documentation site: pages from outside docs/, and tables of fields from the JSON Schemas.
 
 A link to another file of the repository becomes a link to its page, or plain code where it has none.
-A paragraph that is only a link to a JSON Schema becomes the table of its fields.
+A paragraph that is only a link to a JSON Schema becomes the table of its fields. The command reference is made from click;
+a hook repairs its examples and defaults.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ PAGES_OUTSIDE = {
     },
 }
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+# A paragraph of a command's help whose indented lines are to stay lines.
+INDENTED = re.compile(r"<p>([^<\n]+:)\n((?:  [^\n]*\n?)+?)</p>")
+NO_DEFAULT = re.compile(r"<td><code>(?:Sentinel\.UNSET|None|)</code></td>")
 SCHEMA = re.compile(r"^\[[^\]]*\]\((?P<target>\S+/schemas/\w+\.json)\)$", re.MULTILINE)
 
 
@@ -50,6 +55,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     folder = _source(page.file.src_uri).parent
     markdown = SCHEMA.sub(lambda found: fields_table(folder / found["target"]), markdown)
     return LINK.sub(lambda found: _link(found, folder, page, files), markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the lines of examples in the command reference, and show no default where there is none."""
+    if not page.file.src_uri.startswith("reference/edgert"):
+        return html
+    html = INDENTED.sub(lambda found: f"<p>{found[1]}</p>\n<pre><code>{dedent(found[2])}</code></pre>", html)
+    return NO_DEFAULT.sub("<td></td>", html)
 
 
 def fields_table(schema_file: Path) -> str:
