@@ -12,6 +12,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
+# The tests start hundreds of processes: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 # The number of tests at once. Most tests wait for a server or a device, so two cores run four. Long files start first.
 JOBS ?= 4
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -22,6 +22,7 @@ import pytest
 from edgert import Client, EdgeRTError
 from edgert.bundle.signing import new_key, read_signing_key
 from edgert.typed_json import to_json
+from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
@@ -43,6 +44,13 @@ class World:
 
     folder: Path
     sshd: SshDevice
+
+    def __post_init__(self) -> None:
+        """Use the wheels that other tests collected; `test_wheelhouse.py` tests the collection itself."""
+        own, shared = self.folder / "cache" / "edgert", cache_folder() / "wheels"
+        shared.mkdir(parents=True, exist_ok=True)
+        own.mkdir(parents=True)
+        (own / "wheels").symlink_to(shared)
 
     @property
     def inventory(self) -> Inventory:
