@@ -23,7 +23,6 @@ from edgert.daemon import service_manager
 from edgert.daemon.acceptor import Acceptor, reject
 from edgert.daemon.control_server import ControlClient, ControlServer
 from edgert.daemon.device_reporter import DeviceReporter
-from edgert.daemon.forwarder_process import forwarder_command
 from edgert.daemon.incoming import IncomingFolder
 from edgert.daemon.memory import LearnedSizes
 from edgert.daemon.memory_budget import MemoryBudget
@@ -294,11 +293,11 @@ class Supervisor:
         """Start the forwarder and the HTTP server if they are configured."""
         commands = {}
         if self._config.mqtt.host:
-            commands["telemetry: the forwarder"] = forwarder_command(self._state, self._config, self._boot)
+            commands["telemetry: the forwarder"] = ["edgert.telemetry.forwarder", "--boot", self._boot]
         if self._config.http.listen:
-            state = os.fspath(self._state.root)
-            commands["http: the server"] = [sys.executable, "-m", "edgert.http", "--state", state]
-        for name, command in commands.items():
+            commands["http: the server"] = ["edgert.http"]
+        for name, words in commands.items():
+            command = [sys.executable, "-m", *words, "--state", os.fspath(self._state.root)]
             process = SideProcess(name, command, self._selector, log, self._clock)
             self._side_processes.append(process)
             process.start()

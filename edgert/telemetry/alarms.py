@@ -1,8 +1,8 @@
-"""Alarms: what a window shows that somebody should look at, with hysteresis, so that a value at its limit does not flap.
+"""Alarms: values of a window that somebody should look at, with hysteresis against flapping at the limit.
 
-Theory of operation: an alarm is raised when its reading lies above its limit in RAISE_AFTER windows in a row, and
-cleared when it lies below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row; in between it stays what it is.
-A reading that the machine cannot give, or that stands on too few requests, changes nothing.
+Theory of operation: an alarm is raised when its reading is above its limit in RAISE_AFTER windows in a row. It is
+cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing or
+that comes from too few requests changes nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RAISED, CLEARED = "alarm_raised", "alarm_cleared"  # the events
 RAISE_AFTER = 2
 CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
-REQUESTS_MIN = 20  # fewer say nothing of a p99 or of a share of errors
-P99_FACTOR = 2.0  # of a model's target for its p95, where no limit for the p99 is set
+REQUESTS_MIN = 20  # with fewer, a p99 or a share of errors means nothing
+P99_FACTOR = 2.0  # times the model's p95 target, where the p99 has no limit
 
 
 @dataclass(frozen=True)
 class Change:
-    """An alarm that was raised, or one that was cleared: `value` is what was read, in the limit's unit."""
+    """An alarm that was raised or cleared. `value` is the reading, in the limit's unit."""
 
     alarm: str
     raised: bool
@@ -43,18 +43,18 @@ class Change:
 class _Alarm:
     limit: float
     raised: bool = False
-    streak: int = 0  # windows in a row that speak against what it is
+    streak: int = 0  # windows in a row that contradict `raised`
 
 
 class Alarms:
-    """The alarms of one model by name; a limit of 0 leaves an alarm out."""
+    """The alarms of one model by name. A limit of 0 switches an alarm off."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._alarms = {name: _Alarm(limit) for name, limit in limits.items() if limit > 0}
 
     @classmethod
     def of(cls, config: AlarmConfig, p95_ms: float, worker_mb_max: float) -> Alarms:
-        """`p95_ms` is the model's target and `worker_mb_max` its worker's memory limit, 0 where there is none."""
+        """Return the alarms of a model with the target `p95_ms` and a worker limited to `worker_mb_max` (0: none)."""
         return cls(
             {
                 "p99_ms": config.p99_ms or P99_FACTOR * p95_ms,
@@ -71,7 +71,7 @@ class Alarms:
         return [name for name, alarm in self._alarms.items() if alarm.raised]
 
     def judge(self, readings: Mapping[str, float | None]) -> list[Change]:
-        """What one window's readings change."""
+        """Return the alarms that one window's readings raise or clear."""
         changes = []
         for name, alarm in self._alarms.items():
             value = readings.get(name)
@@ -86,19 +86,19 @@ class Alarms:
 
 
 class Readings:
-    """Makes readings of windows: some of them need the window before."""
+    """Turns windows into readings; some of them need the window before."""
 
     def __init__(self) -> None:
         self._before = Totals()
         self._silent_s = 0.0
 
     def of(self, report: WindowReport, host: Mapping[str, object]) -> dict[str, float | None]:
-        """What alarms are judged by. `host` may hold temp_c, throttled and rss_bytes."""
+        """Return the readings that alarms are judged by. `host` may hold temp_c, throttled and rss_bytes."""
         totals, before = report.totals, self._before
         self._before = totals
         requests = totals.requests - before.requests
         failed = totals.errors + totals.shed - before.errors - before.shed
-        # A model that nobody has asked yet is not silent: it was never heard.
+        # A model that was never asked is not silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
         return {
             "p99_ms": report.latency.quantile(0.99) if report.latency.count >= REQUESTS_MIN else None,

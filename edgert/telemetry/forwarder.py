@@ -23,6 +23,7 @@ from pathlib import Path
 
 from edgert import __version__
 from edgert import machine as host
+from edgert.backoff import Backoff, doubling
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, StorageFailed
 from edgert.log import log
@@ -41,8 +42,7 @@ BURST_MAX = 50
 ACK_TIMEOUT_S = 60.0
 REFUSED_RETRY_S = 300.0
 LOOK_S = 1.0  # between two looks at the spool
-RETRY_MIN_S = 1.0
-RETRY_MAX_S = 60.0
+RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 # When a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`. It publishes
 # `lost` late where the cut connection had another client id, as an older version's has.
@@ -71,8 +71,7 @@ class Forwarder:
         sys_interval_s: float = SYS_INTERVAL_S,
         home_assistant: str = "",
         rate_per_s: float = RATE_PER_S,
-        retry_min_s: float = RETRY_MIN_S,
-        retry_max_s: float = RETRY_MAX_S,
+        retry_pauses_s: Sequence[float] = RETRY_PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
@@ -85,7 +84,7 @@ class Forwarder:
         self._sys_fields = sys_fields
         self._sys_interval_s, self._home_assistant = sys_interval_s, home_assistant
         self._rate_per_s = rate_per_s
-        self._retry_min_s, self._retry_max_s = retry_min_s, retry_max_s
+        self._backoff = Backoff(retry_pauses_s, STABLE_AFTER_S, clock)
         self._clock, self._wall_clock, self._jitter = clock, wall_clock, jitter
         self._log = log
         self._address = settings.address
@@ -103,9 +102,8 @@ class Forwarder:
 
         It sleeps until the broker sends something, until its next look at the spool, or until a message is due.
         """
-        failures = 0
         while not stop.is_set():
-            began_at = self._clock()
+            self._backoff.started()
             try:
                 self._connection.open()
                 self._announce()
@@ -115,8 +113,8 @@ class Forwarder:
                 self._connection.abandon()
                 self._note(error.code, f"{error.message}; reports are kept on disk meanwhile")
                 # Two devices with one id disconnect each other at once: they must slow down as well.
-                failures = 0 if self._clock() - began_at > STABLE_AFTER_S else failures + 1
-                select.select([stop], [], [], self._retry_delay_s(failures))
+                # Half of the pause is random, so that a fleet does not return in one wave.
+                select.select([stop], [], [], self._backoff.failed() * (0.5 + 0.5 * self._jitter()))
 
     def _reset(self) -> None:
         """Forget the messages in flight on the last connection; the spool still has them."""
@@ -247,11 +245,6 @@ class Forwarder:
 
     def _payload(self, values: Mapping[str, object]) -> bytes:
         return messages.dump({**messages.envelope(ts_ms=int(self._wall_clock() * 1000), boot=self._boot), **values})
-
-    def _retry_delay_s(self, failures: int) -> float:
-        """Double the delay up to the limit; half of it is random, so that a fleet does not return in one wave."""
-        longest = min(self._retry_max_s, self._retry_min_s * 2.0 ** min(failures, 30))
-        return longest * (0.5 + 0.5 * self._jitter())
 
     def _idle_s(self) -> float:
         """Return how long nothing is due, unless the broker sends something."""

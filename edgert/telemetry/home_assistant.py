@@ -1,7 +1,7 @@
-"""What Home Assistant must be told so that a device and its models appear there by themselves.
+"""Discovery by Home Assistant: a message with which a device and its models appear there automatically.
 
-One retained message a device, in the form of https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload
-(Home Assistant 2024.12 and later). The values are read from the topics that the device publishes anyway.
+A device has one retained message (https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload, Home
+Assistant 2024.12 and later). Home Assistant reads the values from the topics that the device publishes anyway.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from edgert.telemetry.messages import Topics
 
-SILENT_WINDOWS = 2.5  # after so many without a report a value is shown as not available
+STALE_WINDOWS = 2.5  # after so many windows without a report, a value is shown as not available
 
-# What is said of each model: key in `metrics`, name, unit, device class, state class
+# Of each model: key in `metrics`, name, unit, device class, state class
 _OF_MODEL: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
     ("lat_p50_ms", "latency p50", "ms", "duration", "measurement"),
     ("lat_p99_ms", "latency p99", "ms", "duration", "measurement"),
@@ -35,14 +35,14 @@ _OF_DEVICE: tuple[tuple[str, str, str | None, str | None, str | None], ...] = (
 def discovery(
     topics: Topics, prefix: str, models: Sequence[str], info: Mapping[str, object], window_s: float
 ) -> tuple[str, bytes]:
-    """The topic and the payload to publish, retained. `prefix` is Home Assistant's own, usually homeassistant.
+    """Return the topic and the payload to publish, retained. `prefix` is Home Assistant's, usually `homeassistant`.
 
-    A model that is no longer named disappears there with the next message.
+    A model that is no longer named disappears with the next message.
     """
     node = node_id(topics)
-    # A device `b_c` with a model `d` is not a device `b` with a model `c_d`.
+    # A device `b_c` with a model `d` must differ from a device `b` with a model `c_d`.
     between = "/" if "_" in _device_part(topics) else "_"
-    expire_s = round(SILENT_WINDOWS * window_s)
+    expire_s = round(STALE_WINDOWS * window_s)
     components: dict[str, Any] = {}
     for model in models:
         for key, name, unit, kind, state in _OF_MODEL:
@@ -52,7 +52,7 @@ def discovery(
         components[key] = _sensor(topics.sys, key, name, unit, kind, state, expire_s)
     for key, component in components.items():
         component["unique_id"] = f"{node}{between}{key}"
-    said = {
+    payload = {
         "device": {
             "identifiers": [node],
             "name": topics.device,
@@ -63,20 +63,20 @@ def discovery(
         },
         "origin": {"name": "EdgeRT"},
         "availability_topic": topics.status,
-        # `lost` is what the broker says of a device that vanished.
+        # The broker publishes `lost` for a device that vanished.
         "availability_template": "{{ 'online' if value == 'online' else 'offline' }}",
         "components": components,
         "qos": 0,
     }
-    return f"{prefix}/device/{node}/config", json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+    return f"{prefix}/device/{node}/config", json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def node_id(topics: Topics) -> str:
-    """The device's id there, of `A-Z a-z 0-9 _ -` alone; no two devices have the same.
+    """Return the device's id in Home Assistant, of `A-Z a-z 0-9 _ -` only; no two devices have the same id.
 
-    What parts site and device is the first `_` that a letter or a digit follows, with which every device begins. So `_`
-    is doubled within a site, and within a device where no letter or digit follows it; `.` becomes `_-`. Most names stay
-    as they are, which an access list of the broker with `%u` relies on.
+    The first `_` before a letter or a digit separates site and device. So every `_` of a site is doubled, as is a `_` of
+    a device before any other character; `.` becomes `_-`. Most names stay unchanged, which a broker's access list with
+    `%u` relies on.
     """
     site = topics.site.replace("_", "__").replace(".", "_-")
     return f"edgert_{site}_{_device_part(topics)}"

@@ -1,7 +1,7 @@
-"""The words on MQTT: topics and flat-JSON payloads, built on the device and parsed by subscribers.
+"""MQTT topics and flat-JSON payloads: the device builds them, subscribers parse them.
 
-docs/telemetry.md is the contract that this file keeps. Payloads are flat (no arrays, no objects),
-booleans travel as 0 or 1, and every id contains a letter: exporters turn `1.10` into the number 1.1.
+docs/telemetry.md is the contract. Payloads are flat (no arrays, no objects), booleans are 0 or 1, and every id contains a
+letter, because exporters turn `1.10` into the number 1.1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Scalar = str | int | float
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics of one device. Raises ConfigInvalid where an id cannot be part of a topic."""
+    """The topics of one device. Raises ConfigInvalid for an id that cannot be part of a topic."""
 
     site: str
     device: str
@@ -70,7 +70,7 @@ class Topics:
 
     @property
     def client_id(self) -> str:
-        """What the device is to its broker. A colon is part of no id, so that no other device or session has the same."""
+        """The MQTT client id. No id contains a colon, so no two devices or sessions have the same."""
         return f"edgert-{self.site}:{self.device}"
 
     def _of_device(self, rest: str) -> str:
@@ -79,7 +79,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic taken apart. `model` is None for what concerns the whole device."""
+    """The parts of a topic. `model` is None for a topic of the whole device."""
 
     site: str
     device: str
@@ -88,7 +88,7 @@ class Topic:
 
 
 def parse_topic(topic: str) -> Topic:
-    """Take a topic apart. Raises ProtocolError for one that is not of this contract."""
+    """Parse a topic. Raises ProtocolError for one that is not in this contract."""
     parts = topic.split("/")
     if "/".join(parts[:2]) == ROOT and all(len(part) <= ID_CHARS_MAX and ID.match(part) for part in parts[2:]):
         if len(parts) == 5 and parts[4] in DEVICE_KINDS:
@@ -104,12 +104,12 @@ def subscriptions(site: str | None = None) -> tuple[str, ...]:
 
 
 def release_id(release: int) -> str:
-    """A release number as it travels: with a letter in front, so that it stays a label."""
+    """Return a release number in its wire form: with a letter in front, so that it stays a label."""
     return f"r{release}"
 
 
 def dump(fields: Mapping[str, object]) -> bytes:
-    """Flat JSON, UTF-8. None is left out, booleans become 0 or 1; anything nested is a programmer's mistake."""
+    """Return flat JSON in UTF-8. None is left out, booleans become 0 or 1; a nested value is a programmer's mistake."""
     flat: dict[str, Scalar] = {}
     for name, value in fields.items():
         if value is None:
@@ -124,20 +124,20 @@ _NESTED = frozenset((dict, list))
 
 
 def load(payload: bytes) -> dict[str, Scalar]:
-    """Parse a flat payload of a version known here. Raises ProtocolError; fields not known are kept."""
+    """Parse a flat payload of a known version and keep unknown fields. Raises ProtocolError."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ProtocolError(f"a payload of {len(payload)} bytes; the limit is {PAYLOAD_BYTES_MAX}")
     try:
         fields = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a payload is not JSON: {payload[:60]!r}") from error
-    # By exact type: json makes no others, and it is half the time.
+    # By exact type: json makes no others, and this takes half the time.
     if type(fields) is not dict or not _NESTED.isdisjoint(map(type, fields.values())):
         raise ProtocolError(f"a payload is not a flat JSON object: {payload[:60]!r}")
     if fields.get("v") != VERSION:
         raise ProtocolError(f"a payload has v={fields.get('v')!r:.40}; this program reads v={VERSION}: update it")
     for name, value in fields.items():
-        # Python's reader takes NaN, Infinity and integers of thousands of digits, which no reader of ours can use.
+        # Python's reader accepts NaN, Infinity and integers of thousands of digits, which subscribers cannot use.
         if (type(value) is float or type(value) is int) and not -NUMBER_END < value < NUMBER_END:
             raise _wrong(name, value, "a number within 2^63")
     return fields
@@ -147,7 +147,7 @@ def load(payload: bytes) -> dict[str, Scalar]:
 
 
 def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scalar]:
-    """What every payload but `status` begins with."""
+    """Return the first fields of every payload except `status`."""
     fields: dict[str, Scalar] = {"v": VERSION, "ts": ts_ms, "boot": checked_id("boot", boot)}
     return fields if seq is None else fields | {"seq": seq}
 
@@ -155,7 +155,10 @@ def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scal
 def metrics_fields(
     report: WindowReport, *, up: bool, model_version: str, host: Mapping[str, object]
 ) -> dict[str, object]:
-    """The `metrics` payload without its envelope. `host` may hold clock_synced, rss_bytes, temp_c, throttled."""
+    """Return the `metrics` payload without its envelope.
+
+    `host` may hold clock_synced, rss_bytes, temp_c and throttled.
+    """
     totals, latency = report.totals, report.latency
     return {
         "window_s": round(report.window_s, 3),
@@ -180,7 +183,7 @@ def metrics_fields(
 
 
 def hist_fields(report: WindowReport, *, model_version: str) -> dict[str, object]:
-    """The `hist` payload without its envelope: the latencies of this window's answered requests."""
+    """Return the `hist` payload without its envelope: the latencies of this window's answered requests."""
     sketch = report.latency
     return {
         "window_s": round(report.window_s, 3),
@@ -202,7 +205,7 @@ def _ms(value: float) -> float:
 
 
 def models_of(deploy: bytes) -> list[str]:
-    """The models that a `deploy` payload speaks of. Raises ProtocolError."""
+    """Return the models in a `deploy` payload. Raises ProtocolError."""
     return sorted(key.removesuffix("_state") for key in load(deploy) if key.endswith("_state"))
 
 
@@ -271,7 +274,7 @@ class MetricsMessage:
         )
 
     def number(self, name: str) -> float:
-        """The field `name`, or 0 where the device did not send it as a number."""
+        """Return the field `name`, or 0 where the device did not send it as a number."""
         value = self.fields.get(name, 0)
         return value if isinstance(value, (int, float)) else 0
 

@@ -1,10 +1,9 @@
 """MQTT: one connection to a broker. The only file that knows paho.
 
-Theory of operation: paho is used as a codec with a socket, driven by whoever owns the `Connection`;
-it runs no thread and remembers nothing. Each attempt to connect gets a fresh paho client, so that
-nothing is sent again behind our back: what was not acknowledged still lies in the spool, and goes
-out again from there. MQTT 5 is tried first, as its PUBACK says why a message was refused; a broker
-that does not speak it gets 3.1.1.
+Theory of operation: paho is a codec with a socket here, driven by the owner of the `Connection`. It runs no thread and
+remembers nothing. Each attempt to connect gets a new paho client, so that paho never sends anything again by itself:
+the spool still holds every message that was not acknowledged, and the forwarder sends it from there. MQTT 5 is tried
+first, as its PUBACK names the reason of a refusal; a broker without it gets 3.1.1.
 
 A subscriber may ask the broker to keep its session (`Session`): then what is published at QoS 1 while it is away waits
 for it, and what it was handed is acknowledged only when it says so, by `acknowledge`; a broker hands out again what was
@@ -32,7 +31,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 
 KEEPALIVE_S = 30
 CONNECT_TIMEOUT_S = 5.0
-QUEUED_MAX = 100  # paho's own bound is 65,535 messages, 165 MB
+QUEUED_MAX = 100  # paho's own limit is 65,535 messages, 165 MB
 IN_FLIGHT_MAX = 20
 PACKETS_AT_ONCE = 100
 # How many messages a broker may hand to a session before the first is acknowledged. With 3.1.1 the broker alone
@@ -54,26 +53,26 @@ class BrokerUnreachable(EdgeRTError):
 
 
 class BrokerRefused(EdgeRTError):
-    """The broker answered and said no: credentials, rights, protocol or quota."""
+    """The broker refused: credentials, rights, protocol or quota."""
 
     code = "telemetry.broker_refused"
     exit_code = 4
 
 
 class BrokerTlsFailed(EdgeRTError):
-    """TLS could not be agreed: an unknown authority, a wrong name, an expired certificate, or no TLS there."""
+    """The TLS handshake failed: unknown authority, wrong name, expired certificate, or a port without TLS."""
 
     code = "telemetry.broker_tls_failed"
     exit_code = 4
 
 
-class _NotSpoken(EdgeRTError):
-    """The broker does not speak the protocol version that was tried."""
+class _UnsupportedProtocol(EdgeRTError):
+    """The broker does not support the protocol version that was tried."""
 
 
 @dataclass(frozen=True)
 class MqttSettings:
-    """Where the broker is and how to log in. The password is only ever read from a file."""
+    """The broker's address and the login. The password is only read from a file."""
 
     host: str
     port: int = 1883
@@ -89,14 +88,14 @@ class MqttSettings:
         if not self.host:
             raise ConfigInvalid("mqtt.host is empty; give the broker's name or address")
         if not 0 < self.port < 65536:
-            raise ConfigInvalid(f"mqtt.port is {self.port}; it lies between 1 and 65535")
+            raise ConfigInvalid(f"mqtt.port is {self.port}; give 1 to 65535")
         if self.protocol not in ("auto", *PROTOCOLS):
             raise ConfigInvalid(f"mqtt.protocol is {self.protocol!r}; known: auto, {', '.join(PROTOCOLS)}")
         if (self.ca or self.cert or self.key) and not self.tls:
             raise ConfigInvalid("mqtt.ca, cert and key are used with TLS only; set mqtt.tls = true")
 
     def password(self) -> str | None:
-        """The password file's first line; None where no file is named. Raises ConfigInvalid."""
+        """Return the first line of the password file; None where no file is named. Raises ConfigInvalid."""
         if not self.password_file:
             return None
         try:
@@ -105,7 +104,7 @@ class MqttSettings:
             raise ConfigInvalid(f"the broker's password file {self.password_file} cannot be read: {error}") from error
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Always verifies the broker's certificate and name. Raises ConfigInvalid."""
+        """Return a context that verifies the broker's certificate and name; None without TLS. Raises ConfigInvalid."""
         if not self.tls:
             return None
         try:
@@ -125,7 +124,7 @@ class MqttSettings:
 
 @dataclass(frozen=True)
 class Will:
-    """What the broker is to publish, retained, should this client vanish."""
+    """The message that the broker publishes, retained, if this client vanishes."""
 
     topic: str
     payload: bytes
@@ -144,8 +143,8 @@ class Session:
 class Connection:
     """A connection to one broker, opened and lost any number of times. One thread uses it.
 
-    `on_message(topic, payload, retained)` is called from within `pump`; so is
-    `on_acknowledged(message_id, refused_because)`, whose second argument is None for a success.
+    `pump` calls `on_message(topic, payload, retained)` and `on_acknowledged(message_id, refused_because)`, whose second
+    argument is None for a success.
     With a `session`, which needs a `client_id`, messages are acknowledged by `acknowledge` only.
     """
 
@@ -177,8 +176,8 @@ class Connection:
         for protocol in candidates:
             try:
                 self._open(protocol, timeout_s)
-            except _NotSpoken as error:
-                # Next time all are tried again: the broker may have been replaced.
+            except _UnsupportedProtocol as error:
+                # The next attempt tries all again: the broker may have been replaced.
                 self.protocol = self._settings.protocol
                 if protocol == candidates[-1]:
                     raise BrokerUnreachable(error.message) from error
@@ -187,7 +186,7 @@ class Connection:
                 return
 
     def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> int | None:
-        """Hand a message over; returns the id that will be acknowledged, or None where it is out already."""
+        """Send a message; return the id that the broker will acknowledge, or None where nothing more is awaited."""
         assert self._client is not None
         info = self._client.publish(topic, payload, qos, retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
@@ -231,7 +230,7 @@ class Connection:
             timeout_s = 0.0
         client, taken = self._client, self.taken
         code = client.loop(timeout_s)
-        # paho takes one packet a call: what else is there is read without asking the kernel for each.
+        # paho reads one packet a call; further packets are read without a system call each.
         for _ in range(PACKETS_AT_ONCE):
             if code != paho.MQTT_ERR_SUCCESS or self.taken == taken or self._client is not client:
                 break
@@ -241,18 +240,18 @@ class Connection:
             raise BrokerUnreachable(f"the broker {self._settings.address} is gone: {paho.error_string(code)}")
 
     def close(self) -> None:
-        """Say goodbye, so that the broker drops the will, and disconnect. Does nothing where not connected."""
+        """Disconnect in order, so that the broker drops the will. Does nothing where not connected."""
         if self._client is not None:
             self._client.disconnect()
             self._drop()
 
     def abandon(self) -> None:
-        """Let go of the socket without a goodbye: the broker publishes the will."""
+        """Close the socket without a DISCONNECT: the broker publishes the will."""
         self._drop()
 
     def _wait(self, client: paho.Client, timeout_s: float, also: Sequence[int]) -> None:
         socket = client.socket()
-        if socket is None or (isinstance(socket, ssl.SSLSocket) and socket.pending()):  # what TLS holds wakes nobody
+        if socket is None or (isinstance(socket, ssl.SSLSocket) and socket.pending()):  # `select` does not see what TLS has buffered
             return
         own = socket.fileno()
         select.select([own, *also], [own] if client.want_write() else [], [], timeout_s)
@@ -265,13 +264,13 @@ class Connection:
         client.connect_timeout = timeout_s
         address = self._settings.address
         try:
-            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S, **self._connect_words(protocol))
+            client.connect(self._settings.host, self._settings.port, KEEPALIVE_S, **self._connect_properties(protocol))
         except ssl.SSLError as error:
             raise BrokerTlsFailed(_tls_advice(address, error)) from error
         except ConnectionResetError as error:
-            # What most brokers answer to a TLS greeting on a port without TLS.
+            # Most brokers answer a TLS handshake so on a port without TLS.
             advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
-            raise BrokerUnreachable(f"{address} hung up at once: {error}; {advice}") from error
+            raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
             raise BrokerUnreachable(
                 f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check host, port and firewall, and that it runs"
@@ -280,10 +279,10 @@ class Connection:
         while not answer and code == paho.MQTT_ERR_SUCCESS and time.monotonic() < gives_up_at:
             code = client.loop(0.1)
         if not answer:
-            # A broker of 3.1.1 only may answer a CONNECT of MQTT 5 by hanging up.
+            # A broker with 3.1.1 only may close the connection on a CONNECT of MQTT 5.
             asks = self._settings.tls and not self._settings.cert
-            also = "; or it asks for a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
-            raise _NotSpoken(
+            also = "; or it wants a client's certificate: set mqtt.cert and mqtt.key" if asks else ""
+            raise _UnsupportedProtocol(
                 f"{address} answers, but not as an MQTT {protocol} broker; check the port, and TLS or not{also}"
             )
         if answer[0].is_failure:
@@ -312,16 +311,16 @@ class Connection:
         client.on_subscribe = self._subscribed
         return client
 
-    def _connect_words(self, protocol: str) -> dict[str, Any]:
+    def _connect_properties(self, protocol: str) -> dict[str, Any]:
         if protocol != "5":
             return {}
-        words = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho's own is not annotated
-        words.MaximumPacketSize = PACKET_BYTES_MAX
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho's own is not annotated
+        properties.MaximumPacketSize = PACKET_BYTES_MAX
         if self._session is None:
-            return {"properties": words}
-        words.SessionExpiryInterval = self._session.kept_s
-        words.ReceiveMaximum = HANDED_MAX
-        return {"clean_start": False, "properties": words}
+            return {"properties": properties}
+        properties.SessionExpiryInterval = self._session.kept_s
+        properties.ReceiveMaximum = HANDED_MAX
+        return {"clean_start": False, "properties": properties}
 
     def _received(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         self.taken += 1
@@ -342,11 +341,11 @@ class Connection:
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username
         if reason.getName() == "Unsupported protocol version":
-            return _NotSpoken(f"the broker {address} refused the protocol version: {reason}")
+            return _UnsupportedProtocol(f"the broker {address} refused the protocol version: {reason}")
         if reason.getName() in ("Bad user name or password", "Not authorized"):
-            said = f"as {user!r}" if user else "without a user name"
+            who = f"as {user!r}" if user else "without a user name"
             return BrokerRefused(
-                f"the broker {address} refused the login {said}: {reason}; check the user name and the password file"
+                f"the broker {address} refused the login {who}: {reason}; check the user name and the password file"
             )
         return BrokerRefused(f"the broker {address} refused the connection: {reason}")
 
@@ -359,7 +358,7 @@ class Connection:
 def _tls_advice(address: str, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the broker {address} shows a certificate that is not trusted: {error.verify_message}; "
-            "give the authority that signed it (ca), and the host name that the certificate bears"
+            f"the broker {address} has a certificate that is not trusted: {error.verify_message}; "
+            "give the authority that signed it (ca), and the host name in the certificate"
         )
     return f"TLS with the broker {address} failed: {error}; check that this port speaks TLS (usually 8883)"

@@ -1,10 +1,9 @@
 """The reporter: a thread in each worker process that turns its recorder's windows into spooled messages.
 
-Once a second it folds what waits, once a window it cuts and appends `metrics` and `hist`. While nothing comes
-it looks ever more rarely, in the end only at the end of a window: an idle device shall not wake up for nothing. A
-recorder that fills up meanwhile wakes it. A spool
-that refuses costs that window's messages, never a request: it is said once on the log, counted in
-`windows_lost`, and tried again with the next window.
+Once a second it folds the waiting spans; once a window it appends `metrics` and `hist`. Without requests it looks ever
+more rarely, in the end only once a window, so that an idle device does not wake up for nothing. A recorder that fills up
+wakes it. A spool that fails costs the messages of a window, never a request: the reporter logs it once, counts it in
+`windows_lost`, and tries again with the next window.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from edgert.telemetry.spool import Spool
 
 WINDOW_S = 60.0
 FOLD_EVERY_S = 1.0
-SLICE_PAUSE_S = 0.0005  # lets the serving threads run between two slices of folding
+SLICE_PAUSE_S = 0.0005  # between two slices of folding, for the serving threads
 STOP_TIMEOUT_S = 5.0
 
 
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    `clock` is monotonic seconds and `wall_clock` seconds since 1970; `wait(seconds)` returns True when
-    it is time to stop; it may return early. Tests pass their own and call `tick` themselves.
+    `clock` is monotonic seconds and `wall_clock` seconds since 1970. `wait(seconds)` returns True when it is time to
+    stop, and may return early. Tests pass their own and call `tick` themselves.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Reporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and report the part of a window that is left, marked `up: 0`."""
+        """End the thread and report the rest of the window, marked `up: 0`."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -85,13 +84,13 @@ class Reporter:
         self._report(self._recorder.cut(), up=False)
 
     def tick(self) -> bool:
-        """Fold, and report the window if it is over; says whether it did."""
+        """Fold the waiting spans and report the window if it is over; return whether it was."""
         folded = self._recorder.fold(lambda: time.sleep(SLICE_PAUSE_S))
         self._fold_every_s = FOLD_EVERY_S if folded else self._fold_every_s * 2
         if self._clock() < self._window_ends_at:
             return False
         self._report(self._recorder.cut(), up=True)
-        # From now, not from the planned end: after a suspend the windows missed are not made up for.
+        # From now, not from the planned end: after a suspend, missed windows are not reported.
         self._window_ends_at = self._clock() + self._window_s
         return True
 
@@ -115,7 +114,7 @@ class Reporter:
             self.tick()
 
     def pause_s(self) -> float:
-        """How long nothing need be done, unless the recorder fills up."""
+        """Return how long nothing is due, unless the recorder fills up."""
         return max(0.0, min(self._fold_every_s, self._window_ends_at - self._clock()))
 
     def _wait_or_wake(self, seconds: float) -> bool:
@@ -151,12 +150,12 @@ class Reporter:
         keep("metrics", self._topics.metrics(model), metrics)
 
     def _guarded(self, append: Callable[[], object]) -> bool:
-        """Run `append`; a spool that refuses is logged when it begins to and when it stops."""
+        """Run `append`; log when the spool starts to fail and when it works again."""
         try:
             append()
         except EdgeRTError as error:
             if not self._refused:
-                self._log(f"telemetry: nothing is recorded for now: {error.message}")
+                self._log(f"telemetry: not recorded until the spool works again: {error.message}")
             self._refused = True
             return False
         if self._refused:
@@ -178,19 +177,19 @@ def append_event(
     model: str | None = None,
     **fields: Scalar | None,
 ) -> int:
-    """Spool an `event` message: `event` holds `name`, `model` what it is about. Raises StorageFailed."""
-    said = {"event": name, "model": model, **fields}
+    """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
+    values = {"event": name, "model": model, **fields}
     return spool.append(
         "event",
         topics.event,
-        lambda seq: messages.envelope(ts_ms=ts_ms, boot=boot, seq=seq) | said,
+        lambda seq: messages.envelope(ts_ms=ts_ms, boot=boot, seq=seq) | values,
         messages.QOS["event"],
         "event",
     )
 
 
 def host_facts_now() -> dict[str, object]:
-    """What every `metrics` message says of the machine and of this process."""
+    """Return the fields about the machine and this process in every `metrics` message."""
     return {
         "clock_synced": host.clock_synced(),
         "rss_bytes": host.rss_bytes(),

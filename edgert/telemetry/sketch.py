@@ -3,10 +3,10 @@
 Base 2**(1/32); bucket `i` counts values in (base**i, base**(i+1)], the convention of OpenTelemetry's
 exponential histogram and of Prometheus' native histograms at schema 5
 (https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram).
-Because the scale never changes, merging is the addition of integers: exact, and free of order.
+The scale never changes, so merging adds integers: it is exact, in any order.
 
 Promise: `quantile` is off by at most (base - 1) / (base + 1) < 1.09 % of the true value, for values
-from 1 microsecond to 17 minutes; what lies outside is clamped to the outermost bucket.
+from 1 microsecond to 17 minutes; values outside are clamped to the outermost bucket.
 
 Thread rule: a sketch has one writer at a time. It has no lock of its own; the caller holds one.
 """
@@ -35,7 +35,7 @@ _ceil = math.ceil
 
 
 class Sketch:
-    """How often each latency was seen. `sum`, `min` and `max` are exact; `min` and `max` are 0 while empty."""
+    """A histogram of latencies. `sum`, `min` and `max` are exact; `min` and `max` are 0 while it is empty."""
 
     __slots__ = ("buckets", "count", "max", "min", "sum", "zero")
 
@@ -50,7 +50,7 @@ class Sketch:
     def record(self, value_ms: float) -> None:
         """Count one finite value. Zero and less count as zero."""
         if value_ms > 0:
-            # index_of, written out: a call would cost as much again.
+            # `index_of`, written out: a call would double the cost.
             index = _ceil(_log2(value_ms) * PER_OCTAVE) - 1
             if index < INDEX_MIN:
                 index = INDEX_MIN
@@ -69,7 +69,7 @@ class Sketch:
         self.sum += value_ms
 
     def record_many_us(self, values_us: Sequence[int]) -> None:
-        """Count whole microseconds, 0 or more: the same buckets as `record`, the loop running in C."""
+        """Count whole microseconds, 0 or more, in the same buckets as `record`; the loop runs in C."""
         if not values_us:
             return
         least_ms, most_ms = min(values_us) / 1000, max(values_us) / 1000
@@ -84,7 +84,7 @@ class Sketch:
         self.sum += sum(values_us) / 1000
 
     def merge(self, other: Sketch) -> None:
-        """Add what `other` counted: afterwards this is the sketch of both samples pooled."""
+        """Add the counts of `other`: this becomes the sketch of both samples together."""
         if not other.count:
             return
         for index, count in other.buckets.items():
@@ -95,12 +95,12 @@ class Sketch:
         self.sum += other.sum
 
     def quantile(self, q: float) -> float:
-        """The value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
+        """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
 
-        Off by at most RELATIVE_ERROR_MAX, and never outside [min, max].
+        It is off by at most RELATIVE_ERROR_MAX, and never outside [min, max].
         """
         if not 0 <= q <= 1:
-            raise ValueError(f"a quantile is asked for as a share between 0 and 1, not {q}")
+            raise ValueError(f"a quantile of {q}; give a share from 0 to 1")
         rank = max(1, math.ceil(q * self.count))
         if not self.count or rank <= self.zero:
             return 0.0
@@ -124,14 +124,14 @@ class Sketch:
         return twin
 
     def encode(self) -> str:
-        """The buckets as they travel: `index:count,...`, ascending, without the zero bucket."""
+        """Return the buckets in their wire form: `index:count,...`, ascending, without the zero bucket."""
         return ",".join(f"{index}:{count}" for index, count in sorted(self.buckets.items()))
 
     @classmethod
     def decode(
         cls, buckets: str, *, zero: int = 0, sum_ms: float = 0.0, min_ms: float = 0.0, max_ms: float = 0.0
     ) -> Sketch:
-        """The sketch that `encode` and its scalar fields describe. Raises ProtocolError."""
+        """Return the sketch that `encode` and its scalar fields describe. Raises ProtocolError."""
         sketch = cls()
         sketch.buckets = _parse_buckets(buckets)
         sketch.zero = zero
@@ -142,7 +142,7 @@ class Sketch:
         return sketch
 
     def __eq__(self, other: object) -> bool:
-        """Equal in everything that merging keeps exact; `sum` is a float and may differ in its last digits."""
+        """Compare everything that merging keeps exact; `sum` is a float and may differ in its last digits."""
         if not isinstance(other, Sketch):
             return NotImplemented
         mine = (self.buckets, self.zero, self.count, self.min, self.max)
@@ -154,13 +154,13 @@ class Sketch:
         return f"Sketch(count={self.count}, min={self.min}, max={self.max}, buckets={self.encode()!r})"
 
     def _widen(self, least_ms: float, most_ms: float) -> None:
-        """Take a non-empty sample's extremes in, before `count` is raised."""
+        """Include the extremes of a non-empty sample, before `count` is raised."""
         self.min = min(self.min, least_ms) if self.count else least_ms
         self.max = max(self.max, most_ms)
 
 
 def merged(sketches: Iterable[Sketch]) -> Sketch:
-    """One sketch of all the samples pooled."""
+    """Return one sketch of all samples together."""
     total = Sketch()
     for sketch in sketches:
         total.merge(sketch)
@@ -168,18 +168,18 @@ def merged(sketches: Iterable[Sketch]) -> Sketch:
 
 
 def index_of(value_ms: float) -> int:
-    """The bucket of a positive value, clamped to INDEX_MIN ... INDEX_MAX."""
+    """Return the bucket of a positive value, clamped to INDEX_MIN ... INDEX_MAX."""
     return min(max(math.ceil(_log2(value_ms) * PER_OCTAVE) - 1, INDEX_MIN), INDEX_MAX)
 
 
 def _middle_ms(index: int) -> float:
-    """The point whose largest relative distance to any value of the bucket is least: 2ab / (a + b)."""
+    """Return the point with the least relative distance to all values of the bucket: 2ab / (a + b)."""
     lower = math.pow(2, index / PER_OCTAVE)
     return 2 * lower * BASE / (1 + BASE)
 
 
 def _parse_buckets(text: str) -> dict[int, int]:
-    """In bulk, as a subscriber of a large fleet does little else. Raises ProtocolError."""
+    """Parse in bulk: a subscriber of a large fleet spends most of its time here. Raises ProtocolError."""
     if not text:
         return {}
     if not _BUCKETS.match(text):
@@ -198,5 +198,5 @@ def _parse_buckets(text: str) -> dict[int, int]:
 
 _BUCKETS = re.compile(r"-?[0-9]{1,4}:[0-9]{1,18}(?:,-?[0-9]{1,4}:[0-9]{1,18})*\Z")
 
-# Whole microseconds: us > bound is the same as us > floor(bound), so integers compare exactly.
+# For whole microseconds, us > bound equals us > floor(bound): integers compare exactly.
 _LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]

@@ -1,10 +1,9 @@
-"""What served requests report, and the recorder that turns it into one report a window.
+"""Spans of served requests, and the recorder that turns them into one report a window.
 
-Theory of operation: `record` is called by every serving thread after the answer has left, so it only
-appends a tuple to a deque, which is atomic and takes no lock. Sketches are filled later, a slice at a
-time, by whoever calls `fold` (the reporter's thread, once a second) or `cut`. Slices are short
-because a Python thread that computes holds up the serving threads. Should nobody fold, `record`
-itself folds a slice once `PENDING_MAX` spans wait: memory stays bounded and nothing is dropped.
+Theory of operation: every serving thread calls `record` after its answer has left, so it only appends a tuple to a deque,
+which is atomic and takes no lock. `fold` (the reporter's thread, once a second) and `cut` fill the sketches later, a
+slice at a time. Slices are short because a computing Python thread holds up the serving threads. If nobody folds,
+`record` folds a slice itself once `PENDING_MAX` spans wait: memory stays bounded and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PENDING_MAX = 4096
 FOLD_SLICE = 32  # about 80 us of computing on a slow x86 core
 
 _SLO_BOUNDS_US = [bound * 1000 for bound in SLO_BOUNDS_MS]
-# Of a request answered from the cache these two say nothing: no engine ran for it.
+# A request that the cache answers has no value for these two: no engine ran.
 _ENGINE_STAGES = ("queue", "engine")
 
 
@@ -49,12 +48,12 @@ class RequestSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Counters since the recorder began; they only grow.
+    """Counters since the recorder started; they only grow.
 
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
     `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
-    run answered. `stage_sum_us[i]` is what the answered ones spent in STAGES[i], `hit_cache_sum_us` the share of
-    the cache stage that belongs to hits, `failed_sum_us` what the others took until they were refused.
+    run answered. `stage_sum_us[i]` is the time that answered requests spent in STAGES[i], `hit_cache_sum_us` the part of the cache
+    stage that belongs to hits, `failed_sum_us` the time of the other requests until they were refused.
     """
 
     requests: int = 0
@@ -95,9 +94,9 @@ class WindowReport:
 
 @dataclass(frozen=True)
 class LiveStats:
-    """What `edgertd status` shows: since the recorder began, in the window under way, in the last complete one (or None).
+    """Figures for `edgertd status`: since the recorder started, of the present window, of the last one (or None).
 
-    `window` is that of the moment: JSON values, as its sketches go on filling.
+    `window` holds JSON values, because the sketches of the present window go on filling.
     """
 
     model: str
@@ -133,7 +132,7 @@ def window_json(window: WindowReport) -> dict[str, Any]:
 
 
 def percentiles_json(sketch: Sketch) -> dict[str, float]:
-    """The percentiles that people ask for, in ms, rounded to what the sketch can promise."""
+    """Return the usual percentiles in ms, rounded to the precision of the sketch."""
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
     return {name: round(sketch.quantile(q), 4) for name, q in shares.items()} | {"max": round(sketch.max, 4)}
 
@@ -145,7 +144,7 @@ class WindowRecorder:
         self.model = model
         self._clock = clock
         self._pending: deque[tuple[Any, ...]] = deque()
-        self.crowded: Callable[[], object] = lambda: None  # called when PENDING_MAX spans wait: fold soon
+        self.crowded: Callable[[], object] = lambda: None  # called when PENDING_MAX spans wait for `fold`
         self._lock = threading.Lock()
         self._began_at = self._window_began_at = clock()
         self._totals = Totals()
@@ -154,9 +153,9 @@ class WindowRecorder:
         self._last_report: WindowReport | None = None
 
     def record(self, span: tuple[Any, ...]) -> None:
-        """Take one request in: a RequestSpan, or the same values in a plain tuple, which costs less to make.
+        """Record one request: a RequestSpan, or its values in a plain tuple, which is faster to make.
 
-        About a tenth of a microsecond, except once in a while under overload.
+        It takes about 0.1 us, except occasionally under overload.
         """
         pending = self._pending
         pending.append(span)
@@ -165,9 +164,9 @@ class WindowRecorder:
             self._fold_slice()
 
     def fold(self, pause: Callable[[], object] = lambda: None) -> bool:
-        """Fill the sketches with what waits now, calling `pause` between slices so that others may run.
+        """Move the waiting spans into the sketches; return whether any waited.
 
-        Says whether anything waited.
+        It calls `pause` between slices, so that other threads may run.
         """
         for i in range(len(self._pending) // FOLD_SLICE + 1):
             if not self._fold_slice():
@@ -176,7 +175,7 @@ class WindowRecorder:
         return True
 
     def cut(self, now: float | None = None) -> WindowReport:
-        """End the window at `now` on the recorder's clock, begin the next, and report the one that ended."""
+        """End the window at `now` on the recorder's clock, start the next, and return the report of the ended one."""
         self.fold()
         with self._lock:
             ended_at = self._clock() if now is None else now
@@ -188,7 +187,7 @@ class WindowRecorder:
             return report
 
     def snapshot(self, now: float | None = None) -> LiveStats:
-        """The figures as they stand; changes nothing that `cut` reports."""
+        """Return the present figures; `cut` reports the same as without this call."""
         self.fold()
         with self._lock:
             latency = self._lifetime.copy()
@@ -210,7 +209,7 @@ class WindowRecorder:
         )
 
     def _fold_slice(self) -> bool:
-        """Move up to FOLD_SLICE spans into the sketches; False where none waited."""
+        """Move up to FOLD_SLICE spans into the sketches; return False where none waited."""
         with self._lock:
             spans = _take(self._pending, FOLD_SLICE)
             if spans:
@@ -220,7 +219,7 @@ class WindowRecorder:
 
 
 class _Window:
-    """The accumulators of the window under way; the recorder's lock guards them."""
+    """The accumulators of the present window; the recorder's lock guards them."""
 
     def __init__(self) -> None:
         self.latency = Sketch()
@@ -244,7 +243,7 @@ class _Window:
             self.stages[name].record_many_us(list(map(_STAGE_US[name], spans)))
 
 
-# Reads one stage of a span; typed by hand, as `attrgetter` is Any.
+# Reads one stage of a span; annotated, as `attrgetter` is Any.
 _STAGE_US: dict[str, Callable[[RequestSpan], int]] = {
     **{name.removesuffix("_us"): attrgetter(f"stages.{name}") for name in StageTimes._fields},
     "encode": attrgetter("encode_us"),
@@ -252,7 +251,7 @@ _STAGE_US: dict[str, Callable[[RequestSpan], int]] = {
 
 
 def _take(pending: deque[tuple[Any, ...]], limit: int) -> list[RequestSpan]:
-    """Up to `limit` of the oldest spans; safe while other threads append."""
+    """Remove and return up to `limit` of the oldest spans; safe while other threads append."""
     taken = []
     try:
         for _ in range(limit):
@@ -285,7 +284,7 @@ def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
 
 
 def _within(before: tuple[int, ...], answered_us: Sequence[int]) -> tuple[int, ...]:
-    """The cumulative counts of `before` with these durations added."""
+    """Return the cumulative counts of `before` with these durations added."""
     first_bound = Counter(map(partial(bisect_left, _SLO_BOUNDS_US), answered_us))
     reached = 0
     after = []

@@ -1,16 +1,14 @@
-"""The spool: what this device has to report, kept on disk until the broker has acknowledged it.
+"""The spool: reports on this device's disk that the broker has not acknowledged yet.
 
-Theory of operation: one SQLite file in WAL mode. Every worker process appends; one forwarder reads
-oldest first and deletes what was acknowledged. Each append is one transaction that draws the
-stream's next `seq`, writes the message and, past the bounds, deletes the oldest of the least
-important kind. `synchronous = NORMAL`: a commit survives the death of any process; a power cut may
-take the last commits along, which is why subscribers tell boots apart.
+Theory of operation: one SQLite file in WAL mode. Every worker process appends; the forwarder reads the oldest first and
+deletes what was acknowledged. Each append is one transaction: it takes the stream's next `seq`, writes the message and,
+beyond the bounds, deletes the oldest messages of the least important kind. With `synchronous = NORMAL` a commit survives
+the death of any process. A power cut may lose the last commits, which is why subscribers tell boots apart.
 
-A database that cannot be read is renamed to `NAME.corrupt-N` and begun anew. The other processes
-notice by the file's inode and follow. The new file then counts from a random number above 2**32, so
-that no `seq` of this boot can come twice.
+An unreadable database is renamed to `NAME.corrupt-N` and replaced by a new one. The other processes notice the new inode
+and follow. The new file counts from a random number above 2**32, so that no `seq` of this boot occurs twice.
 
-An object is shared by the threads of one process, but is not to be carried across a fork.
+The threads of one process may share a `Spool`; a fork must not.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ BYTES_MAX = 16 * 1024 * 1024
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
 CORRUPT_KEPT_MAX = 2
-LOST_WITH_FILE = "unknown"  # what `lost` calls the messages of a file that was lost: how many it held nobody knows
+LOST_WITH_FILE = "unknown"  # the kind in `lost` for the messages of a lost file, whose number is unknown
 SEQ_AFTER_LOSS_MIN = 2**32
 SEQ_AFTER_LOSS_MAX = 2**52  # every JSON reader keeps integers exact below 2**53
 
-# What goes first when the spool is full: the lowest number, and among equals the oldest.
+# A full spool first loses the lowest number, and among equals the oldest message.
 IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
 _ROW_OVERHEAD_BYTES = 64
 _NO_INODE = -1
@@ -49,7 +47,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SpoolBounds:
-    """How much may wait; `size_bytes` counts topics and payloads, the file is somewhat larger."""
+    """The limits of the spool. `size_bytes` counts topics and payloads; the file is somewhat larger."""
 
     size_bytes: int = BYTES_MAX
     rows: int = ROWS_MAX
@@ -57,7 +55,7 @@ class SpoolBounds:
 
 @dataclass(frozen=True)
 class Spooled:
-    """A message that waits. `id` grows in the order of appending."""
+    """A waiting message. `id` grows in the order of appending."""
 
     id: int
     topic: str
@@ -68,7 +66,7 @@ class Spooled:
 
 @dataclass(frozen=True)
 class Retained:
-    """The last word on a retained topic; `version` grows with every change of any of them."""
+    """The present value of a retained topic. `version` grows with every change of any retained topic."""
 
     topic: str
     payload: bytes
@@ -77,9 +75,9 @@ class Retained:
 
 @dataclass(frozen=True)
 class SpoolStats:
-    """What waits, and how many messages were lost since the file was begun, by kind.
+    """The number of waiting messages, and of messages lost since the file was made, by kind.
 
-    The bounds cost metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
+    The bounds lose metrics, hist and event; a file that was lost before this one counts as one LOST_WITH_FILE.
     """
 
     rows: int
@@ -92,7 +90,7 @@ class SpoolStats:
 
 
 class Spool:
-    """One process's view of the spool file. Raises StorageFailed where the disk refuses."""
+    """The spool file as one process sees it. Every method raises StorageFailed on a disk error."""
 
     def __init__(
         self, path: Path, bounds: SpoolBounds = SpoolBounds(), log: Callable[[str], None] = lambda line: None
@@ -107,10 +105,10 @@ class Spool:
             self._reopen(suspect=False)
 
     def append(self, stream: str, topic: str, payload: Payload, qos: int, kind: str) -> int:
-        """Keep one message and return the `seq` it got: 1, 2, 3 ... in each `stream`.
+        """Keep one message and return its `seq`: 1, 2, 3 ... in each `stream`.
 
-        A callable payload is given that `seq` and returns the fields to send. Where the message alone
-        exceeds the bounds, or all that waits matters more, it is itself what is dropped and counted.
+        A callable payload takes that `seq` and returns the fields to send. A message that alone exceeds the bounds, or
+        that is less important than all waiting ones in a full spool, is dropped and counted itself.
         """
         assert kind in IMPORTANCE, kind
 
@@ -118,7 +116,7 @@ class Spool:
             seq = _next_seq(database, stream)
             body = _body(payload, seq)
             size = len(body) + len(topic) + _ROW_OVERHEAD_BYTES
-            if size > self.bounds.size_bytes:  # room for it could only be made by losing all the others
+            if size > self.bounds.size_bytes:  # it would cost all the others
                 _count_lost(database, kind)
                 return seq
             database.execute(
@@ -132,7 +130,7 @@ class Spool:
         return self._transact(add)
 
     def take(self, limit: int, after_id: int = 0) -> list[Spooled]:
-        """Up to `limit` of the oldest messages with an id above `after_id`; they stay until `done`."""
+        """Return up to `limit` of the oldest messages with an id above `after_id`; they stay until `done`."""
 
         def read(database: sqlite3.Connection) -> list[Spooled]:
             rows = database.execute(
@@ -143,7 +141,7 @@ class Spool:
         return self._transact(read, writes=False)
 
     def done(self, ids: Iterable[int]) -> None:
-        """Forget messages that have arrived. Ids that are gone already do no harm."""
+        """Delete messages that were acknowledged. Ids that are gone already do no harm."""
 
         def delete(database: sqlite3.Connection) -> None:
             for message_id in ids:
@@ -152,7 +150,7 @@ class Spool:
         self._transact(delete)
 
     def retain(self, topic: str, fields: Mapping[str, object]) -> None:
-        """Set the last word on a retained topic; the forwarder publishes it again on every connect."""
+        """Set the value of a retained topic; the forwarder publishes it again on every connect."""
 
         def put(database: sqlite3.Connection) -> None:
             (version,) = database.execute("SELECT coalesce(max(version), 0) + 1 FROM retained").fetchone()
@@ -161,7 +159,7 @@ class Spool:
         self._transact(put)
 
     def retained(self, after_version: int = 0) -> list[Retained]:
-        """The retained topics that changed after `after_version`, in the order of change."""
+        """Return the retained topics that changed after `after_version`, in the order of change."""
 
         def read(database: sqlite3.Connection) -> list[Retained]:
             rows = database.execute(
@@ -180,7 +178,7 @@ class Spool:
 
     @property
     def file(self) -> int:
-        """Another number once the file was begun anew; its ids and versions are others, then."""
+        """The identity of the file. A new file has other ids and versions."""
         return self._inode
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ class Spool:
             self._disconnect()
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T], writes: bool = True) -> _T:
-        """Run `work` in one transaction; on a file found corrupt, once more in a fresh one."""
+        """Run `work` in one transaction; if the file is corrupt, once more in a new file."""
         with self._lock, self._translated():
             if self._database is None or self._inode != _inode_of(self.path):
                 self._reopen(suspect=False)
@@ -213,7 +211,7 @@ class Spool:
         return result
 
     def _trim(self, database: sqlite3.Connection) -> None:
-        """Within the bounds again, at the cost of the oldest messages of the least important kind."""
+        """Return to the bounds by deleting the oldest messages of the least important kind."""
         while True:
             rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
             if rows <= self.bounds.rows and size_bytes <= self.bounds.size_bytes:
@@ -223,13 +221,13 @@ class Spool:
             _count_lost(database, kind)
 
     def _reopen(self, suspect: bool) -> None:
-        """Open the file, or a fresh one where it is corrupt; other processes wait meanwhile."""
+        """Open the file, or a new one where it is corrupt; other processes wait."""
         mine = self._inode
         self._disconnect()
         with locked(self.path.with_name(self.path.name + ".lock")):
-            # Of several processes that meet the same corrupt file, the first replaces it.
+            # Of several processes that find the same corrupt file, the first replaces it.
             replaced_already = suspect and _inode_of(self.path) != mine
-            # 1 where there was no file to begin with; a file that vanished had counted already.
+            # 1 where there was no file before; a file that vanished had counted already.
             fresh_seq = 1 if mine == _NO_INODE else random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
             try:
                 if suspect and not replaced_already:
@@ -240,7 +238,7 @@ class Spool:
                     raise
                 aside = _set_aside(self.path)
                 self._log(
-                    f"telemetry: the spool {self.path} was unreadable ({error}); kept as {aside.name}, begun anew"
+                    f"telemetry: the spool {self.path} was unreadable ({error}); renamed to {aside.name}, a new one is used"
                 )
                 fresh_seq = random.randrange(SEQ_AFTER_LOSS_MIN, SEQ_AFTER_LOSS_MAX)
                 self._database = _connect(self.path, fresh_seq)
@@ -278,8 +276,8 @@ CREATE TABLE IF NOT EXISTS usage (rows INTEGER NOT NULL, size INTEGER NOT NULL, 
 
 
 def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
-    """Open and check the file, creating what is missing. Raises sqlite3.DatabaseError."""
-    # Autocommit mode: the transactions are written out. Calls are serialised by the spool's lock.
+    """Open and check the file; create what is missing. Raises sqlite3.DatabaseError."""
+    # Autocommit mode, with explicit transactions. The spool's lock serialises the calls.
     database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode = WAL")
@@ -294,9 +292,9 @@ def _connect(path: Path, first_seq: int) -> sqlite3.Connection:
 
 
 def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
-    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(f"quick_check says {verdict}")
+    (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise sqlite3.DatabaseError(f"quick_check: {result}")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version not in (0, SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"schema version {version}; this program knows {SCHEMA_VERSION}")
@@ -305,7 +303,7 @@ def _prepare(database: sqlite3.Connection, first_seq: int) -> None:
         database.execute("INSERT INTO usage SELECT 0, 0, ? WHERE NOT EXISTS (SELECT * FROM usage)", (first_seq,))
         if first_seq >= SEQ_AFTER_LOSS_MIN:
             _count_lost(database, LOST_WITH_FILE)
-        # Ids go the way of `seq`: what arrives of an older file's messages is no message of this one.
+        # Ids start as `seq` does: an acknowledgement of an older file's message must not match one of this file.
         database.execute("INSERT INTO sqlite_sequence VALUES ('message', ?)", (first_seq - 1,))
 
 
@@ -341,7 +339,7 @@ def _body(payload: Payload, seq: int) -> bytes:
 
 
 def _is_corruption(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file's content is at fault. A full, locked or read-only disk raises a subclass."""
+    """Return whether the file's content is damaged. A full, locked or read-only disk raises a subclass."""
     return type(error) is sqlite3.DatabaseError
 
 
@@ -353,7 +351,7 @@ def _inode_of(path: Path) -> int:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the database and its log out of the way, keeping the newest few for whoever looks into it."""
+    """Rename the database and its log, and keep only the newest few of such files."""
     names = (file.name.rpartition("-")[2] for file in path.parent.glob(f"{path.name}.corrupt-*"))
     number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
     aside, too_old = (path.with_name(f"{path.name}.corrupt-{n}") for n in (number, number - CORRUPT_KEPT_MAX))
