@@ -251,7 +251,9 @@ class Connection:
 
     def _wait(self, client: paho.Client, timeout_s: float, also: Sequence[int]) -> None:
         socket = client.socket()
-        if socket is None or (isinstance(socket, ssl.SSLSocket) and socket.pending()):  # `select` does not see what TLS has buffered
+        if socket is None or (
+            isinstance(socket, ssl.SSLSocket) and socket.pending()
+        ):  # `select` does not see what TLS has buffered
             return
         own = socket.fileno()
         select.select([own, *also], [own] if client.want_write() else [], [], timeout_s)
