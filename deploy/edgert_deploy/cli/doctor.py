@@ -81,7 +81,7 @@ def inventory_is_sound(findings: Sequence[Finding]) -> bool:
 def _as_json(finding: Finding) -> dict[str, str]:
     value = asdict(finding)
     del value["exit_code"]
-    value["next"] = value.pop("mend")
+    value["next"] = value.pop("next_step")
     return value
 
 
@@ -92,8 +92,8 @@ def _table(shown: Sequence[Finding], findings: Sequence[Finding]) -> str:
     lines = []
     for finding in shown:
         begin = f"{finding.where:{width}}  {finding.check:{check_width}}  {finding.level:4}  "
-        lines.append(begin + finding.says)
-        if finding.mend:
-            lines.append(f"{'':{len(begin)}}next: {finding.mend}")
+        lines.append(begin + finding.text)
+        if finding.next_step:
+            lines.append(f"{'':{len(begin)}}next: {finding.next_step}")
     count = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
     return "\n".join([*lines, f"{count[OK]} ok, {count[WARN]} warn, {count[FAIL]} fail"])

@@ -1,4 +1,4 @@
-"""Where the keys that bundles are signed with lie on this host."""
+"""The signing keys of this host: where they are, and which there are."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ PUBLIC_SUFFIX = ".pem"
 
 
 def keys_dir() -> Path:
-    """Where the project says, else `keys` in $EDGERT_CONFIG_DIR, else in ~/.config/edgert."""
+    """Return the project's folder of keys, else `keys` in $EDGERT_CONFIG_DIR or ~/.config/edgert."""
     project = find_project()
     return project.keys if project is not None and project.keys is not None else config_folder() / "keys"
 
 
 def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where the private and the public half of key `name` lie in `folder`."""
+    """Return the paths of the private and the public half of key `name`."""
     return folder / f"{name}{PRIVATE_SUFFIX}", folder / f"{name}{PUBLIC_SUFFIX}"
 
 
 def public_keys(folder: Path) -> list[Path]:
-    """The public halves in `folder`, by name."""
+    """Return the public halves in `folder`, sorted by name."""
     return [path for path in sorted(folder.glob(f"*{PUBLIC_SUFFIX}")) if not path.name.endswith(PRIVATE_SUFFIX)]

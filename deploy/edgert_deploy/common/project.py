@@ -1,7 +1,7 @@
-"""A project: the folder that holds a fleet's inventory and bundles, known by its `edgert.toml`.
+"""A project: the folder of a fleet's inventory and bundles, marked by its `edgert.toml`.
 
-Commands look for that file in the working folder, then in each one above it, as git does for its own. It says what
-options that were left out are; paths in it begin at its folder. It holds no secret, and no signing key lies below it.
+Commands look for that file in the working folder and its parents, like git. It gives the defaults of options; its paths
+are relative to its folder. It holds no secret, and no signing key is below it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ else:
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 FILE_BYTES_MAX = 64 * 1024
-# The commands that listen to the broker, and those that a selector may be left out of. Rolling back and changing the
-# inventory take one that is said.
+# The commands that listen to the broker, and those with a default selector. A roll-back and changes of the inventory need
+# an explicit one.
 _LISTEN: tuple[tuple[str, ...], ...] = (("fleet", "watch"), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (
@@ -49,7 +49,7 @@ class BrokerDefaults:
 
 @dataclass(frozen=True)
 class Project:
-    """What `edgert.toml` says, paths absolute; None and "" where it says nothing."""
+    """The content of `edgert.toml`, with absolute paths; None and "" for missing keys."""
 
     root: Path
     inventory: Path
@@ -61,7 +61,7 @@ class Project:
     trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
 
     def option_defaults(self) -> dict[str, Any]:
-        """click's default_map: what parameters of the commands are where they were left out."""
+        """Return click's default_map: the defaults of the commands' parameters."""
         found: dict[str, Any] = {}
 
         def give(command: tuple[str, ...], values: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Project:
 
 
 def find_project(start: Path | None = None) -> Project | None:
-    """The project that `start` (the working folder) lies in, or None. Raises ConfigInvalid for a file that is wrong."""
+    """Return the project around `start` (default: the working folder), or None. Raises ConfigInvalid for an invalid file."""
     try:
         here = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
@@ -100,16 +100,17 @@ def find_project(start: Path | None = None) -> Project | None:
 
 
 def read_project(file: Path) -> Project:
-    """Raises ConfigInvalid."""
+    """Read an `edgert.toml`. Raises ConfigInvalid."""
     try:
         owner = file.stat().st_uid
         if owner not in _trusted_users():
             raise ConfigInvalid(
-                f"{file} belongs to user {owner}, and decides where devices and brokers are: chown it, or work elsewhere"
+                f"{file} belongs to user {owner}, but it decides which devices and brokers are used: chown it, or work "
+                "in another folder"
             )
         data = file.read_bytes()
         if len(data) > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{file} has {len(data)} bytes; at most {FILE_BYTES_MAX} are read")
+            raise ConfigInvalid(f"{file} has {len(data)} bytes; the limit is {FILE_BYTES_MAX}")
         value = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
@@ -119,7 +120,7 @@ def read_project(file: Path) -> Project:
 
 
 def find_bundle(given: Path) -> Path:
-    """`given`, or where a mere name is no file here, the one of that name in the project's folder of bundles."""
+    """Return `given`; for a name without a file here, the bundle of that name in the project's folder of bundles."""
     if given.parent == Path() and not given.is_absolute() and not given.exists():
         project = find_project()
         if project is not None and project.bundles is not None and (project.bundles / given).exists():
@@ -146,7 +147,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         raise ConfigInvalid(f"{file}: {error.message}") from error
     profiles = path("profiles") or (root / "profiles" if (root / "profiles").is_dir() else None)
     if (keys := path("keys")) is not None and keys.resolve().is_relative_to(root):
-        raise ConfigInvalid(f"{file}: keys = {value['keys']!r} lies in the project: keep signing keys outside of it")
+        raise ConfigInvalid(f"{file}: keys = {value['keys']!r} is in the project: keep signing keys outside of it")
     return Project(
         root=root,
         inventory=path("inventory") or root / INVENTORY,
@@ -178,6 +179,6 @@ def _path(root: Path, text: str) -> Path:
 
 
 def _trusted_users() -> set[int]:
-    """Root, whoever runs this, and who became root by sudo for it."""
+    """Return root, this user, and the user who became root by sudo."""
     sudo = os.environ.get("SUDO_UID", "")
     return {0, os.geteuid(), *([int(sudo)] if os.geteuid() == 0 and sudo.isdigit() else [])}

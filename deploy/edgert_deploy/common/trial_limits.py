@@ -1,16 +1,16 @@
-"""The limits of a deployment's trial: what stands in the project's edgert.toml, changed by the command line.
+"""The limits of a trial, from the project's edgert.toml and the command line.
 
     [trial]                   # for every model
     watch = "10m"
     temp_c = 80
     error_rate = "0.1%"
-    unattended = false        # devices keep it by themselves once all limits held
+    unattended = false        # true: devices mark it good by themselves if all limits held
 
-    [trial.digits]            # for this model, before what stands above
+    [trial.digits]            # for this model, before the lines above
     p99_ms = 8
     agreement = "99%"
 
-The command line stands before both; `off` leaves a limit out.
+The command line takes precedence over both; `off` removes a limit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def limits_for(
     unattended: bool | None = None,
     trial_s: float = 60.0,
 ) -> TrialLimits | None:
-    """The limits of `model` by the project's `table`, changed by what was said on the command line ("" and None: nothing).
+    """Return the limits of `model` by the project's `table` and the options of the command line (None: not given).
 
-    None where nobody set a limit or a time. Raises ConfigInvalid.
+    The result is None if there is no limit and no watch. Raises ConfigInvalid.
     """
-    given = {**_said(table, model), **limits}
+    given = {**_merged(table, model), **limits}
     if watch_s is not None:
         given["watch"] = watch_s
     if unattended is not None:
@@ -45,22 +45,22 @@ def limits_for(
     kept = {name: value for name, value in given.items() if name in LIMIT_NAMES and value is not None}
     if not kept and "watch" not in given:
         if given.get("unattended"):
-            raise ConfigInvalid("unattended keeps what was watched: give a limit or a time to watch as well")
+            raise ConfigInvalid("unattended needs a watch: give a limit or a time to watch as well")
         return None
     return TrialLimits(kept, given.get("watch", WATCH_S), bool(given.get("unattended", False)), trial_s)
 
 
 def check_table(table: Any) -> dict[str, Any]:
-    """`table`, where every line of it is understood. Raises ConfigInvalid."""
+    """Return `table` if every line of it is valid. Raises ConfigInvalid."""
     if not isinstance(table, dict):
         raise ConfigInvalid(f"[trial] must be a table, got {table!r}")
     for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:
-        _said(table, model)
+        _merged(table, model)
     return table
 
 
-def _said(table: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """What `[trial]` and then `[trial.MODEL]` say."""
+def _merged(table: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the lines of `[trial]`, overridden by those of `[trial.MODEL]`."""
     general = {key: one for key, one in table.items() if not isinstance(one, dict)}
     return {**_read(general, "[trial]"), **_read(table.get(model, {}), f"[trial.{model}]")}
 
@@ -77,7 +77,7 @@ def _read(table: Mapping[str, Any], where: str) -> dict[str, Any]:
                 found[key] = limit_value(key, given)
             else:
                 known = ", ".join((*LIMIT_NAMES, *_OTHER_KEYS))
-                raise ConfigInvalid(f"{key} = {given!r} is not understood; known: {known}")
+                raise ConfigInvalid(f"{key} = {given!r} is invalid; known: {known}")
     except ConfigInvalid as error:
         raise ConfigInvalid(f"{where}: {error.message}") from error
     return found

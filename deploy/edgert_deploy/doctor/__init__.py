@@ -1,6 +1,6 @@
-"""The doctor: every precondition of this host and of each device looked at, with what mends it beside it.
+"""The doctor: checks every precondition on this host and on devices, and names the next step for each fault.
 
-Nothing is changed. A check that cannot be made is a finding as well, and holds up no other.
+It changes nothing. A check that cannot run is a finding too, and stops no other check.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found `where` ("host" or a device's name). `mend` is the next command or step; "" where all is well.
+    """The result of one check on `where`, "host" or a device. `next_step` repairs a fault; it is "" without one.
 
-    `exit_code` is what `edgert doctor` ends with where this is the first that failed.
+    `exit_code` is that of `edgert doctor` if this is the first finding that failed.
     """
 
     where: str
     check: str
     level: str
-    says: str
-    mend: str = ""
+    text: str
+    next_step: str = ""
     exit_code: int = 0

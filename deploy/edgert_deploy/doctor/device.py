@@ -1,4 +1,4 @@
-"""What a device needs, from the way there up to what it serves: asked over its own link, nothing changed."""
+"""The checks of one device, from the connection to the models that it serves. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 
 LOOK_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
-SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # certificates and signed expiries go by the clock
-WAITING_WARN = 500  # reports; a model makes two a window
+SKEW_S_WARN, SKEW_S_FAIL = 5.0, 300.0  # certificates and bundles expire by the clock
+WAITING_WARN = 500  # reports; a model makes two in each window
 MODE_OTHERS_WRITE = 0o002
 
-# $1 state folder, $2 Python, $3 what the unit says that serves that folder.
+# $1 state folder, $2 Python, $3 the text of the unit that serves that folder.
 _LOOK = r"""
 echo now=$(date +%s)
 place=$1; while test ! -e "$place"; do place=$(dirname "$place"); done
@@ -46,25 +46,25 @@ _SOCKET = 'stat -L -c "%a %U %G %F" -- "$1"'
 
 
 @dataclass
-class _Visit:
-    """One device while it is looked at: what was learnt so far, and what was found."""
+class _Report:
+    """The findings of one device so far."""
 
     device: Device
     transport: Transport
     keys: Mapping[str, str]
     found: list[Finding] = field(default_factory=list)
 
-    def ok(self, check: str, says: str) -> None:
-        self.found.append(Finding(self.device.name, check, OK, says))
+    def ok(self, check: str, text: str) -> None:
+        self.found.append(Finding(self.device.name, check, OK, text))
 
-    def warn(self, check: str, says: str, mend: str) -> None:
-        self.found.append(Finding(self.device.name, check, WARN, says, mend))
+    def warn(self, check: str, text: str, next_step: str) -> None:
+        self.found.append(Finding(self.device.name, check, WARN, text, next_step))
 
-    def fail(self, check: str, says: str, mend: str, exit_code: int = DeviceError.exit_code) -> None:
-        self.found.append(Finding(self.device.name, check, FAIL, says, mend, exit_code))
+    def fail(self, check: str, text: str, next_step: str, exit_code: int = DeviceError.exit_code) -> None:
+        self.found.append(Finding(self.device.name, check, FAIL, text, next_step, exit_code))
 
     def there(self, command: str) -> str:
-        """A step to be taken on the device itself, as root."""
+        """Return a command for the device itself, run as root."""
         if not self.device.kind.uses_ssh:
             return f"sudo {command}"
         as_root = "" if self.device.address.startswith("root@") else "sudo "
@@ -74,266 +74,273 @@ class _Visit:
 def check_device(
     device: Device, keys: Mapping[str, str], profiles_dir: Path | None = None, clock: Callable[[], float] = time.time
 ) -> list[Finding]:
-    """Every check on one device. `keys` are the ids of this host's keys -> names; `clock` is its wall clock.
+    """Run every check on one device. `keys` maps the ids of this host's keys to names; `clock` is its wall clock.
 
-    Stops where a later check could only say the same again: no way there, or nothing installed.
+    It stops without a connection or an installation, because later checks would only repeat the fault.
     """
     try:
         transport = open_transport(device)
     except ConfigInvalid as error:
-        mend = f"edgert device remove {device.name}, then add it again"
-        return [Finding(device.name, "transport", FAIL, error.message, mend, error.exit_code)]
-    visit = _Visit(device, transport, keys)
+        next_step = f"edgert device remove {device.name}, then add it again"
+        return [Finding(device.name, "transport", FAIL, error.message, next_step, error.exit_code)]
+    report = _Report(device, transport, keys)
     try:
-        facts = _way(visit)
+        facts = _connection(report)
         if facts is not None:
-            profile = _machine(visit, facts, profiles_dir)
-            _state(visit, facts, clock)
-            if (status := _installed(visit)) is not None:
-                _daemon(visit, status)
-                _engines(visit, status, profile)
-                _trust(visit, status)
-                _http(visit, status)
-                _telemetry(visit, status)
-                _models(visit, status)
-    except EdgeRTError as error:  # the link fell, or a command took too long, in the middle of it
-        visit.fail("reachable", error.message, f"edgert doctor {device.name}", error.exit_code)
+            profile = _machine(report, facts, profiles_dir)
+            _state(report, facts, clock)
+            if (status := _installed(report)) is not None:
+                _daemon(report, status)
+                _engines(report, status, profile)
+                _trust(report, status)
+                _http(report, status)
+                _telemetry(report, status)
+                _models(report, status)
+    except EdgeRTError as error:  # the link was lost, or a command took too long
+        report.fail("reachable", error.message, f"edgert doctor {device.name}", error.exit_code)
     finally:
-        visit.transport.close()
-    return visit.found
+        report.transport.close()
+    return report.found
 
 
-def _way(visit: _Visit) -> MachineFacts | None:
-    device, name = visit.device, visit.device.name
+def _connection(report: _Report) -> MachineFacts | None:
+    device, name = report.device, report.device.name
     begun = time.monotonic()
     try:
-        facts = probe(visit.transport, name, device.python)
+        facts = probe(report.transport, name, device.python)
     except HostKeyMismatch as error:
         jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
-        visit.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)
+        report.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)
     except LoginRefused as error:
-        mend = f"ssh-copy-id {device.address}, or: edgert device set {name} --identity FILE"
-        visit.fail("login", error.message, mend, error.exit_code)
+        next_step = f"ssh-copy-id {device.address}, or: edgert device set {name} --identity FILE"
+        report.fail("login", error.message, next_step, error.exit_code)
     except DeviceUnreachable as error:
-        mend = f"switch it on; where its address is another one: edgert device set {name} --address USER@HOST"
-        visit.fail("reachable", error.message, mend, error.exit_code)
+        next_step = f"switch it on; if its address has changed: edgert device set {name} --address USER@HOST"
+        report.fail("reachable", error.message, next_step, error.exit_code)
     except ConfigInvalid as error:
-        visit.fail("login", error.message, f"edgert device set {name} --identity FILE", error.exit_code)
+        report.fail("login", error.message, f"edgert device set {name} --identity FILE", error.exit_code)
     except DeviceError as error:
-        visit.fail("system", error.message, "EdgeRT runs on Linux with a shell and glibc", error.exit_code)
+        report.fail("system", error.message, "EdgeRT runs on Linux with a shell and glibc", error.exit_code)
     else:
         took = "" if not device.kind.uses_ssh else f", host key as pinned, login in {time.monotonic() - begun:.1f} s"
-        visit.ok("reachable", f"{device.address}{took}")
+        report.ok("reachable", f"{device.address}{took}")
         return facts
     return None
 
 
-def _machine(visit: _Visit, facts: MachineFacts, profiles_dir: Path | None) -> DeviceProfile | None:
-    """Against its profile."""
-    name = visit.device.name
+def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) -> DeviceProfile | None:
+    """Compare the machine with its profile."""
+    name = report.device.name
     try:
-        profile = load_profile(visit.device.profile, profiles_dir)
+        profile = load_profile(report.device.profile, profiles_dir)
     except ConfigInvalid as error:
-        visit.fail("profile", error.message, f"edgert device probe {name} --save", error.exit_code)
+        report.fail("profile", error.message, f"edgert device probe {name} --save", error.exit_code)
         return None
     reasons = misfits(profile, facts)
-    other = f"edgert device probe {name} says which profile fits"
+    other = f"edgert device probe {name} finds the profile that fits"
     checks = (
         ("processor", "is for", f"{facts.machine}{f', L4T {facts.l4t}' if facts.l4t else ''}", other),
-        ("python", "needs Python", f"Python {facts.python or 'older than 3.10, or none'}", f"{visit.there('apt-get install python3')}; {other}"),
+        ("python", "needs Python", f"Python {facts.python or 'older than 3.10, or none'}", f"{report.there('apt-get install python3')}; {other}"),
         ("glibc", "needs glibc", f"glibc {facts.glibc or 'unknown'}, {facts.distribution}", f"a newer distribution; {other}"),
         ("memory", "needs", f"{facts.memory_mb} MB", other),
     )  # fmt: skip
-    for check, begins, says, mend in checks:
+    for check, begins, text, next_step in checks:
         against = [
             reason for reason in reasons if reason.startswith(begins) and (check != "memory" or "memory" in reason)
         ]
         if not against:
-            visit.ok(check, says)
+            report.ok(check, text)
         elif check == "memory":
-            visit.warn(check, f"{says}; {profile.name} {against[0]}", mend)
+            report.warn(check, f"{text}; {profile.name} {against[0]}", next_step)
         else:
-            visit.fail(check, f"{says}; {profile.name} {', '.join(against)}", mend)
+            report.fail(check, f"{text}; {profile.name} {', '.join(against)}", next_step)
     return profile
 
 
-def _state(visit: _Visit, facts: MachineFacts, clock: Callable[[], float]) -> None:
-    """The machine as it stands: clock, room, who keeps the daemon running, with which rights."""
-    device, before = visit.device, clock()
-    result = visit.transport.run(["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX)
+def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> None:
+    """Check the clock, the free space, and what keeps the daemon running."""
+    device, before = report.device, clock()
+    result = report.transport.run(
+        ["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX
+    )
     said = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
     after = clock()
-    _clock_agrees(visit, int(said["now"]) if said.get("now", "").isdigit() else None, before, after)
+    _clock_agrees(report, int(said["now"]) if said.get("now", "").isdigit() else None, before, after)
     free_mb = int(said["free_kb"]) // 1024 if said.get("free_kb", "").isdigit() else 0
     room = f"{free_mb} MB free for {device.state}"
     if free_mb < FREE_MB_FAIL:
-        visit.fail("room", room, f"make room there; {device.state}/cache may be removed at any time")
+        report.fail("room", room, f"free some space there; {device.state}/cache may be removed at any time")
     elif free_mb < FREE_MB_WARN:
-        visit.warn("room", room, f"make room there; {device.state}/cache may be removed at any time")
+        report.warn("room", room, f"free some space there; {device.state}/cache may be removed at any time")
     else:
-        visit.ok("room", room)
+        report.ok("room", room)
     if not device.kind.needs_runtime:
         return
     user, root = said.get("user", "?"), said.get("root", "")
     rights = {"yes": "root", "sudo": f"{user}, and root by sudo"}.get(root, f"{user}, without root")
     lingers = said.get("lingers", "")
     if not facts.systemd:
-        visit.warn(
+        report.warn(
             "service",
-            "no systemd: edgertd's own monitor, which no reboot starts again",
+            "no systemd: edgertd's own monitor keeps the daemon running, until a reboot",
             f"edgert bootstrap {device.name} after a reboot, or cron: @reboot sh {script_path(device)} start {device.state}",
         )
     elif lingers and lingers != "yes":
-        visit.warn(
-            "service", f"the services of {user} end with the log-out", f"as root there: loginctl enable-linger {user}"
+        report.warn(
+            "service", f"the services of {user} end at log-out", f"as root there: loginctl enable-linger {user}"
         )
     elif said.get("enabled", "enabled") != "enabled":
-        visit.fail("service", "the unit is not started at boot", f"edgert bootstrap {device.name}")
+        report.fail("service", "the unit is not started at boot", f"edgert bootstrap {device.name}")
     else:
-        visit.ok("service", f"systemd, logged in as {rights}")
+        report.ok("service", f"systemd, logged in as {rights}")
     if facts.python_path and said.get("venv") != "yes":
-        mend = visit.there(f"apt-get install python{facts.python}-venv")
-        visit.warn(
-            "venv", f"{facts.python_path} makes no virtual environments: bootstrap could not change anything", mend
-        )
+        next_step = report.there(f"apt-get install python{facts.python}-venv")
+        report.warn("venv", f"{facts.python_path} cannot make virtual environments: a bootstrap would fail", next_step)
 
 
-def _clock_agrees(visit: _Visit, now: int | None, before: float, after: float) -> None:
+def _clock_agrees(report: _Report, now: int | None, before: float, after: float) -> None:
     if now is None:
-        visit.warn("clock", "it does not say the time", f"edgert ssh {visit.device.name} -- date")
+        report.warn("clock", "it does not report the time", f"edgert ssh {report.device.name} -- date")
         return
-    # What the question took to get there is not its clock's fault; it says whole seconds.
-    skew = now + 1 - before if now + 1 < before else max(0.0, now - after)
-    mend = visit.there("timedatectl set-ntp true")
-    says = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host"
+    skew = clock_skew_s(now, before, after)
+    next_step = report.there("timedatectl set-ntp true")
+    text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host"
     if abs(skew) > SKEW_S_FAIL:
-        visit.fail("clock", says, mend)
+        report.fail("clock", text, next_step)
     elif abs(skew) > SKEW_S_WARN:
-        visit.warn("clock", says, mend)
+        report.warn("clock", text, next_step)
     else:
-        visit.ok("clock", "as this host's")
+        report.ok("clock", "as this host's")
 
 
-def _installed(visit: _Visit) -> DeviceStatus | None:
-    device = visit.device
+def clock_skew_s(now: int, before: float, after: float) -> float:
+    """Return how far a clock is ahead that showed `now` whole seconds at a time between `before` and `after`.
+
+    The duration of the question is no skew.
+    """
+    return now + 1 - before if now + 1 < before else max(0.0, now - after)
+
+
+def _installed(report: _Report) -> DeviceStatus | None:
+    device = report.device
     try:
-        status = RemoteDaemon(visit.transport, device).status()
+        status = RemoteDaemon(report.transport, device).status()
     except DeviceUnreachable:
         raise
     except EdgeRTError as error:
-        mend = f"edgert bootstrap {device.name}"
-        visit.fail("installed", error.message.partition(f": {mend}")[0], mend, DeviceError.exit_code)
+        next_step = f"edgert bootstrap {device.name}"
+        report.fail("installed", error.message.partition(f": {next_step}")[0], next_step, DeviceError.exit_code)
         return None
     there = status.edgert
     if there != __version__:
-        visit.warn(
+        report.warn(
             "installed", f"edgert {there}; this host has {__version__}", f"edgert bootstrap {device.name} --upgrade"
         )
     else:
-        visit.ok("installed", f"edgert {there}")
+        report.ok("installed", f"edgert {there}")
     for key in ("device", "profile", "site"):
         ours, theirs = getattr(device, "name" if key == "device" else key), getattr(status, key)
         if theirs != ours:
-            says = f"it was told {key} {theirs!r}, the inventory has {ours!r}"
-            visit.warn("installed", says, f"edgert bootstrap {device.name}")
+            text = f"its configuration has {key} {theirs!r}, the inventory has {ours!r}"
+            report.warn("installed", text, f"edgert bootstrap {device.name}")
     return status
 
 
-def _daemon(visit: _Visit, status: DeviceStatus) -> None:
-    name, path = visit.device.name, status.socket
+def _daemon(report: _Report, status: DeviceStatus) -> None:
+    name, path = report.device.name, status.socket
     if not status.daemon.running:
-        visit.fail("daemon", "it does not run", f"edgert logs {name}, then: edgert bootstrap {name}")
+        report.fail("daemon", "it is not running", f"edgert logs {name}, then: edgert bootstrap {name}")
         return
-    visit.ok("daemon", f"runs, pid {status.daemon.pid}")
-    words = visit.transport.run(["sh", "-c", _SOCKET, "sh", path], LOOK_S_MAX).stdout.split(None, 3)
+    report.ok("daemon", f"runs, pid {status.daemon.pid}")
+    words = report.transport.run(["sh", "-c", _SOCKET, "sh", path], LOOK_S_MAX).stdout.split(None, 3)
     if len(words) < 4 or "socket" not in words[3]:
-        visit.fail("socket", f"{path} is no socket", f"edgert logs {name}, then: edgert bootstrap {name}")
+        report.fail("socket", f"{path} is no socket", f"edgert logs {name}, then: edgert bootstrap {name}")
     elif int(words[0], 8) & MODE_OTHERS_WRITE:
-        visit.warn(
+        report.warn(
             "socket",
-            f"{path} is open to every user there (mode {words[0]})",
+            f"every user there may connect to {path} (mode {words[0]})",
             f"set socket_group: edgert bootstrap {name} --set 'socket_group=\"GROUP\"'",
         )
     else:
-        visit.ok("socket", f"{path}, for {words[1]} and the group {words[2]}")
+        report.ok("socket", f"{path}, for user {words[1]} and group {words[2]}")
 
 
-def _engines(visit: _Visit, status: DeviceStatus, profile: DeviceProfile | None) -> None:
-    name = visit.device.name
+def _engines(report: _Report, status: DeviceStatus, profile: DeviceProfile | None) -> None:
+    name = report.device.name
     there = status.engines
     if profile is None:
         return
     loads = [engine for engine in profile.engines if engine in there]
-    mend = f"edgert bootstrap {name} --engines {profile.engines[0]}"
+    next_step = f"edgert bootstrap {name} --engines {profile.engines[0]}"
     if "tensorrt" in profile.engines[:1]:
-        mend = f"{visit.there('apt-get install tensorrt')}, then: {mend}"
+        next_step = f"{report.there('apt-get install tensorrt')}, then: {next_step}"
     if loads[:1] == [profile.engines[0]]:
-        visit.ok("engine", ", ".join(f"{engine} {there[engine]}" for engine in loads))
+        report.ok("engine", ", ".join(f"{engine} {there[engine]}" for engine in loads))
     elif loads:
-        visit.warn("engine", f"{profile.engines[0]} does not load; {loads[0]} {there[loads[0]]} does", mend)
+        report.warn("engine", f"{profile.engines[0]} does not load; {loads[0]} {there[loads[0]]} does", next_step)
     else:
-        visit.fail("engine", f"none of {', '.join(profile.engines)} loads", mend)
+        report.fail("engine", f"none of {', '.join(profile.engines)} loads", next_step)
 
 
-def _trust(visit: _Visit, status: DeviceStatus) -> None:
-    name = visit.device.name
+def _trust(report: _Report, status: DeviceStatus) -> None:
+    name = report.device.name
     trusted = status.keys
-    ours = [visit.keys[key] for key in trusted if key in visit.keys]
+    ours = [report.keys[key] for key in trusted if key in report.keys]
     for complaint in status.damaged_keys:
-        visit.fail("keys", complaint, f"edgert bootstrap {name} --key NAME writes it anew")
+        report.fail("keys", complaint, f"edgert bootstrap {name} --key NAME replaces it")
     if not ours:
-        says = f"it trusts {', '.join(trusted) or 'no key'}, this host has {', '.join(visit.keys) or 'none'}"
-        visit.fail("keys", says, f"edgert bootstrap {name} --key NAME, or use the host that has that key")
-    elif strangers := [key for key in trusted if key not in visit.keys]:
-        visit.warn(
+        text = f"it trusts {', '.join(trusted) or 'no key'}, this host has {', '.join(report.keys) or 'none'}"
+        report.fail("keys", text, f"edgert bootstrap {name} --key NAME, or use the host with that key")
+    elif strangers := [key for key in trusted if key not in report.keys]:
+        report.warn(
             "keys",
-            f"besides {', '.join(ours)} it trusts {', '.join(strangers)}, not of this host",
-            f"if nobody needs it: edgert keys remove {strangers[0]} {name}",
+            f"besides {', '.join(ours)} it trusts {', '.join(strangers)}, which this host does not have",
+            f"if it is not needed: edgert keys remove {strangers[0]} {name}",
         )
     else:
-        visit.ok("keys", f"it trusts {', '.join(ours)}")
+        report.ok("keys", f"it trusts {', '.join(ours)}")
 
 
-def _http(visit: _Visit, status: DeviceStatus) -> None:
-    """Only where it is switched on: what is missing for it is in the environment that bootstrap makes."""
-    name, http = visit.device.name, status.http
+def _http(report: _Report, status: DeviceStatus) -> None:
+    """Check the HTTP server's package, if the server is configured."""
+    name, http = report.device.name, status.http
     if http.fault:
         bring = f"{sys.executable} -m pip install 'edgert[http]'"
-        if visit.device.kind.needs_runtime:
+        if report.device.kind.needs_runtime:
             bring = f"edgert bootstrap {name} --upgrade"
-        mend = bring if "httptools" in http.fault else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
-        visit.fail("http", http.fault, mend)
+        next_step = bring if "httptools" in http.fault else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
+        report.fail("http", http.fault, next_step)
     elif http.listen:
-        visit.ok("http", f"what {http.listen} needs is there")
+        report.ok("http", f"configured on {http.listen}")
 
 
-def _telemetry(visit: _Visit, status: DeviceStatus) -> None:
-    name, said = visit.device.name, status.telemetry
+def _telemetry(report: _Report, status: DeviceStatus) -> None:
+    name, said = report.device.name, status.telemetry
     waiting = f"{said.waiting} reports wait, {said.lost} were lost"
     link = said.link
     if not said.broker:
-        visit.ok("telemetry", f"no broker is set; {waiting}")
+        report.ok("telemetry", f"no broker is configured; {waiting}")
     elif link.state == CONNECTED and said.waiting <= WAITING_WARN:
-        visit.ok("telemetry", f"{link.text}; {waiting}")
+        report.ok("telemetry", f"{link.text}; {waiting}")
     else:
-        says = f"{said.broker}: {link.text or 'never connected'}; {waiting}"
-        visit.warn(
-            "telemetry", says, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
+        text = f"{said.broker}: {link.text or 'never connected'}; {waiting}"
+        report.warn(
+            "telemetry", text, f"edgert logs {name} --since 1h; another broker: edgert bootstrap {name} --broker HOST"
         )
 
 
-def _models(visit: _Visit, status: DeviceStatus) -> None:
-    name = visit.device.name
+def _models(report: _Report, status: DeviceStatus) -> None:
+    name = report.device.name
     for model in status.models:
         serving, logs = model.serving, f"edgert logs {name} --model {model.model}"
         loaded = None if serving is None else serving.loaded
         if model.damaged:
-            says, _, mend = model.damaged.partition("; ")
-            visit.fail("model", f"{model.model}: {says}", mend)
+            text, _, next_step = model.damaged.partition("; ")
+            report.fail("model", f"{model.model}: {text}", next_step)
         elif serving is not None and serving.fault:
-            visit.fail("model", f"{model.model}: {serving.fault}", logs)
+            report.fail("model", f"{model.model}: {serving.fault}", logs)
         elif loaded is not None and loaded.tried:
-            visit.warn("model", f"{model.model} on {loaded.engine}, not on: {'; '.join(loaded.tried)}", logs)
+            report.warn("model", f"{model.model} on {loaded.engine}, not on: {'; '.join(loaded.tried)}", logs)
         else:
             state = "not served" if serving is None else serving.state
-            visit.ok("model", f"{model.model}: release {model.release or 'none'}, {model.state}, {state}")
+            report.ok("model", f"{model.model}: release {model.release or 'none'}, {model.state}, {state}")

@@ -1,4 +1,4 @@
-"""What this host needs: Python, packages, engines, signing key, ssh, inventory, broker, room."""
+"""The checks of this host: Python, packages, engines, signing key, ssh, inventory, broker, free space."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgert_deploy.devices.transports.ssh_login import read_ssh_config
 from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 
 PYTHON_RANGE = ((3, 10), (3, 13))
-# Engines that the packager runs artifacts in, and the packages that builders use.
+# The packager judges artifacts in these engines; the builders need these packages.
 ENGINES = ("tflite", "openvino", "onnxruntime")
 BUILDERS = ("onnx", "nncf", "sympy", "flatbuffers")
 DEPLOYERS = ("fabric", "tomlkit", "packaging", "pip")
@@ -37,7 +37,7 @@ BROKER_S_MAX = 5.0
 
 
 def check_host(inventory: Inventory, project: Project | None = None) -> list[Finding]:
-    """Every check; one that fails in an unforeseen way says so itself."""
+    """Run every check. One that fails unexpectedly becomes a finding."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("packages", _packages),
@@ -59,7 +59,7 @@ def check_host(inventory: Inventory, project: Project | None = None) -> list[Fin
 
 
 def signing_keys() -> dict[str, str]:
-    """The ids of this host's keys -> their names. Damaged files are left out: `check_host` names them."""
+    """Return the ids of this host's keys -> their names. `check_host` reports damaged files."""
     found = {}
     for path in public_keys(keys_dir()):
         try:
@@ -69,16 +69,16 @@ def signing_keys() -> dict[str, str]:
     return found
 
 
-def _ok(check: str, says: str) -> Finding:
-    return Finding(HOST, check, OK, says)
+def _ok(check: str, text: str) -> Finding:
+    return Finding(HOST, check, OK, text)
 
 
-def _warn(check: str, says: str, mend: str) -> Finding:
-    return Finding(HOST, check, WARN, says, mend)
+def _warn(check: str, text: str, next_step: str) -> Finding:
+    return Finding(HOST, check, WARN, text, next_step)
 
 
-def _fail(check: str, says: str, mend: str) -> Finding:
-    return Finding(HOST, check, FAIL, says, mend, ConfigInvalid.exit_code)
+def _fail(check: str, text: str, next_step: str) -> Finding:
+    return Finding(HOST, check, FAIL, text, next_step, ConfigInvalid.exit_code)
 
 
 def _python() -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def _python() -> Iterator[Finding]:
     if lowest <= sys.version_info[:2] <= highest:
         yield _ok("python", here)
     else:
-        yield _warn("python", f"{here}; tried are 3.10 to 3.13", "install edgert into an environment of one of these")
+        yield _warn("python", f"{here}; tested are 3.10 to 3.13", "install edgert into an environment of one of these")
 
 
 def _packages() -> Iterator[Finding]:
@@ -98,10 +98,10 @@ def _packages() -> Iterator[Finding]:
     ):
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         if not missing:
-            yield _ok("packages", f"all that {purpose} needs")
+            yield _ok("packages", f"all packages for {purpose}")
         else:
-            says, mend = f"{', '.join(missing)} missing, for {purpose}", f"pip install 'edgert[{extra}]'"
-            yield _fail("packages", says, mend) if fails else _warn("packages", says, mend)
+            text, next_step = f"{', '.join(missing)} missing, for {purpose}", f"pip install 'edgert[{extra}]'"
+            yield _fail("packages", text, next_step) if fails else _warn("packages", text, next_step)
 
 
 def _engines() -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def _engines() -> Iterator[Finding]:
         except EdgeRTError as error:
             yield _warn(
                 "engines",
-                f"{name} does not load, so its artifacts cannot be judged: {error.message}",
+                f"{name} does not load, so its artifacts cannot be checked: {error.message}",
                 "pip install 'edgert[host]'",
             )
 
@@ -120,7 +120,7 @@ def _signing_key() -> Iterator[Finding]:
     folder = keys_dir()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
     if not privates:
-        yield _fail("signing key", f"there is none in {folder}", "edgert keys new (or copy yours there)")
+        yield _fail("signing key", f"there is none in {folder}", "edgert keys new, or copy yours there")
     for path in privates:
         name = path.name.removesuffix(PRIVATE_SUFFIX)
         try:
@@ -128,33 +128,31 @@ def _signing_key() -> Iterator[Finding]:
             public = read_public_key(path.with_name(name + PUBLIC_SUFFIX))
         except EdgeRTError as error:
             yield _fail(
-                "signing key", error.message, f"put {name} back from your backup, or: edgert keys new --name NAME"
+                "signing key", error.message, f"restore {name} from your backup, or: edgert keys new --name NAME"
             )
             continue
         mode = path.stat().st_mode & 0o777
         if public.key_id != key.public.key_id:
-            yield _fail("signing key", f"the halves of {name} do not belong together", "put both back from your backup")
+            yield _fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
         elif mode & 0o077:
-            yield _fail("signing key", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
+            yield _fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
         else:
             yield _ok("signing key", f"{name}: {key.public.key_id}")
     project = find_project()
     if project is not None and folder.resolve().is_relative_to(project.root):
-        yield _warn(
-            "signing key", f"{folder} lies in the project", "keep keys outside of it: keys = ... in edgert.toml"
-        )
+        yield _warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
 
 
 def _ssh() -> Iterator[Finding]:
     program = shutil.which("ssh")
     if program is None:
-        yield _warn("ssh", "no ssh here: edgert ssh and edgert logs -f need it", "apt-get install openssh-client")
+        yield _warn("ssh", "ssh is missing; edgert ssh and edgert logs -f need it", "apt-get install openssh-client")
     else:
         yield _ok("ssh", program)
     try:
         read_ssh_config()
     except ConfigInvalid as error:
-        yield _fail("ssh", error.message, "repair that file: ssh -G HOST reads it, too")
+        yield _fail("ssh", error.message, "repair that file; ssh -G HOST checks it")
     keys = [path for path in Path("~/.ssh").expanduser().glob("id_*") if path.suffix != ".pub"]
     held = 0
     if sock := os.environ.get("SSH_AUTH_SOCK", ""):
@@ -163,12 +161,12 @@ def _ssh() -> Iterator[Finding]:
                 agent.connect(sock)
             held = len(paramiko.Agent().get_keys())
         except (OSError, paramiko.SSHException) as error:
-            mend = 'eval "$(ssh-agent)" && ssh-add'
-            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", mend)
+            next_step = 'eval "$(ssh-agent)" && ssh-add'
+            yield _warn("ssh", f"no agent answers at SSH_AUTH_SOCK ({sock}): {error}", next_step)
     if held or keys:
         yield _ok("ssh", f"{held} keys in the agent, {len(keys)} in ~/.ssh")
     else:
-        yield _warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or give devices an --identity")
+        yield _warn("ssh", "no key in an agent or in ~/.ssh", "ssh-keygen -t ed25519, or add devices with --identity")
 
 
 def _inventory(inventory: Inventory) -> Iterator[Finding]:
@@ -183,8 +181,8 @@ def _inventory(inventory: Inventory) -> Iterator[Finding]:
         yield _warn("inventory", f"no device in {inventory.path}", "edgert device add NAME USER@HOST")
     for device in devices:
         if device.identity and not Path(device.identity).expanduser().is_file():
-            mend = f"edgert device set {device.name} --identity FILE, or --no-identity"
-            yield _fail("inventory", f"{device.name}: identity {device.identity} is missing", mend)
+            next_step = f"edgert device set {device.name} --identity FILE, or --no-identity"
+            yield _fail("inventory", f"{device.name}: identity {device.identity} is missing", next_step)
 
 
 def _profiles() -> Iterator[Finding]:
@@ -194,11 +192,11 @@ def _profiles() -> Iterator[Finding]:
     except ConfigInvalid as error:
         yield _fail("profiles", error.message, "repair that file")
         return
-    yield _ok("profiles", f"{len(profiles)} of them")
+    yield _ok("profiles", f"{len(profiles)} profiles")
 
 
 def _broker(project: Project | None) -> Iterator[Finding]:
-    """Where the project names one: a login, as `edgert fleet watch` does it."""
+    """Log in to the project's broker, like `edgert fleet watch`."""
     if project is None or not project.broker.address:
         return
     from edgert.telemetry.mqtt import Connection, MqttSettings
@@ -213,25 +211,25 @@ def _broker(project: Project | None) -> Iterator[Finding]:
         connection.open(BROKER_S_MAX)
         connection.close()
     except EdgeRTError as error:
-        mend = f"is it on, and is [broker] in {project.root / 'edgert.toml'} right?"
-        yield Finding(HOST, "broker", FAIL, error.message, mend, error.exit_code)
+        next_step = f"check that the broker runs, and [broker] in {project.root / 'edgert.toml'}"
+        yield Finding(HOST, "broker", FAIL, error.message, next_step, error.exit_code)
         return
-    yield _ok("broker", f"{host}:{port} takes the login")
+    yield _ok("broker", f"{host}:{port} accepts the login")
 
 
 def _room() -> Iterator[Finding]:
-    for folder, mend in (
-        (cache_folder(), f"remove {cache_folder()}: what is needed of it is made again"),
-        (config_folder(), "make room there"),
+    for folder, next_step in (
+        (cache_folder(), f"remove {cache_folder()}: it is a cache"),
+        (config_folder(), "free some space there"),
     ):
         there = next(path for path in (folder, *folder.parents) if path.exists())
         free_mb = shutil.disk_usage(there).free // 1024**2
-        says = f"{free_mb} MB free for {folder}"
+        text = f"{free_mb} MB free for {folder}"
         if not os.access(there, os.W_OK):
-            yield _fail("room", f"{there} cannot be written to", f"chown it: sudo chown -R $USER {there}")
+            yield _fail("room", f"{there} is not writable", f"sudo chown -R $USER {there}")
         elif free_mb < FREE_MB_FAIL:
-            yield _fail("room", says, mend)
+            yield _fail("room", text, next_step)
         elif free_mb < FREE_MB_WARN:
-            yield _warn("room", f"{says}; wheels and builds may need more", mend)
+            yield _warn("room", f"{text}; wheels and builds may need more", next_step)
         else:
-            yield _ok("room", says)
+            yield _ok("room", text)

@@ -467,7 +467,7 @@ def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, 
     )
     (damaged,) = row["models"][0]["drift"]
     assert (damaged["kind"], f"remove {folder} and deploy the model again" in damaged["text"]) == ("damaged", True)
-    assert any(found.mend.startswith(f"remove {folder}") for found in check_device(inventory.device("here"), {}))
+    assert any(found.next_step.startswith(f"remove {folder}") for found in check_device(inventory.device("here"), {}))
     code, refused = edgert("deploy", there.bundle(model="echo", release=2), "here")
     assert (code, refused["devices"][0]["error"]["code"]) == (7, "device.storage_failed")
     assert not list(there.state.incoming.glob("*")), "not a byte was sent"

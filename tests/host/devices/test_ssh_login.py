@@ -134,7 +134,7 @@ def test_a_changed_key_of_the_device_behind_is_noticed_too(
 
 def test_what_the_jump_host_cannot_reach_is_said(board: SshDevice, bastion: SshDevice, home: Home) -> None:
     elsewhere = replace(through(board, bastion), address=board.address.replace(str(board.port), str(free_port())))
-    with pytest.raises(DeviceUnreachable, match=r"the jump host .* does not get to 127.0.0.1"):
+    with pytest.raises(DeviceUnreachable, match=r"the jump host .* cannot connect to 127.0.0.1"):
         says(elsewhere)
 
 

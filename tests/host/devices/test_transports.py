@@ -227,7 +227,7 @@ def test_a_user_who_is_not_let_in_is_told_what_to_do(
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     new_ssh_key(tmp_path / "stranger")
     stranger = Device(**{**vars(sshd.device()), "identity": str(tmp_path / "stranger")})
-    with pytest.raises(DeviceUnreachable, match=r"[^.]\. Put your public key there \(ssh-copy-id\)"):
+    with pytest.raises(DeviceUnreachable, match=r"[^.]\. Copy your public key there \(ssh-copy-id\)"):
         SshTransport(stranger).run(["true"], 20)
 
 
@@ -326,7 +326,7 @@ def test_an_upload_gives_up_after_a_bounded_number_of_attempts(sshd: SshDevice, 
     source.write_bytes(os.urandom(1_000_000))
     there.parent.mkdir()
     there.write_text("what was there")
-    gave_up = pytest.raises(DeviceUnreachable, match="gave up after 3 attempts")
+    gave_up = pytest.raises(DeviceUnreachable, match="3 attempts failed")
     with Relay(sshd.port, cut_after=[100_000] * 20) as relay, gave_up:
         SshTransport(sshd.device(port=relay.port), QUICK).put(source, str(there))
     assert there.read_text() == "what was there"

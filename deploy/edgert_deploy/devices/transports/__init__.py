@@ -1,6 +1,6 @@
-"""The transport seam: run a command on a device, move a file there or back. Nothing here knows what EdgeRT is.
+"""The transport seam: run a command on a device, copy a file there or back. Transports know nothing of EdgeRT.
 
-Adding a transport is one file here, one line in `TRANSPORTS` and one row in `tests/host/devices/test_transports.py`.
+A new transport is one file here, one entry in `TRANSPORTS` and one case in `tests/host/devices/test_transports.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TRANSPORTS = {
         "edgert_deploy.devices.transports.local:LocalTransport", needs_runtime=False, sends_deltas=False, uses_ssh=False
     ),
 }
-OUTPUT_BYTES_MAX = 16 * 1024**2  # what one command may print before it is given up
+OUTPUT_BYTES_MAX = 16 * 1024**2  # a command that prints more is ended
 INPUT_BYTES_MAX = 1024**2
-EOF_GRACE_S = 2.0  # a command that left a child behind keeps its pipes open: its answer is complete without it
+EOF_GRACE_S = 2.0  # a child that a command leaves behind keeps the pipes open; the answer is complete without it
 TAIL_CHARS = 800
 
 _SHA256_PYTHON = (
@@ -51,7 +51,7 @@ _SHA256_PYTHON = (
     "        for chunk in iter(lambda: file.read(1 << 20), b''): digest.update(chunk)\n"
     "    print(digest.hexdigest())\n"
 )
-# From stdin, sha256sum prints no name that would have to be unescaped.
+# From stdin, sha256sum prints no file name, which could be escaped.
 _SHA256 = f"""\
 if command -v sha256sum >/dev/null; then
   for path in "$@"; do line=$(sha256sum <"$path") && echo "${{line%% *}}" || exit 1; done
@@ -62,7 +62,7 @@ else
 fi"""
 
 LineSink = Callable[[str], None]
-ByteProgress = Callable[[int, int], None]  # bytes that are there, bytes in all
+ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total
 
 
 @dataclass(frozen=True)
@@ -79,24 +79,24 @@ class Result:
         return self.exit_code == 0
 
     def complaint(self) -> str:
-        """One readable line for a message: the command, its exit code, the end of what it said."""
-        said = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
-        return f"`{shlex.join(self.argv)[:200]}` ended with {self.exit_code}: {said or 'it said nothing'}"
+        """Return one line for a message: the command, its exit code, the end of its output."""
+        output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
+        return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
 class Transport(Protocol):
-    """A way to one device. One thread at a time uses it.
+    """A connection to one device, for one thread at a time.
 
-    Every method raises DeviceUnreachable when the device cannot be reached or the link dies, and
-    HostKeyMismatch when another machine answers in its place.
+    Every method raises DeviceUnreachable if the device cannot be reached or the link is lost, and HostKeyMismatch if
+    another machine answers.
     """
 
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
     ) -> Result:
-        """Run `argv` there and wait for its end; no shell reads the words. `on_stderr` gets each line as it comes.
+        """Run `argv` there, without a shell, and wait for its end. `on_stderr` gets each line at once.
 
-        Raises DeviceError when it takes longer than `timeout_s` or prints more than OUTPUT_BYTES_MAX.
+        Raises DeviceError if it takes longer than `timeout_s` or prints more than OUTPUT_BYTES_MAX.
         """
         ...
 
@@ -110,20 +110,19 @@ class Transport(Protocol):
         resumable: bool = False,
         bytes_per_s: float = 0.0,
     ) -> None:
-        """Make `remote` a copy of `local`, whole and with the same SHA-256, or leave what was there.
+        """Make `remote` a complete copy of `local` with the same SHA-256, or leave it unchanged.
 
-        Folders above it are made. What arrived of a `resumable` one stays, also when this fails, and the next call
-        with the same content goes on there. `bytes_per_s` bounds the speed; 0 does not. Raises StorageFailed when the
-        device's disk refuses it.
+        Parent folders are made. If a `resumable` upload fails, its bytes stay, and the next call with the same content
+        continues there. `bytes_per_s` bounds the speed; 0 does not. Raises StorageFailed if the device's disk fails.
         """
         ...
 
     def get(self, remote: str, local: Path) -> None:
-        """Make `local` a copy of `remote`, whole, or leave what was there. Raises StorageFailed."""
+        """Make `local` a complete copy of `remote`, or leave it unchanged. Raises StorageFailed."""
         ...
 
     def close(self) -> None:
-        """Let the link go; a later call opens it again."""
+        """Close the link; a later call opens it again."""
         ...
 
 
@@ -134,15 +133,15 @@ def open_transport(device: Device) -> Transport:
 
 
 def sha256_command(*paths: str) -> list[str]:
-    """Words that print the SHA-256 of each file that is there, one a line as hex; by python3 where sha256sum is missing.
+    """Return a command that prints the SHA-256 of each file as hex, one a line.
 
-    Exits with another code than 0 where one cannot be read.
+    It uses python3 if sha256sum is missing, and fails if a file cannot be read.
     """
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 
 class Pace:
-    """Holds a sender down to `bytes_per_s` (0: does not). Time that went by unused is not made up for."""
+    """Slows a sender down to `bytes_per_s` (0: does not). Unused time does not raise the speed later."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class Pace:
         self._bytes_per_s, self._clock, self._sleep, self._free_at = bytes_per_s, clock, sleep, 0.0
 
     def passed(self, size_bytes: int) -> None:
-        """Wait until so many bytes may have gone."""
+        """Wait until the sender may go on after `size_bytes`."""
         if self._bytes_per_s > 0:
             now = self._clock()
             self._free_at = max(now, self._free_at) + size_bytes / self._bytes_per_s
@@ -161,7 +160,7 @@ class Pace:
 
 
 class LineBuffer:
-    """Bytes in, whole lines out to a sink; all bytes are kept, up to OUTPUT_BYTES_MAX."""
+    """Passes complete lines on to a sink, and keeps all bytes up to OUTPUT_BYTES_MAX."""
 
     def __init__(self, sink: LineSink | None = None) -> None:
         self._sink = sink
@@ -177,7 +176,7 @@ class LineBuffer:
             self._sink(line.decode(errors="replace").rstrip("\r"))
 
     def text(self) -> str:
-        """Everything so far; hands out a last line that has no newline."""
+        """Return everything so far, and pass on a last line without a newline."""
         if self._sink is not None and self._line:
             self._sink(self._line.decode(errors="replace"))
             self._line = b""

@@ -1,11 +1,10 @@
-"""This machine as a device: processes and files, no network. The folder in the inventory is the device's state."""
+"""This machine as a device: processes and files, no network. The address in the inventory is the state folder."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -18,13 +17,21 @@ from typing import IO
 from edgert.durable import sync_file
 from edgert.errors import DeviceError, StorageFailed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import EOF_GRACE_S, ByteProgress, LineBuffer, LineSink, Pace, Result
+from edgert_deploy.devices.transports import (
+    EOF_GRACE_S,
+    OUTPUT_BYTES_MAX,
+    ByteProgress,
+    LineBuffer,
+    LineSink,
+    Pace,
+    Result,
+)
 
 _CHUNK_BYTES = 1024**2
 
 
 class LocalTransport:
-    """Runs as the user who calls; each command in a session of its own, so that a time-out ends all of it."""
+    """Runs commands as the calling user, each in a session of its own, so that a time-out ends all its processes."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -86,12 +93,12 @@ def _finish(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise DeviceError(f"`{argv[0]}` took longer than {timeout_s:.0f} s and was ended") from error
+        raise DeviceError(f"`{argv[0]}` took longer than {timeout_s:.0f} s and was killed") from error
     until = time.monotonic() + EOF_GRACE_S
     for reader in readers:
         reader.join(max(0.0, until - time.monotonic()))
     if out.full or err.full:
-        raise DeviceError(f"`{argv[0]}` printed more than a command may; it ended with {exit_code}")
+        raise DeviceError(f"`{argv[0]}` printed more than {OUTPUT_BYTES_MAX // 1024**2} MB; it exited with {exit_code}")
     return Result(argv, exit_code, out.text(), err.text())
 
 
@@ -103,13 +110,13 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
 
 
 def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None, bytes_per_s: float = 0.0) -> None:
-    """Copy beside the target, compare the hash of what lies there with what was read, rename."""
+    """Copy beside the target, compare the hash of the copy with that of the source, rename."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sent = _stream(source, partial, mode, progress, Pace(bytes_per_s))
         if _sha256(partial) != sent:
-            raise StorageFailed(f"{target} reads back other bytes than were written: the disk may be failing")
+            raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         partial.replace(target)
     except OSError as error:
         raise StorageFailed(f"cannot copy {source} to {target}: {error.strerror or error}") from error
@@ -137,10 +144,6 @@ def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | Non
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        shutil.copyfileobj(file, _HashWriter(digest), _CHUNK_BYTES)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
-
-
-class _HashWriter:
-    def __init__(self, digest: hashlib._Hash) -> None:
-        self.write = digest.update

@@ -1,11 +1,10 @@
-"""SSH through Fabric: one connection a device, the host key pinned (`ssh_login`), everything under a deadline.
+"""SSH through Fabric: one connection to a device, its host key pinned (`ssh_login`), every operation with a deadline.
 
-Files travel through `dd` and `cat` over an ordinary command channel: SFTP is another package on many small systems,
-and often left out.
+Files go through `dd` and `cat` over an ordinary command channel, because many small systems lack SFTP.
 
-A link can die without a word. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection whose traffic
-nobody acknowledges, and each channel has a time-out of its own. Uploads go on where they stopped, as long as something
-arrives, into a name that only the same content uses; the hash of what lies there is compared before it gets its name.
+A link can be lost silently. Keepalives make traffic, TCP_USER_TIMEOUT ends a connection without acknowledgements, and
+each channel has its own time-out. An upload continues where it stopped, as long as some bytes arrive. It is written to a
+name that only the same content uses, and its hash is compared before it gets its final name.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     INPUT_BYTES_MAX,
+    OUTPUT_BYTES_MAX,
     ByteProgress,
     LineBuffer,
     LineSink,
@@ -39,20 +39,20 @@ from edgert_deploy.devices.transports import (
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, Login, log_in
 
-_CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; also the unit in which an upload goes on
-# Blocks go to their own place in the file, so that what an old, dying channel still writes does no harm; the mode is
-# set before the first byte, as it may be a secret.
+_CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at a multiple of it
+# Each block has its place in the file, so a late write of a lost channel does no harm. The mode is set before the first
+# byte: the file may be a secret.
 _RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
 _SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
-_UPLOADS_MAX = 2  # of one file: the first may have gone on behind damaged bytes
-_MOVED_BYTES = 256 * 1024  # an attempt that moved so much was no failure: the link only falls now and then
+_UPLOADS_MAX = 2  # of one file: the first may have continued damaged bytes
+_MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
 _PAUSE_S_MAX = 30.0
-COMMAND_NOT_FOUND = 127  # as a shell says it
-SUDO = ("sudo", "-n", "--")  # nobody is there to type a password
+COMMAND_NOT_FOUND = 127  # as in a shell
+SUDO = ("sudo", "-n", "--")  # it cannot ask for a password
 HASH_S_MAX = 600.0
 QUICK_S_MAX = 30.0
 _NOTICE_S = 0.5
-_NO_EXIT_CODE = -1  # paramiko's word for a channel that closed without one: a lost link, or a signal over there
+_NO_EXIT_CODE = -1  # paramiko's value for a channel that closed without an exit code: a lost link, or a signal there
 
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Upload:
-    """A file on its way into `partial`; `arrived` is what was there when the device was last asked."""
+    """An upload into `partial`, of which `arrived` bytes were there at the last look."""
 
     local: Path
     partial: str
@@ -72,7 +72,7 @@ class _Upload:
 
 
 class SshTransport:
-    """A `Transport` over one SSH connection, opened at the first call and again where it was lost."""
+    """A `Transport` over one SSH connection, opened at the first call and again after a loss."""
 
     def __init__(self, device: Device, limits: LinkLimits | None = None) -> None:
         self.device = device
@@ -92,10 +92,10 @@ class SshTransport:
             if exit_code == _NO_EXIT_CODE and not self._alive():
                 raise EOFError("the connection ended while the command ran")
             if self.device.become and exit_code == 1 and err.text().startswith(f"sudo: {argv[0]}: "):
-                return Result(tuple(argv), COMMAND_NOT_FOUND, out.text(), err.text())  # in whatever language
+                return Result(tuple(argv), COMMAND_NOT_FOUND, out.text(), err.text())  # in any language
             if self.device.become and exit_code == 1 and err.text().startswith("sudo: "):
                 raise DeviceError(
-                    f"{self.device.name}: {err.text().strip()[:200]}; allow that user sudo without a password (visudo: "
+                    f"{self.device.name}: {err.text().strip()[:200]}. Allow this user sudo without a password (visudo: "
                     "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
                 )
             return Result(tuple(argv), exit_code, out.text(), err.text())
@@ -112,7 +112,7 @@ class SshTransport:
     ) -> None:
         digest, size = _sha256(local)
         target = PurePosixPath(remote)
-        # Two uploads into one name would write the same bytes to the same places; a secret's hash is nobody's to read.
+        # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
         partial = str(target.with_name(f".{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"))
         upload = _Upload(local, partial, size, progress, mode, Pace(bytes_per_s))
         try:
@@ -120,8 +120,8 @@ class SshTransport:
                 self._upload_all(upload)
                 if self._persist(lambda: self._name(partial, remote, digest), upload):
                     return
-                self._must(["rm", "-f", partial])  # what an earlier upload left was damaged: from the beginning
-            raise StorageFailed(f"{self.device.name}: {remote} arrived with other bytes than were sent; send it again")
+                self._must(["rm", "-f", partial])  # the rest of an earlier upload was damaged: start again
+            raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
         except BaseException:
             if not resumable:
                 with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
@@ -135,7 +135,7 @@ class SshTransport:
             with self._translated():
                 self._download(remote, partial)
             if self._remote_sha256(remote) != _sha256(partial)[0]:
-                raise StorageFailed(f"{self.device.name}: {remote} changed while it was read; read it again")
+                raise StorageFailed(f"{self.device.name}: {remote} changed during the download; try again")
             partial.replace(local)
         except OSError as error:
             raise StorageFailed(f"cannot write {local}: {error.strerror or error}") from error
@@ -162,7 +162,7 @@ class SshTransport:
     def _follow(
         self, channel: Any, out: LineBuffer, err: LineBuffer, deadline: float, what: str, timeout_s: float
     ) -> None:
-        """Collect what the command prints until it ended and its pipes are empty."""
+        """Collect the output until the command has ended and its pipes are empty."""
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLIN)
         ended_at: float | None = None
@@ -173,15 +173,16 @@ class SshTransport:
                 err.feed(channel.recv_stderr(65536))
             now = time.monotonic()
             if out.full or err.full:
-                raise DeviceError(f"{what} on {self.device.name} printed more than a command may; it was given up")
+                limit = OUTPUT_BYTES_MAX // 1024**2
+                raise DeviceError(f"{what} on {self.device.name} printed more than {limit} MB; its output was dropped")
             if channel.exit_status_ready():
                 ended_at = ended_at or now
                 empty = not channel.recv_ready() and not channel.recv_stderr_ready()
                 if empty and (channel.eof_received or channel.closed or now > ended_at + EOF_GRACE_S):
                     return
             if now > deadline:
-                raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s and was given up")
-            # After the other side's end of file the descriptor stays readable: only the clock may wait then.
+                raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s")
+            # After the other side's end of file the descriptor stays readable: poll would return at once.
             if channel.eof_received:
                 time.sleep(0.01)
             else:
@@ -191,7 +192,7 @@ class SshTransport:
         self._persist(lambda: self._upload(upload), upload)
 
     def _persist(self, work: Callable[[], T], upload: _Upload) -> T:
-        """`work()`, again where the link was lost: `attempts` times at most in which nothing arrived."""
+        """Run `work`, again if the link is lost; give up after `attempts` in which nothing arrived."""
         left, arrived = self.limits.attempts, upload.arrived
         while True:
             try:
@@ -202,13 +203,11 @@ class SshTransport:
                 left = left - 1 if upload.arrived < arrived + _MOVED_BYTES else self.limits.attempts - 1
                 arrived = max(arrived, upload.arrived)
                 if left == 0:
-                    raise DeviceUnreachable(
-                        f"{error.message}; gave up after {self.limits.attempts} attempts"
-                    ) from error
+                    raise DeviceUnreachable(f"{error.message}; {self.limits.attempts} attempts failed") from error
                 time.sleep(min(self.limits.pause_s * 2 ** (self.limits.attempts - left - 1), _PAUSE_S_MAX))
 
     def _upload(self, upload: _Upload) -> None:
-        """Send the rest of the file behind what `partial` holds already."""
+        """Send the part of the file that `partial` lacks."""
         folder = str(PurePosixPath(upload.partial).parent)
         there = self._must(["sh", "-c", _SIZE, "sh", upload.partial, folder]).stdout.strip()
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
@@ -222,7 +221,7 @@ class SshTransport:
                 except TimeoutError:
                     raise
                 except OSError:
-                    if self._alive():  # the link stands, so it was dd that ended: its own words follow
+                    if self._alive():  # the link is up, so dd ended: `_end` reports its message
                         break
                     raise
                 done += len(chunk)
@@ -232,9 +231,9 @@ class SshTransport:
             self._end(channel, argv, "writing " + upload.partial)
 
     def _name(self, partial: str, remote: str, digest: str) -> bool:
-        """Give what arrived its name; False where it is not what was sent."""
+        """Give an upload its final name; return False if its content is wrong."""
         found = self.run(sha256_command(partial), HASH_S_MAX)
-        if not found.ok:  # the link may have been lost right after it got its name
+        if not found.ok:  # the link may have been lost right after the rename
             return self._remote_sha256(remote) == digest
         if found.stdout.strip() != digest:
             return False
@@ -249,18 +248,18 @@ class SshTransport:
             self._end(channel, argv, "reading " + remote)
 
     def _end(self, channel: Any, argv: Sequence[str], doing: str) -> None:
-        """Wait for the end of a command that a file went through. Raises StorageFailed with what it said."""
-        with contextlib.suppress(OSError):  # it may be closed already
+        """Wait for the end of a command that reads or writes a file. Raises StorageFailed with its message."""
+        with contextlib.suppress(OSError):  # the channel may be closed already
             channel.shutdown_write()
         out, err = LineBuffer(), LineBuffer()
-        limit_s = HASH_S_MAX  # what is on its way may take as long to reach the disk
+        limit_s = HASH_S_MAX  # the disk may be slow
         self._follow(channel, out, err, time.monotonic() + limit_s, f"`{argv[0]}`", limit_s)
         exit_code = channel.recv_exit_status()
         if exit_code == _NO_EXIT_CODE and not self._alive():
-            raise EOFError("the connection ended while a file was sent")
+            raise EOFError("the connection ended during the transfer")
         if exit_code != 0:
             said = " ".join(line for line in err.text().splitlines() if "records" not in line).strip()
-            raise StorageFailed(f"{self.device.name} failed at {doing}: {said or f'exit code {exit_code}'}")
+            raise StorageFailed(f"{self.device.name}: {doing} failed: {said or f'exit code {exit_code}'}")
 
     def _remote_sha256(self, path: str) -> str:
         return self._must(sha256_command(path), HASH_S_MAX).stdout.strip()
@@ -273,14 +272,14 @@ class SshTransport:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what paramiko and the socket raise into our errors, once."""
+        """Translate the errors of paramiko and the socket."""
         name = self.device.name
         try:
             yield
         except (EOFError, TimeoutError, paramiko.SSHException, ConnectionError) as error:
             raise self._link_died(error) from error
         except OSError as error:
-            # paramiko's own for a channel that went down under it have no errno; the others are this host's files.
+            # paramiko's errors for a lost channel have no errno; the others come from this host's files.
             if error.errno is None:
                 raise self._link_died(error) from error
             raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error
@@ -288,10 +287,10 @@ class SshTransport:
     def _link_died(self, error: BaseException) -> DeviceUnreachable:
         self.close()
         reason = str(error) or type(error).__name__
-        return DeviceUnreachable(f"the link to {self.device.name} died: {reason}; check the network and try again")
+        return DeviceUnreachable(f"the link to {self.device.name} was lost: {reason}. Check the network and try again")
 
     def _alive(self) -> bool:
-        """Whether the connection stands, once paramiko's own thread had the time to notice that it fell."""
+        """Return whether the connection is up, after paramiko's thread had time to notice a loss."""
         if self._login is None or self._login.transport is None:
             return False
         self._login.transport.join(_NOTICE_S)

@@ -1,11 +1,11 @@
-"""The way to a device over SSH, up to the moment when commands can be sent: hosts between, their keys, the login.
+"""The SSH login: jump hosts, host keys and authentication, up to the moment when commands can be sent.
 
-The only host key ever accepted of a device is the one in the inventory. It is compared when the key exchange ends,
-before a user name, a login or a byte of payload is sent. The same holds for a jump host that the inventory names; one
-that only ~/.ssh/config names must stand in known_hosts. (Fabric's own default accepts any key.)
+The only accepted host key of a device is the one in the inventory. It is compared at the end of the key exchange, before
+a user name, a login or any payload is sent. The same holds for a jump host of the inventory; a jump host that only
+~/.ssh/config names must be in known_hosts. (Fabric's own default accepts any key.)
 
-Of ~/.ssh/config are used: Host, Match, Include, HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
-ProxyCommand, ConnectTimeout, UserKnownHostsFile. Keys may also come out of an agent, or be the user's default ones.
+These lines of ~/.ssh/config apply: Host, Match, Include, HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
+ProxyCommand, ConnectTimeout, UserKnownHostsFile. Keys may also come from an agent or be the user's default keys.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 
-# What paramiko logs as an error is raised as well: without a handler Python would print it, traceback and all.
+# paramiko raises its errors and also logs them; without a handler Python would print each one with its traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 HOPS_MAX = 8
 INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
-HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one to spare
-# OpenSSH's server turns away some of those beyond 10 who are not logged in yet (MaxStartups).
+HOST_KEY_KINDS_MAX = 4  # ed25519, ecdsa, rsa and one spare
+# OpenSSH's server refuses some connections beyond 10 that are not logged in yet (MaxStartups).
 JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
-_KEY_HEAD_BYTES = 256  # "-----BEGIN OPENSSH PRIVATE KEY-----" and its like stand there
+_KEY_HEAD_BYTES = 256  # they include "-----BEGIN OPENSSH PRIVATE KEY-----" and the like
 NO_KEY = "No authentication methods available"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """How long a link may keep us waiting, and how often it is tried again."""
+    """Time limits of a link, and how often it is tried again."""
 
     connect_s: int = 10
     keepalive_s: int = 5
@@ -65,7 +65,7 @@ class LinkLimits:
 
 @dataclass(frozen=True)
 class Jump:
-    """A machine that a device is reached through. `host_key` "" is for known_hosts to say."""
+    """A machine between this host and a device. With the host key "", known_hosts decides."""
 
     address: SshAddress
     host_key: str = ""
@@ -73,19 +73,19 @@ class Jump:
 
     @classmethod
     def of(cls, device: Device) -> Jump | None:
-        """The one that the inventory names, which is let in with the device's own identity."""
+        """Return the jump host of the inventory, with the device's identity; None if there is none."""
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 
 class Login:
-    """An open connection, and those that it runs through."""
+    """An open connection, and the connections to the jump hosts below it."""
 
     def __init__(self, connection: fabric.Connection, stack: ExitStack) -> None:
         self.connection, self._stack = connection, stack
 
     @property
     def transport(self) -> Any:
-        """paramiko's; None before it was open."""
+        """paramiko's transport; None before the connection is open."""
         return self.connection.transport
 
     def close(self) -> None:
@@ -93,9 +93,9 @@ class Login:
 
 
 def log_in(device: Device, limits: LinkLimits) -> Login:
-    """Open a connection on which the device has shown its pinned key and let us in.
+    """Open a connection, check the pinned host key, and log in.
 
-    Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also for a host on the way), ConfigInvalid.
+    Raises DeviceUnreachable, LoginRefused, HostKeyMismatch (also for a jump host), ConfigInvalid.
     """
     called = f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), called, device.name)
@@ -108,10 +108,10 @@ def log_in(device: Device, limits: LinkLimits) -> Login:
 def scan_host_key(
     address: SshAddress, wanted: str | None = None, limits: LinkLimits | None = None, jump: Jump | None = None
 ) -> str:
-    """The host key that `address` shows, as an OpenSSH public key line. It is sent nothing but the key exchange.
+    """Return the host key of `address` as an OpenSSH public key line; nothing but the key exchange is sent.
 
-    A server has a key of each kind; with `wanted` (SHA256:...) the one of that fingerprint is looked for.
-    Raises DeviceUnreachable, and HostKeyMismatch where none is the wanted one.
+    A server may have a key of each kind; with `wanted` (SHA256:...) the one with this fingerprint is returned. Raises
+    DeviceUnreachable, and HostKeyMismatch if no key is the wanted one.
     """
     seen: list[str] = []
     disabled: list[str] = []
@@ -125,23 +125,23 @@ def scan_host_key(
         disabled += ["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] if key.get_name() == "ssh-rsa" else [key.get_name()]
     shown = ", ".join(fingerprint(key) for key in seen)
     raise HostKeyMismatch(
-        f"{address.host} shows {shown}, not {wanted}: another machine answers there, or the fingerprint is another "
-        "device's. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+        f"{address.host} shows {shown}, not {wanted}: another machine answers, or the fingerprint belongs to another "
+        "device. Read it on the device's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
     )
 
 
 def read_ssh_config() -> SSHConfig:
-    """The user's and the system's configuration, the files that they include in place. Raises ConfigInvalid."""
+    """Return the user's and the system's SSH configuration, with included files in place. Raises ConfigInvalid."""
     config = SSHConfig()
     for path in (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")):
         try:
             config.parse(iter(_lines(path, path.parent, [INCLUDES_MAX])))
         except (paramiko.SSHException, OSError, ValueError) as error:
-            raise ConfigInvalid(f"{path} cannot be read as ssh reads it: {error}") from error
+            raise ConfigInvalid(f"{path} is no valid ssh configuration: {error}") from error
     return config
 
 
-class _Seen(Exception):  # carries a value out of paramiko, it is no error
+class _Seen(Exception):  # carries the host key out of paramiko; no error
     def __init__(self, key: paramiko.PKey) -> None:
         self.key = key
 
@@ -152,7 +152,7 @@ class _OnlyLook(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
 
 
 class _Hop:
-    """A machine on the way, the device being the last. Its connection is made here and opened later."""
+    """A machine on the way; the device is the last. Its connection is made here and opened later."""
 
     def __init__(self, jump: Jump, called: str, device: str, disabled: dict[str, Any] | None = None) -> None:
         self.host_key, self.called, self.device = jump.host_key, called, device
@@ -173,17 +173,17 @@ class _Hop:
         return self.connection.user, self.connection.host, self.connection.port
 
     def proxy_jumps(self) -> list[SshAddress]:
-        """What ~/.ssh/config names, the first to be reached first."""
+        """Return the jump hosts of ~/.ssh/config, in the order of connection."""
         said = self.settings.get("proxyjump", "none")
         return [] if said.lower() == "none" else [SshAddress.parse(_plain(word)) for word in said.split(",")]
 
     def proxy_command(self) -> str | None:
-        """With %h, %p and %r filled in; None where a ProxyJump stands in its place."""
+        """Return the ProxyCommand with %h, %p and %r expanded; None if there is a ProxyJump instead."""
         return None if self.proxy_jumps() else self.settings.get("proxycommand")
 
 
 def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) -> _Hop:
-    """Open everything before `target`; what it then connects over is in place."""
+    """Open all connections before `target`, and give it the socket to connect over."""
     before = _hops_before(target, jump)
     first = before[0] if before else target
     if (command := first.proxy_command()) is not None:
@@ -198,7 +198,7 @@ def _way(target: _Hop, jump: Jump | None, limits: LinkLimits, stack: ExitStack) 
 
 
 def _hops_before(target: _Hop, jump: Jump | None) -> list[_Hop]:
-    """The jump hosts, the first to be reached first. The first may have some of its own in ~/.ssh/config."""
+    """Return the jump hosts in the order of connection. The first may have its own in ~/.ssh/config."""
 
     def hop(jump: Jump) -> _Hop:
         where = f"{jump.address.user + '@' if jump.address.user else ''}{jump.address.host}"
@@ -206,7 +206,7 @@ def _hops_before(target: _Hop, jump: Jump | None) -> list[_Hop]:
 
     found = [hop(jump)] if jump is not None else [hop(Jump(address)) for address in target.proxy_jumps()]
     while found and (more := [hop(Jump(address)) for address in found[0].proxy_jumps()]):
-        # Where a pattern such as `Host *` names a jump host, that host itself is reached without.
+        # A pattern such as `Host *` may name a jump host; the connection to that host itself goes without it.
         if {each.end for each in more} & {each.end for each in (*found, target)}:
             break
         found = [*more, *found]
@@ -218,7 +218,7 @@ def _hops_before(target: _Hop, jump: Jump | None) -> list[_Hop]:
 
 
 def _open(hop: _Hop, limits: LinkLimits) -> None:
-    """Connect, compare the key, log in. Raises what `log_in` does."""
+    """Connect, compare the host key, log in. Raises as `log_in`."""
     client = hop.connection.client
     name = hop.connection.host if hop.connection.port == 22 else f"[{hop.connection.host}]:{hop.connection.port}"
     if hop.host_key:
@@ -227,7 +227,7 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
             key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
         except (UnknownKeyType, paramiko.SSHException, ValueError) as error:
             raise ConfigInvalid(
-                f"the pinned host key of {hop.called} is none that can be compared ({hop.host_key[:40]}...): "
+                f"the pinned host key of {hop.called} is invalid ({hop.host_key[:40]}...). Pin it again: "
                 f"edgert device set {hop.device} {_again(hop)}"
             ) from error
         client.get_host_keys().add(name, kind, key)
@@ -239,10 +239,10 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
                 revoked |= _load_known_hosts(client, path)
         known = client.get_host_keys().lookup(name)
         if known is not None and any(key.get_base64() in revoked for key in known.values()):
-            raise HostKeyMismatch(f"{hop.called} has a key that known_hosts marks as @revoked. Nothing was sent")
+            raise HostKeyMismatch(f"known_hosts marks the key of {hop.called} as @revoked. Nothing was sent")
         if known is None:
             raise DeviceUnreachable(
-                f"{hop.called} is in no known_hosts: log in there once with ssh, or pin its key: "
+                f"{hop.called} is in no known_hosts. Log in there once with ssh, or pin its key: "
                 f"edgert device set {hop.device} --jump {hop.connection.host}"
             )
     with _translated(hop):
@@ -254,9 +254,9 @@ def _open(hop: _Hop, limits: LinkLimits) -> None:
 
 
 def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
-    """The keys that lines with @revoked name, whatever host they are for; @cert-authority says nothing here.
+    """Load a known_hosts file, and return the keys that lines with @revoked name, for any host.
 
-    Raises ConfigInvalid: paramiko reads no further than a line that is broken, and knows neither mark.
+    paramiko knows neither @revoked nor @cert-authority, and stops at an invalid line: that raises ConfigInvalid.
     """
     try:
         lines = path.read_text().splitlines()
@@ -268,7 +268,7 @@ def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
         return {words[3] for words in marked if len(words) > 3}
     except (OSError, UnicodeDecodeError, InvalidHostKey, paramiko.SSHException) as error:
         line = f"{error.line[:60]!r}: " if isinstance(error, InvalidHostKey) else ""
-        raise ConfigInvalid(f"{path} cannot be read ({line}{error.args[-1]}): mend that line or remove it") from error
+        raise ConfigInvalid(f"{path} cannot be read ({line}{error.args[-1]}): repair that line or remove it") from error
 
 
 def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
@@ -281,33 +281,33 @@ def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
 
 @contextmanager
 def _translated(hop: _Hop) -> Iterator[None]:
-    """Turn what paramiko and the socket raise into our errors."""
+    """Translate the errors of paramiko and the socket."""
     try:
         yield
     except paramiko.BadHostKeyException as error:
         shown = f"{error.key.get_name()} {error.key.get_base64()}"
         raise HostKeyMismatch(
-            f"{hop.called} shows host key {fingerprint(shown)}; pinned is {_pinned(hop)}. Nothing was sent. If it was "
-            f"set up anew, compare the fingerprint on its own console, then: edgert device set {hop.device} {_again(hop)}"
+            f"{hop.called} shows host key {fingerprint(shown)}; pinned is {_pinned(hop)}. Nothing was sent. If its system is "
+            f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_again(hop)}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
-        # paramiko has no class for a user without a single key.
+        # paramiko has no error class for a user without any key.
         if isinstance(error, paramiko.AuthenticationException) or NO_KEY in str(error):
             raise LoginRefused(
-                f"{hop.called} does not let {hop.connection.user} in: {str(error).rstrip('.')}. {_key_advice(error)}"
+                f"{hop.called} refuses the login of {hop.connection.user}: {str(error).rstrip('.')}. {_key_advice(error)}"
             ) from error
         raise DeviceUnreachable(f"{hop.called} cannot be reached: {_reason(error)}") from error
 
 
 def _again(hop: _Hop) -> str:
-    """The option that pins its key anew."""
+    """Return the option that pins its key again."""
     return f"--jump {hop.connection.host}" if hop.called.startswith("the jump host") else "--repin"
 
 
 def _key_advice(error: BaseException) -> str:
     if isinstance(error, paramiko.PasswordRequiredException):
-        return "Give its passphrase to an agent (ssh-add)"
-    return "Put your public key there (ssh-copy-id), or name the private one with --identity"
+        return "Give the key's passphrase to an agent (ssh-add)"
+    return "Copy your public key there (ssh-copy-id), or give the private key with --identity"
 
 
 def _pinned(hop: _Hop) -> str:
@@ -315,27 +315,27 @@ def _pinned(hop: _Hop) -> str:
 
 
 def _forwarded(hop: _Hop, following: _Hop, limits: LinkLimits) -> Any:
-    """A channel through `hop` to the next machine."""
+    """Return a channel through `hop` to the next machine."""
     _, host, port = following.end
     try:
         return hop.connection.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=limits.connect_s)
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise DeviceUnreachable(
-            f"{following.called} cannot be reached: {hop.called} does not get to {host}:{port}: {_reason(error)}"
+            f"{following.called} cannot be reached: {hop.called} cannot connect to {host}:{port}: {_reason(error)}"
         ) from error
 
 
 @contextmanager
 def _proxy(command: str, called: str) -> Iterator[socket.socket]:
-    """Run a ProxyCommand on one end of a socket; the other end.
+    """Run a ProxyCommand on one end of a socket pair, and yield the other end.
 
-    paramiko's own goes on reading after the command's end, for ever.
+    paramiko's own class never stops reading after the command's end.
     """
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             try:
-                # As ssh does it: the shell that is replaced by the command ends with it.
+                # As in ssh, the command replaces the shell.
                 words = ["/bin/sh", "-c", f"exec {command}"]
                 process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
             except OSError as error:
@@ -367,27 +367,27 @@ def _scan_once(
         except _Seen as seen:
             return seen.key
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if last:  # no key of another kind to show
+            if last:  # the server has no key of another kind
                 return None
             raise DeviceUnreachable(f"{_at(address)} cannot be reached over SSH: {_reason(error)}") from error
     raise AssertionError("a connection without a pinned key was opened")
 
 
 def _keys(settings: Any, identity: str) -> dict[str, Any]:
-    """What paramiko is to log in with. Files that ~/.ssh/config names and that are not there are passed over."""
+    """Return paramiko's options for the login. Missing files of ~/.ssh/config are skipped."""
     if identity:
         _check_identity(Path(identity).expanduser())
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
     files = [str(path) for path in (Path(name).expanduser() for name in named) if path.is_file()]
     if settings.get("identitiesonly", "no").lower() != "yes":
         return {"key_filename": files}
-    # Servers close the door after a few keys: only these are shown, out of the agent where it has one.
+    # Servers refuse a login after a few wrong keys: offer only these, from the agent if it has one.
     held = _held_by_agent(files)
     return {"key_filename": files, "allow_agent": False, "look_for_keys": False, **({"pkey": held} if held else {})}
 
 
 def _check_identity(path: Path) -> None:
-    """Raises ConfigInvalid for what is no private key; whether it opens anything is for the server to say."""
+    """Raise ConfigInvalid if the file is no private key. Whether the key is accepted, the server decides."""
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
     try:
@@ -417,7 +417,7 @@ def _public_blob(path: Path) -> bytes:
 
 
 def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
-    """The lines of a configuration, those of included files in place of the `Include`; none where there is no file."""
+    """Yield the lines of a configuration, with those of included files in place; none for a missing file."""
     if not path.is_file():
         return
     if path.stat().st_size > CONFIG_BYTES_MAX:
@@ -434,7 +434,7 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
             if left[0] < 0:
                 raise ConfigInvalid(f"{path} includes more than {INCLUDES_MAX} files, or itself")
             yield from _lines(name, folder, left)
-        yield section  # what follows belongs to what came before
+        yield section  # the following lines belong to the section before the include
 
 
 def _files(pattern: str, folder: Path) -> list[Path]:
@@ -450,8 +450,8 @@ def _at(address: SshAddress) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, NoValidConnectionsError):  # one error an address of the host
+    if isinstance(error, NoValidConnectionsError):  # it has one error for each address of the host
         error = next(iter(error.errors.values()))
     said = error.strerror if isinstance(error, OSError) else ""
     text = said or str(error) or type(error).__name__
-    return f"{text}; is it on, and is the address right?"
+    return f"{text}. Check that it is on and that the address is right"

@@ -1,7 +1,7 @@
-"""The system's own `ssh`, for what a person sits in front of: held to the same pinned keys as everything else.
+"""The system's own `ssh`, for interactive use, with the same pinned host keys as everything else.
 
-The keys go into a known_hosts of its own, under names that nothing else bears; no other file, command or open
-connection may vouch for another key. What ~/.ssh/config says besides holds, jump hosts too.
+The keys are in a known_hosts file of its own, under names that nothing else uses. No other file, command or open
+connection can vouch for another key. Other settings of ~/.ssh/config apply, and so do its jump hosts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgert_deploy.devices.inventory import Device, SshAddress
 DEVICE_ALIAS = "edgert-device"
 JUMP_ALIAS = "edgert-jump-host"
 CONNECT_S_MAX = 10
-EXIT_FAILED = 255  # what ssh itself ends with where it could not connect
+EXIT_FAILED = 255  # of ssh itself, if it cannot connect
 
-# Options given on the command line come before those of the files.
+# Options on the command line take precedence over those in files.
 _ONLY_PINNED = (
     ("IgnoreUnknown", "KnownHostsCommand"),  # new in OpenSSH 8.5
     ("KnownHostsCommand", "none"),
@@ -40,13 +40,13 @@ _ONLY_PINNED = (
 
 @contextmanager
 def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
-    """The words that log in to `device`; a command may follow them, and is read by a shell there.
+    """Yield the command that logs in to `device`. More words may follow; a shell there reads them.
 
-    Raises ConfigInvalid where no ssh is installed or the identity is missing.
+    Raises ConfigInvalid if ssh is not installed or the identity is missing.
     """
     program = shutil.which("ssh")
     if program is None:
-        raise ConfigInvalid("no ssh is installed here: apt-get install openssh-client")
+        raise ConfigInvalid("ssh is not installed here: apt-get install openssh-client")
     if device.identity and not Path(device.identity).expanduser().is_file():
         raise ConfigInvalid(f"identity {device.identity} is missing: give the private key's path")
     with tempfile.TemporaryDirectory(prefix="edgert-ssh-") as folder:
@@ -59,12 +59,12 @@ def ssh_command(device: Device, *, tty: bool = False) -> Iterator[list[str]]:
         if device.jump:
             before = shlex.join([program, *_options(known, JUMP_ALIAS), *_identity(device)]).replace("%", "%%")
             to = shlex.join(_to(device.jump)).replace("%", "%%")
-            words += ["-o", f"ProxyCommand={before} -W [%h]:%p {to}"]  # these two are for ssh to fill in
+            words += ["-o", f"ProxyCommand={before} -W [%h]:%p {to}"]  # ssh fills in %h and %p
         yield [*words, *_to(device.address)]
 
 
 def _one_line(host_key: str) -> str:
-    """Kind and key: what follows them, on lines of its own, would be more keys to trust."""
+    """Return kind and key without the rest, which could add lines with more keys."""
     return " ".join(host_key.split()[:2])
 
 
@@ -74,12 +74,12 @@ def _options(known: Path, alias: str) -> list[str]:
 
 
 def _identity(device: Device) -> Sequence[str]:
-    """Not by -i, which looks for the file under the name that is not filled in."""
+    """Return the option of the identity. `-i` would look for the file before %% is expanded."""
     return ["-o", f'IdentityFile="{_literal(Path(device.identity).expanduser())}"'] if device.identity else []
 
 
 def _literal(path: Path) -> str:
-    """ssh fills in %h and the like in paths."""
+    """Escape a path: ssh expands %h and the like in it."""
     return str(path).replace("%", "%%")
 
 

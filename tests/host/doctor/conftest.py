@@ -1,0 +1,39 @@
+"""Devices and a host for the doctor's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.signing import new_key, write_key_pair
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.inventory import Inventory
+from hil.sshd import SshDevice, running_sshd
+from tests.support import devices
+from tests.support.devices import a_device
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """An empty fleet and a signing key, in a configuration of the test's own; no agent, no ~/.ssh."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
+    return Inventory(tmp_path / "conf" / "inventory.toml")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[devices.Device]:
+    with a_device() as device:
+        device.deploy()
+        yield device
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server

@@ -1,0 +1,83 @@
+"""The doctor finds what is wrong on a real host, names the next step, and changes nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.signing import new_key, write_key_pair
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.common.project import BrokerDefaults, Project
+from edgert_deploy.devices.inventory import Device, Inventory
+from edgert_deploy.doctor import FAIL, OK
+from edgert_deploy.doctor.host import check_host, signing_keys
+from hil.keys import new_ssh_key
+from tests.support.brokers import Broker
+from tests.support.findings import levels, text_of
+
+
+def test_a_host_that_lacks_nothing(inventory: Inventory, tmp_path: Path) -> None:
+    inventory.add(Device("here", "local", "/srv/x", "this-machine", "/srv/x"))
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    new_ssh_key(tmp_path / "home" / ".ssh" / "id_ed25519")
+    found = check_host(inventory)
+    assert [f for f in found if f.level != OK and f.check != "room"] == []  # the room is this machine's own
+    assert list(signing_keys().values()) == ["default"]
+
+
+def test_what_is_wrong_on_the_host_is_named_with_its_next_step(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = key_paths(tmp_path / "conf" / "keys", "default")
+    private.chmod(0o644)
+    assert f"chmod 600 {private}" in text_of(check_host(inventory), "signing key")
+    private.chmod(0o600)
+    write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "other"))
+    public.write_bytes(key_paths(tmp_path / "conf" / "keys", "other")[1].read_bytes())
+    assert "do not belong together" in text_of(check_host(inventory), "signing key")
+    private.write_text("no key")
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    (tmp_path / "home" / ".ssh" / "config").write_text("Include config\n")
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
+    inventory.path.write_text("[devices.X]\n")
+    found = check_host(inventory)
+    assert levels(found, "signing key") == [FAIL, OK]
+    assert levels(found, "inventory") == [FAIL]
+    assert "includes more than" in text_of(found, "ssh")
+    assert "ssh-add" in text_of(found, "ssh")
+    inventory.path.write_text("")
+    inventory.add(replace(Device("a", "local", "/srv/x", "p", "/srv/x"), identity=str(tmp_path / "none")))
+    assert "edgert device set a --identity" in text_of(check_host(inventory), "inventory")
+
+
+def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        named = BrokerDefaults(f"127.0.0.1:{broker.port}")
+        assert levels(check_host(inventory, Project(tmp_path, inventory.path, broker=named)), "broker") == [OK]
+    found = check_host(inventory, Project(tmp_path, inventory.path, broker=named))
+    assert levels(found, "broker") == [FAIL]
+    assert [f.exit_code for f in found if f.check == "broker"] == [6]
+
+
+def test_an_agent_that_hangs_up_is_a_warning(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+
+        def hang_up() -> None:
+            for _ in range(2):
+                agent.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        found = check_host(inventory)
+        thread.join(30)
+    assert "no agent answers" in text_of(found, "ssh")
+    assert FAIL not in levels(found, "ssh")
