@@ -102,7 +102,7 @@ def test_the_command_line_stands_before_the_models_table_and_that_before_the_gen
     assert limits_for("m", table, {"p99_ms": 5.0}) == TrialLimits({"error_rate": 0.1 / 100, "p99_ms": 5.0}, 600.0)
     assert limits_for("other", table, {"error_rate": None}, 90.0, True) == TrialLimits({"temp_c": 80.0}, 90.0, True)
     for wrong, says in {
-        "p99 = 8": r"\[trial\]: p99 = 8 is not understood; known: p99_ms",
+        "p99 = 8": r"\[trial\]: p99 = 8 is invalid; known: p99_ms",
         "m.p99_ms = 'x'": r"\[trial.m\]: ",
     }.items():
         (tmp_path / "edgert.toml").write_text(f"[trial]\n{wrong}\n")
