@@ -6,7 +6,7 @@ import click
 
 from edgert.checks.trial_preparation import fit_for
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit, progress
+from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir, read_config
 from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, parse_limits
@@ -19,17 +19,19 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
     type=click.FloatRange(min=1),
     default=60.0,
     show_default=True,
-    help="Seconds after which the version before returns by itself, unless mark-good came; with limits, after they held.",
+    help="Seconds until the device rolls back without mark-good; with limits, counted from when they held.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."
 )
 @click.option(
-    "--watch-s", type=click.FloatRange(min=0, min_open=True), help="For how many seconds [default: 60 with --limit]."
+    "--watch-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="How many seconds the limits are watched [default: 60 with --limit].",
 )
-@click.option("--unattended", is_flag=True, help="Mark it good by itself where all limits held.")
+@click.option("--unattended", is_flag=True, help="Mark the version good without the host once all limits held.")
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def activate(
     state: StateDir,
@@ -43,11 +45,11 @@ def activate(
 ) -> None:
     """Make the installed version of MODEL live, on trial.
 
-    The daemon loads it and checks its golden inputs in a process of its own while the old version serves.
-    If that fails, the old version stays and the command says why.
+    The daemon loads it and checks its golden answers in a process of its own while the old version serves. If that
+    fails, the old version stays live, and the command prints the reason.
 
-    With limits or a time to watch, the device watches the version by itself from the moment it serves, and goes back
-    once a limit is broken or the worker ends. Until all held for the whole time it cannot be marked good.
+    With --limit or --watch-s, the device watches the version from the moment it serves. It rolls back when a limit is
+    broken or the worker ends. You can mark the version good once all limits held for the whole time.
 
     \b
     Examples:
@@ -55,7 +57,7 @@ def activate(
       edgertd activate digits --limit p99_ms=8 --limit error_rate=0.1% --watch-s 600 --unattended
     """
     if unattended and not limits and watch_s is None:
-        raise click.UsageError("--unattended keeps what was watched: give --limit or --watch-s as well")
+        raise click.UsageError("--unattended needs limits: add --limit or --watch-s")
     store = store_of(state, model)
     watched = _limits(limits, watch_s, unattended, trial_s)
     if watched is not None:
@@ -66,7 +68,7 @@ def activate(
         slots = store.activate(trial_s, watched)
         serving = follow(state, model)
     version = slots.live
-    assert version is not None  # activate leaves an active version or raises
+    assert version is not None
     emit(
         {"model": model, "release": version.release, "state": slots.state.value, "serving": serving},
         _text(model, version.release, trial_s, watched),
@@ -85,5 +87,5 @@ def _text(model: str, release: int, trial_s: float, limits: TrialLimits | None) 
     if limits is None:
         keep = f"for {trial_s:.0f} s; keep it with: edgertd mark-good {model}"
     else:
-        keep = f"and watched for {limits.watch_s:g} s; see how it does with: edgertd trial {model} --wait"
+        keep = f"and watched for {limits.watch_s:g} s; follow it with: edgertd trial {model} --wait"
     return f"release {release} of {model} is live on trial {keep}"

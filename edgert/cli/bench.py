@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgert.cli.claim import claiming
-from edgert.cli.output import emit, progress
+from edgert.cli.output import emit, json_option, progress
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import TransitionRefused
@@ -20,22 +20,25 @@ CLIENTS_MAX = 64
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--model", help="Measure what is live of it: as apps are answered, or beside FOLDER, the engine alone.")
+@click.option(
+    "--model", help="Measure the live version of this model: through the socket, or beside FOLDER, the engine alone."
+)
 @click.option("--seconds", type=click.FloatRange(0, 600), default=5.0, show_default=True, help="How long to measure.")
 @click.option(
     "--clients",
     type=click.IntRange(1, CLIENTS_MAX),
     default=4,
     show_default=True,
-    help="How many ask at once for the throughput, with --model alone.",
+    help="Clients at the same time, for the throughput; only with --model alone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def bench(state: StateDir, folder: Path | None, model: str | None, seconds: float, clients: int, as_json: bool) -> None:
-    """Measure the artifacts in FOLDER, engine alone; what serves goes on serving, and slows them down.
+    """Measure the artifacts in FOLDER, the engine alone. Models that serve go on, which slows the measurement.
 
-    With --model and no FOLDER, the live version is asked golden inputs through the socket, as apps ask. That is refused
-    while MODEL is being deployed or its trial's limits are watched, and no deployment of it begins meanwhile.
+    With --model and no FOLDER, the command sends golden inputs to the live version through the socket, like an app. It
+    is refused during a deployment of the model or while its trial limits are watched, and no deployment can begin
+    meanwhile.
 
     `edgert bench` and `edgert build --measure-on` send such a folder, run this, and remove it again.
 
@@ -50,7 +53,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
 
     if folder is None:
         if model is None:
-            raise click.UsageError("give a FOLDER with artifacts, or --model NAME for what is live")
+            raise click.UsageError("give a FOLDER with artifacts, or --model NAME for the live version")
         store = store_of(state, model)
         with claiming(state, model, "a benchmark (edgertd bench)"):  # no trial begins meanwhile
             _refuse_watched(model, store)

@@ -7,7 +7,7 @@ import contextlib
 import click
 
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir, read_config
 from edgert.errors import EdgeRTError
@@ -17,12 +17,12 @@ from edgert.protocol.control import ask
 @click.command()
 @click.argument("model")
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
-    """Send MODEL's golden inputs through the daemon's socket, as an app would, and compare its answers.
+    """Send MODEL's golden inputs through the daemon's socket, like an app, and compare the answers.
 
-    Exits with 9 when an answer lies outside the signed tolerance.
+    Exits with 9 if an answer is outside the signed tolerance.
 
     \b
     Example:
@@ -32,10 +32,10 @@ def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
 
     with under_claim(state, token):
         result = check_served(model, store_of(state, model), state, read_config(state))
-        with contextlib.suppress(EdgeRTError):  # only so that a trial's limits do not take these for apps' requests
+        with contextlib.suppress(EdgeRTError):  # it only keeps a trial from counting these as requests of apps
             ask(state.control_socket, {"op": "checked", "model": model, "samples": result["samples"]}, 5.0)
     text = (
-        f"release {result['release']} of {model} answers rightly on {result['engine']}: "
+        f"release {result['release']} of {model} answers correctly on {result['engine']}: "
         f"{result['samples']} golden inputs, worst difference {max(result['worst']):.3g}, p50 {result['p50_ms']:.2f} ms"
     )
     emit(result, text, as_json)

@@ -1,4 +1,4 @@
-"""`edgertd claim` and `edgertd release`: keep deployments of one model apart."""
+"""`edgertd claim` and `edgertd release`: only one deployment changes a model at a time."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any, TypeVar
 import click
 
 from edgert.bundle.manifest import MODEL_NAME
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.versions.claims import LASTS_S_MAX, Claims
 
-CLAIMING_S = 60.0  # renewed while it is needed: for how long one that was killed stands in the way
+CLAIMING_S = 60.0  # renewed in time; a claim of a killed command ends after this
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("model")
-@click.option("--by", required=True, help="Who deploys, as others shall read it: user@host.")
+@click.option("--by", required=True, help="Who deploys: user@host.")
 @click.option(
     "--for-s",
     type=click.FloatRange(min=1, max=LASTS_S_MAX),
     default=180.0,
     show_default=True,
-    help="Seconds after which the claim runs out, unless a command shows it again.",
+    help="Seconds until the claim ends unless a command uses it again.",
 )
-@click.option("--instead-of", default="", metavar="TOKEN", help="Take the place of this claim, known to be over.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--instead-of", default="", metavar="TOKEN", help="Replace this claim, which is known to be over.")
+@json_option
 @click.pass_obj
 def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
-    """Claim MODEL for one deployment: until it is released or runs out, no other can claim it.
+    """Claim MODEL for one deployment: nobody else can claim it until it is released or ends.
 
-    `edgert deploy` does this by itself. The token that is printed goes to the next commands as --claim.
-    It holds up other claims only: a command without --claim works as ever.
+    `edgert deploy` runs this. Give the printed token to the next commands as --claim. A claim prevents other claims
+    only: a command without --claim still works.
 
     \b
     Example:
@@ -50,16 +50,16 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
         raise ConfigInvalid(f"{model[:80]!r} is no model's name: a letter, then at most 62 of a-z 0-9 _ -")
     config = read_config(state)
     taken = Claims(state.root, config.device).take(model, by[:200], for_s, instead_of)
-    # The status as it is under the claim: what was asked before may be out of date.
+    # The status under the claim: an earlier one may be out of date.
     emit({"token": taken.token, "status": device_status(state, config).as_json()}, taken.token, as_json)
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("token")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def release(state: StateDir, token: str, as_json: bool) -> None:
-    """Release a claim. Does nothing where it ran out or another took its place.
+    """Release a claim. Does nothing if it has ended.
 
     \b
     Example:
@@ -70,15 +70,15 @@ def release(state: StateDir, token: str, as_json: bool) -> None:
 
 
 def claim_option(command: F) -> F:
-    """--claim TOKEN."""
+    """Add the option --claim TOKEN."""
     return click.option(
-        "--claim", "token", default="", metavar="TOKEN", help="The claim (edgertd claim) under which this is done."
+        "--claim", "token", default="", metavar="TOKEN", help="The token of your claim (edgertd claim)."
     )(command)
 
 
 @contextmanager
 def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
-    """Hold `model` for as long as the block takes. Raises DeployUnderWay where a deployment has it."""
+    """Claim `model` for the block. Raises DeployUnderWay if a deployment has it."""
     claims = Claims(state.root, read_config(state).device)
     token = claims.take(model, by, CLAIMING_S).token
     try:
@@ -90,9 +90,9 @@ def claiming(state: StateDir, model: str, by: str) -> Iterator[None]:
 
 @contextmanager
 def under_claim(state: StateDir, token: str) -> Iterator[None]:
-    """Show the claim, where one is given, for as long as the block takes: an engine may compile for many minutes.
+    """Renew the claim, if one is given, during the block: an engine may compile for many minutes.
 
-    Raises DeployUnderWay where another took its place.
+    Raises DeployUnderWay if another one replaced it.
     """
     if not token:
         yield
@@ -100,15 +100,15 @@ def under_claim(state: StateDir, token: str) -> Iterator[None]:
     claims, ended = Claims(state.root, read_config(state).device), threading.Event()
     pause_s = claims.show(token).lasts_s / 3
 
-    def keep() -> None:
+    def renew() -> None:
         while not ended.wait(pause_s):
             with contextlib.suppress(EdgeRTError):
                 claims.show(token)
 
-    monitor = threading.Thread(target=keep, daemon=True)
-    monitor.start()
+    renewal = threading.Thread(target=renew, daemon=True)
+    renewal.start()
     try:
         yield
     finally:
         ended.set()
-        monitor.join()
+        renewal.join()

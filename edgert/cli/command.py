@@ -1,4 +1,4 @@
-"""What both commands share: subcommands found lazily, and the one place where errors become exit codes.
+"""What `edgert` and `edgertd` share: commands that are imported lazily, and errors that become exit codes.
 
 Exit codes: 0 done, 2 wrong usage, 130 interrupted, else the `exit_code` of the error's class. An error
 is one line, `error: ...`, on stderr; with `--json` it is `{"error": {"code", "message"}}` on stdout.
@@ -30,8 +30,9 @@ EXIT_INTERRUPTED = 130
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called.
 
-    `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help
-    imports no command and a broken one breaks no other. `extra` is what installs a module that is missing.
+    `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help imports no
+    command, and a broken one breaks no other. A command without a line is hidden. A missing module is installed with
+    the extra `extra`.
     """
 
     def __init__(
@@ -61,17 +62,19 @@ class LazyGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names from the table: click's own way imports every command."""
         names = [
-            CompletionItem(name, help=line) for name, (_, line) in self._by_name.items() if name.startswith(incomplete)
+            CompletionItem(name, help=line)
+            for name, (_, line) in self._by_name.items()
+            if line and name.startswith(incomplete)
         ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self._by_name.items() if line])
 
 
 def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Run `command` with `argv` (the process's own where None) and return the exit code."""
+    """Run `command` with `argv` (None: the process's own) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     stop_reporting()
@@ -89,7 +92,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
     except BrokenPipeError:
-        # The reader has gone (`| head`); Python would complain again when it closes stdout.
+        # The reader ended (`| head`); Python would fail again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_INTERNAL
     except OSError as error:

@@ -10,22 +10,22 @@ import click
 
 from edgert.bundle.delta import PATCH_BYTES_MAX, has_zstd
 from edgert.bundle.manifest import MODEL_NAME
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid
 from edgert.versions.install import held_files
 
-MEMORY_SHARE = 6  # a patch takes the old file, the window and buffers: at most so small a part of what is free
+MEMORY_SHARE = 6  # of the free memory: a patch needs the old file, the window and buffers
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def have(state: StateDir, model: str, as_json: bool) -> None:
-    """Say which files of MODEL lie here already, so that a host need not send them, and what it may send instead.
+    """List the files of MODEL on this device, which a host need not send, and the deltas that it may send.
 
-    `edgert deploy` asks this by itself.
+    `edgert deploy` runs this.
 
     \b
     Example:
@@ -39,7 +39,7 @@ def have(state: StateDir, model: str, as_json: bool) -> None:
 
 
 def what_is_here(state: StateDir, model: str) -> dict[str, Any]:
-    """The files of the model's slots, and whether zstd and patches can be read, of files up to how large."""
+    """Return the files in the model's slots, whether zstd can be read, and the largest patch that can be applied."""
     root = state.models / model
     files = [
         # The slot's own folder is no part of the name that a manifest gives.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -21,13 +21,13 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=FILE,
     help="A .npy array, an .npz with one array per input name, or a JPEG or PNG file.",
 )
-@click.option("--out", type=FILE, help="Write the outputs whole, as .npz; --json then leaves the values out.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--out", type=FILE, help="Write the outputs to this .npz file; --json then leaves the values out.")
+@json_option
 @click.pass_obj
 def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: bool) -> None:
-    """Ask MODEL for an answer through the daemon's socket, as an app would.
+    """Send a request to MODEL through the daemon's socket, like an app.
 
-    Exits with 4 where the file cannot be used, 8 where the request fails or no daemon runs.
+    Exits with 4 if the file cannot be used, with 8 if the request fails or no daemon runs.
 
     \b
     Examples:

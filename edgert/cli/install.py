@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit, progress
+from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(dir_okay=False, path_type=Path))
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def install(state: StateDir, bundle: Path, token: str, as_json: bool) -> None:
-    """Verify BUNDLE and put this device's part of it into the model's spare slot. What is live stays live.
+    """Verify BUNDLE and store the part for this device in the model's spare slot. The live version stays live.
 
     \b
     Examples:

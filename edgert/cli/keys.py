@@ -1,11 +1,11 @@
-"""`edgertd keys`: the keys whose bundles this device takes."""
+"""`edgertd keys`: the keys whose bundles this device accepts."""
 
 from __future__ import annotations
 
 import click
 
 from edgert.bundle.signing import read_keyring
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.durable import sync_folder
 from edgert.errors import ConfigInvalid, StorageFailed, TransitionRefused
@@ -13,7 +13,7 @@ from edgert.errors import ConfigInvalid, StorageFailed, TransitionRefused
 
 @click.group()
 def keys() -> None:
-    """List the keys whose bundles this device takes, or trust one no more.
+    """List the keys whose bundles this device accepts, or remove one.
 
     \b
     Examples:
@@ -23,16 +23,16 @@ def keys() -> None:
 
 
 @keys.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def list_(state: StateDir, as_json: bool) -> None:
-    """List trusted keys, and files that should hold one and do not.
+    """List the trusted keys, and key files that are damaged.
 
     \b
     Example:
       edgertd keys list --json
     """
-    read_config(state)  # says so where nothing was set up here
+    read_config(state)  # raises if the device was not set up
     ring = read_keyring(state.keys)
     rows = [{"key_id": key.key_id, "file": str(path)} for path, key in ring.keys.items()]
     lines = [*(f"{row['key_id']}  {row['file']}" for row in rows), *(f"warning: {c}" for c in ring.complaints)]
@@ -41,14 +41,16 @@ def list_(state: StateDir, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("key")
-@click.option("--force", is_flag=True, help="Also the last one: then no bundle is taken until a bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--force", is_flag=True, help="Remove the last key too: the device then accepts no bundle until a bootstrap."
+)
+@json_option
 @click.pass_obj
 def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
-    """Trust KEY no more: its id, or the name of a file in the folder of keys.
+    """Remove KEY, given as its id or as the name of a file in the key folder.
 
-    Bundles signed with it are refused from now on. What is installed already stays, and is served: deploy another
-    release where it was signed by somebody else.
+    The device then refuses bundles signed with it. Versions that are installed stay and serve: deploy another release
+    if the key was stolen.
 
     \b
     Examples:
@@ -62,10 +64,10 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     going += [path for path in ring.damaged if path.name == key]
     if not going:
         known = ", ".join(sorted({held.key_id for held in ring.keys.values()})) or "none"
-        raise ConfigInvalid(f"no key is called {key[:80]!r} here; trusted are: {known}")
+        raise ConfigInvalid(f"unknown key {key[:80]!r}; this device trusts: {known}")
     if ring.keys and not staying and not force:
         raise TransitionRefused(
-            f"{key} is the only key trusted here: bootstrap with another first (edgert bootstrap --key), or --force"
+            f"{key} is the only trusted key: add another first (edgert bootstrap --key), or use --force"
         )
     try:
         for path in going:
@@ -74,4 +76,4 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
     except OSError as error:
         raise StorageFailed(f"cannot remove {key} from {state.keys}: {error.strerror}") from error
     left = sorted({ring.keys[path].key_id for path in staying})
-    emit({"removed": key, "keys": left}, f"{key} is trusted no more; trusted are: {', '.join(left) or 'none'}", as_json)
+    emit({"removed": key, "keys": left}, f"{key} is removed; trusted keys: {', '.join(left) or 'none'}", as_json)

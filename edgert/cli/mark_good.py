@@ -5,21 +5,21 @@ from __future__ import annotations
 import click
 
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
 
 
 @click.command("mark-good")
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Also where its limits have not held for long enough yet.")
+@click.option("--force", is_flag=True, help="Keep it even if its limits have not held for the whole time.")
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def mark_good(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
-    """End the trial of MODEL's live version: it stays, and older releases are refused from now on.
+    """End the trial of MODEL and keep the live version. The device then refuses older releases.
 
-    A trial with limits must have kept them for as long as it was to be watched.
+    Trial limits must have held for the whole time.
 
     \b
     Example:

@@ -7,10 +7,14 @@ from typing import Any
 
 import click
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
 
 def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print the result."""
     click.echo(json.dumps(value) if as_json else text)
 
 
 def progress(line: str) -> None:
+    """Print a line of progress."""
     click.echo(line, err=True)

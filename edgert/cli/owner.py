@@ -1,7 +1,7 @@
-"""Root's commands act as the user whom the state folder belongs to.
+"""Commands of root act as the owner of the state folder.
 
-A service runs as a user of its own, and what a command leaves in the state folder must be that user's to change.
-It also means that root never writes where a less trusted user could have laid a link.
+The daemon may run as a user of its own, who must be able to change what a command writes. Besides, root never writes
+where a less trusted user could have put a link.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from edgert.errors import DeviceError
 
 
 def act_as_owner(state: StateDir) -> None:
-    """Become the owner of the state folder, where root gives the command and it is somebody else's."""
+    """Become the owner of the state folder if root runs the command and does not own it."""
     if os.geteuid() != 0:
         return
     try:
         uid = state.root.stat().st_uid
     except OSError:
-        return  # the command itself says that it is missing
+        return  # the command itself reports that it is missing
     if uid == 0:
         return
     try:
@@ -29,9 +29,11 @@ def act_as_owner(state: StateDir) -> None:
         os.setgid(user.pw_gid)
         os.setuid(uid)
     except (KeyError, OSError) as error:
-        raise DeviceError(f"{state.root} belongs to user {uid}, as whom nothing can be run: {error}") from error
+        raise DeviceError(
+            f"{state.root} belongs to user {uid}, and this command cannot become that user: {error}"
+        ) from error
     os.environ.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
     try:
         os.stat(".")
-    except OSError:  # root's own folder, say, closed to the owner: OpenVINO looks about where it stands, and dies of it
+    except OSError:  # such as root's home: OpenVINO crashes in a folder that it cannot read
         os.chdir("/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import follow, store_of
 from edgert.config import StateDir
 from edgert.errors import TransitionRefused
@@ -14,14 +14,14 @@ from edgert.versions.slots import SlotState, State
 
 @click.command()
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Also where the live release is one that a rollback came back to.")
+@click.option("--force", is_flag=True, help="Switch even if the live release is the result of a rollback.")
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
-    """Go back to MODEL's good version before; or, where a new one is only installed, drop that.
+    """Make MODEL's good version before live again. If a new version is only installed, remove that instead.
 
-    Done twice it would lead forward again, to the version that one went back from: that is refused.
+    A second rollback is refused, as it would lead back to the newer version.
 
     \b
     Example:
@@ -37,19 +37,19 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
     was, release = _release(before), _release(after)
     text = f"{model}: release {was or 'none'} -> {release or 'none'}"
     if was == release:
-        text = f"{model}: what was installed is dropped; release {release or 'none'} is live as before"
+        text = f"{model}: the installed version is removed; release {release or 'none'} stays live"
     emit({"model": model, "was": was, "release": release}, text, as_json)
 
 
 def refuse_forward(model: str, slots: SlotState) -> None:
-    """Raises TransitionRefused where going back would lead to a higher release than the one that serves."""
+    """Raise TransitionRefused if a rollback would lead to a higher release than the live one."""
     active, other = slots.live, slots.spare
     if slots.state is not State.STEADY or active is None or other is None or not other.good:
         return
     if active.release < slots.ratchet and other.release > active.release:
         raise TransitionRefused(
-            f"release {active.release} is live already after a rollback; deploy release {other.release} again to return "
-            f"(or switch to what is in the other slot of {model}: --force)"
+            f"release {active.release} is live after a rollback: deploy release {other.release} again to return to it "
+            f"(or use --force to switch to the other slot of {model})"
         )
 
 

@@ -7,20 +7,20 @@ import sys
 import click
 
 from edgert import __version__
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir, read_config
 from edgert.versions.slot_store import SlotStore
 
 
 @click.command("self-test")
 @click.argument("models", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
-    """Load MODELS (all that are active) in this process and compare their golden answers. No daemon is needed.
+    """Load MODELS (default: all live ones) in this process and compare their golden answers, without a daemon.
 
-    `edgert bootstrap --upgrade` asks a new runtime this before it comes into use. Exits with 9 when an answer lies
-    outside the signed tolerance.
+    `edgert bootstrap --upgrade` runs this with a new runtime before it switches. Exits with 9 if an answer is outside
+    the signed tolerance.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
     )
     results = [test_model(name, state, config, lambda line: click.echo(line, err=True)) for name in names]
     lines = [
-        f"{each['model']}: release {each['release']} answers rightly on {each['engine']} {each['engine_version']}"
+        f"{each['model']}: release {each['release']} answers correctly on {each['engine']} {each['engine_version']}"
         + (f"; not on: {'; '.join(each['tried'])}" if each["tried"] else "")
         for each in results
     ]

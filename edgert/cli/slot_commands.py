@@ -1,4 +1,4 @@
-"""What `activate`, `mark-good` and `rollback` share: change a model's slots, let the daemon follow."""
+"""What `activate`, `mark-good` and `rollback` share: they change a model's slots, and the daemon follows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ FOLLOW_S_MAX = 240.0  # longer than a worker may take to load
 
 
 def store_of(state: StateDir, model: str) -> SlotStore:
-    """The slots of an installed model. Raises ModelNotFound, naming those there are."""
+    """Return the slots of an installed model. Raises ModelNotFound."""
     names = state.model_names()
     if model not in names:
-        raise ModelNotFound(f"no model is called {model!r} here; there are: {', '.join(names) or 'none'}")
+        raise ModelNotFound(f"unknown model {model!r}; this device has: {', '.join(names) or 'none'}")
     return SlotStore(state.models / model)
 
 
 def follow(state: StateDir, model: str) -> dict[str, Any] | None:
-    """Have the daemon serve what the slots now name; None where no daemon runs. Raises what it could not do."""
+    """Have the daemon serve what the slots name; return its status of the model, or None if no daemon runs.
+
+    Raises the reason why it does not serve.
+    """
     try:
         return ask(state.control_socket, {"op": "sync", "model": model}, FOLLOW_S_MAX)
     except DaemonUnreachable:
-        progress("no daemon runs here; it will serve this version when it starts (edgertd start)")
+        progress("no daemon runs; it serves this version once you start it: edgertd start")
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from edgert.checks.status import DaemonStatus, ask_daemon
-from edgert.cli.output import emit, progress
+from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
 from edgert.errors import DaemonUnreachable, DeviceError, StorageFailed
@@ -20,13 +20,12 @@ START_S_MAX = 30.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def start(state: StateDir, as_json: bool) -> None:
-    """Run the daemon in the background and keep it running; does nothing where it runs already.
+    """Run the daemon in the background and restart it when it dies. Does nothing if it runs.
 
-    Its log is `edgertd.log` in the state folder. Where systemd runs, a service is the better way:
-    `edgert bootstrap` makes one.
+    Its log is `edgertd.log` in the state folder. With systemd, prefer a service, which `edgert bootstrap` creates.
 
     \b
     Example:
@@ -38,7 +37,7 @@ def start(state: StateDir, as_json: bool) -> None:
         running = _start(state)
     kept = not has_lost_its_monitor(running.pid)
     if not kept:
-        progress("what would start it again when it ends was killed: edgertd stop && edgertd start brings that back")
+        progress("the monitor that restarts the daemon was killed. To bring it back: edgertd stop && edgertd start")
     emit(
         {"pid": running.pid, "socket": os.fspath(state.socket(config)), "kept": kept},
         f"edgertd runs (pid {running.pid}) and listens on {state.socket(config)}",
@@ -70,7 +69,7 @@ def _start(state: StateDir) -> DaemonStatus:
             break
         time.sleep(0.05)
     lines = state.log.read_text(errors="replace").splitlines()[-5:]
-    raise DeviceError(f"the daemon did not start; the end of {state.log} says:\n  " + "\n  ".join(lines))
+    raise DeviceError(f"the daemon did not start; the end of {state.log}:\n  " + "\n  ".join(lines))
 
 
 def _status(state: StateDir) -> DaemonStatus | None:

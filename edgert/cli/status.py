@@ -24,7 +24,7 @@ from edgert.checks.status import (
     TelemetryStatus,
     ask_daemon,
 )
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.engines.present import engine_versions
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
@@ -37,7 +37,7 @@ from edgert.versions.slot_store import SlotStore
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def status(state: StateDir, as_json: bool) -> None:
     """Show the device, its engines, its models' slots, and how the daemon serves them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.config import StateDir
 from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
@@ -14,10 +14,10 @@ STOP_S_MAX = 30.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def stop(state: StateDir, as_json: bool) -> None:
-    """Stop the daemon: what has arrived is answered, what comes after is refused. Does nothing where none runs.
+    """Stop the daemon. It answers the requests that have arrived and refuses new ones. Does nothing if none runs.
 
     \b
     Example:
@@ -26,10 +26,10 @@ def stop(state: StateDir, as_json: bool) -> None:
     try:
         pid = ask(state.control_socket, {"op": "stop"}, 5.0)["pid"]
     except DaemonUnreachable:
-        emit({"stopped": False}, "no daemon runs here", as_json)
+        emit({"stopped": False}, "no daemon runs", as_json)
         return
     try:
         locked(state.pid, STOP_S_MAX).close()
     except BlockingIOError as error:
-        raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s; look at {state.log}") from error
+        raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s: see {state.log}") from error
     emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)

@@ -19,11 +19,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
-    """The array of an .npy file, or the arrays of an .npz by name. Never unpickles. Raises InputError.
+    """Return the array of an .npy file, or the arrays of an .npz by name, without unpickling. Raises InputError.
 
-    The bytes of a JPEG or PNG file are an array as they are: UINT8 [bytes], which a model with `decode` takes.
+    A JPEG or PNG file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`.
     """
-    advice = "give a .npy array (numpy.save), an .npz with one array an input (numpy.savez), or a JPEG or PNG file"
+    advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG or PNG file"
     try:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
@@ -39,7 +39,7 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        # NumPy's own words tell of pickles and headers, which helps nobody here.
+        # NumPy's own message is about pickles and headers.
         raise InputError(f"{source} holds no arrays: {advice}") from error
 
 
@@ -53,7 +53,7 @@ def write_outputs(path: Path, outputs: Arrays) -> None:
 
 
 def as_json(model: str, outputs: Arrays, *, values: bool = True) -> dict[str, Any]:
-    """What --json prints; without `values` where a file holds them."""
+    """Return what --json prints; without `values` if a file has them."""
 
     def described(array: NDArray[Any]) -> dict[str, Any]:
         shape = {"shape": list(array.shape), "dtype": array.dtype.name}

@@ -9,32 +9,32 @@ import click
 
 from edgert.checks.status import ask_daemon
 from edgert.cli.claim import claim_option, under_claim
-from edgert.cli.output import emit
+from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import store_of
 from edgert.config import StateDir
 from edgert.errors import DaemonUnreachable, EdgeRTError, RolledBack
 from edgert.typed_json import to_json
 from edgert.versions.slot_store import SlotStore
 
-LOOK_S = 0.2
+POLL_S = 0.2
 UNDER_WAY = ("loading", "watching", "filling")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--wait", is_flag=True, help="Until it is clear what becomes of it.")
-@click.option("--wait-s", type=click.FloatRange(min=0), help="Wait for so long at most.")
-@click.option("--digest", default="", help="The version that is asked about, by its digest [default: the live one].")
+@click.option("--wait", is_flag=True, help="Wait for the end of the trial.")
+@click.option("--wait-s", type=click.FloatRange(min=0), help="Wait at most so many seconds.")
+@click.option("--digest", default="", help="The digest of the version [default: the live one].")
 @claim_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_obj
 def trial(
     state: StateDir, model: str, wait: bool, wait_s: float | None, digest: str, token: str, as_json: bool
 ) -> None:
-    """Say how the trial of MODEL stands: what was measured, how long it is still watched, what became of it.
+    """Show the trial of MODEL: what was measured, how long it is still watched, or how it ended.
 
-    Exits with 9 where the version went back, and says why. Where no daemon runs, a trial that ran out or whose watch
-    was cut off is ended by this command.
+    Exits with 9 if the version was rolled back, and prints the reason. If no daemon runs, this command ends a trial
+    that ran out or whose watch was cut off.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def trial(
     with under_claim(state, token):
         found = trial_of(state, store, digest)
         while found["state"] in UNDER_WAY and (until is None or time.monotonic() < until):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             found = trial_of(state, store, digest or found["digest"])
     if found["state"] == "rolled-back":
         raise RolledBack(f"release {found['release']} of {model} was rolled back: {found['reason']}")
@@ -56,7 +56,7 @@ def trial(
 def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
     """Return the state of the trial of the version `digest` ("": the live one).
 
-    Where it is over and no daemon runs that would end it, this function ends it. `state` is loading, watching, filling
+    If it is over and no daemon runs, this function ends it. `state` is loading, watching, filling
     (golden samples are sent), held (all limits held, the host decides), open (it has no limits), kept, rolled-back
     (with the `reason`), or none (no trial of this version is known here).
     """
@@ -88,7 +88,7 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> dict[str, Any]:
 
 
 def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
-    """What the daemon measures, or measured, of a trial of `model`: empty where it knows nothing, None without a daemon."""
+    """Return what the daemon measured during a trial: empty if it measured nothing, None if no daemon runs."""
     try:
         serving = ask_daemon(state.control_socket).models.get(model)
     except DaemonUnreachable:
@@ -99,7 +99,7 @@ def _measured(state: StateDir, model: str) -> dict[str, Any] | None:
 
 
 def _text(model: str, found: dict[str, Any]) -> str:
-    said = {
+    texts = {
         "loading": "is not watched yet",
         "open": f"is on trial without limits for {found.get('trial_left_s', 0):.0f} s more",
         "held": "kept all limits; mark it good with: edgertd mark-good " + model,
@@ -107,8 +107,8 @@ def _text(model: str, found: dict[str, Any]) -> str:
         "none": "has no trial",
     }
     release = f"release {found['release']} of {model}" if found["release"] is not None else model
-    if found["state"] in said:
-        return f"{release} {said[found['state']]}" + (f": {found['text']}" if found.get("text") else "")
+    if found["state"] in texts:
+        return f"{release} {texts[found['state']]}" + (f": {found['text']}" if found.get("text") else "")
     if "text" not in found:
-        return f"{release} is watched; the daemon is too busy to say more"
+        return f"{release} is watched; the daemon is too busy to report figures"
     return f"{release} is watched for {found['left_s']:.0f} s more: {found['text']}"
