@@ -1,9 +1,9 @@
-"""Connections whose hello is on its way: accepted, checked, read to the end of the hello and not one byte further.
+"""The acceptor: takes new connections and reads each one's hello, to its end and not one byte further.
 
-Whoever sends a hello slowly waits alone, under a deadline. A client's hello is mostly there when its connection is
-accepted; then it never takes a place here. Where the places are full, the oldest gives way: so a flood of
-connections that say nothing keeps nobody out. How many are taken a second is bounded, so that a flood does not take
-the processors from those who are connected: the rest waits in the kernel's queue, for 2 s where that is full.
+Usually the hello has arrived when the connection is accepted. Otherwise the connection is pending, under a deadline;
+when too many are pending, the oldest is dropped, so that a flood of silent connections keeps no client out. The rate of
+accepts is limited, so that a flood does not take the processors from connected clients: the others wait in the kernel's
+queue, or 2 s if that is full.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 
 HELLO_S_MAX = 5.0
-GREETINGS_MAX = 256
-ACCEPTS_MAX = 64  # a turn: the loop has other work too
+PENDING_MAX = 256
+ACCEPTS_MAX = 64  # per turn of the loop
 ACCEPTS_PER_S_MAX = 2000.0
-BURST_MAX = 512  # as many as a model's clients may come back at once when it moves
+BURST_MAX = 512  # the clients of a model that reconnect at the same time after a swap
 FLOOD_PAUSE_S = 0.01
-ACCEPT_PAUSE_S = 0.1  # when descriptors or memory have run out
+ACCEPT_PAUSE_S = 0.1  # when the process is out of descriptors or memory
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 256  # what Python takes in one option; who is in more is judged by user and first group
+_GROUPS_MAX = 256  # Python's limit for one option; for a user with more groups, only the first group counts
 
 
 class Acceptor:
-    """Gives each connection and its hello to `route`, which owns the connection from then on."""
+    """Passes each connection and its hello to `route`, which then owns the connection."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Acceptor:
         clock: Callable[[], float],
     ) -> None:
         self._serving, self._selector, self._route, self._clock = serving, selector, route, clock
-        self._places: dict[socket.socket, _PendingHello] = {}  # oldest first
-        self._frames = FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # of one hello after the other
+        self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
+        self._frames = FrameBuffer(size_bytes=2 * wire.HELLO_BYTES_MAX)  # for one hello after the other
         self._paused: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed, self._allowed_at_s = float(BURST_MAX), clock()
 
     def accept(self, listener: socket.socket) -> None:
-        """Take what connections there are."""
+        """Accept the connections in the queue."""
         for _ in range(self._allowance()):
             try:
                 sock, _ = listener.accept()
@@ -58,33 +58,33 @@ class Acceptor:
                 return
             except ConnectionError:
                 continue
-            except OSError:  # out of descriptors or memory: the backlog waits a moment
+            except OSError:  # out of descriptors or memory: the queue waits
                 self._pause(listener, ACCEPT_PAUSE_S)
                 return
             self._allowed -= 1
             sock.setblocking(False)
-            greeting = _PendingHello(sock, self._clock() + HELLO_S_MAX)
-            if not self._heard(greeting):
-                self._give_place(greeting)
+            pending = _PendingHello(sock, self._clock() + HELLO_S_MAX)
+            if not self._read(pending):
+                self._add(pending)
         if self._allowed < 1:
             self._pause(listener, FLOOD_PAUSE_S)
 
     def tick(self) -> None:
-        """Drop whose time is up."""
+        """Drop connections whose deadline is over."""
         now_s = self._clock()
-        while self._places and (oldest := next(iter(self._places.values()))).until_s < now_s:
-            self._drop(oldest, ProtocolError(f"no hello came within {HELLO_S_MAX:.0f} s"))
+        while self._pending and (oldest := next(iter(self._pending.values()))).until_s < now_s:
+            self._drop(oldest, ProtocolError(f"no hello arrived within {HELLO_S_MAX:.0f} s"))
         if self._paused is not None and now_s >= self._resume_at_s:
             listener, self._paused = self._paused, None
             self._selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
 
     def due_s(self) -> float | None:
-        times = [next(iter(self._places.values())).until_s] if self._places else []
+        times = [next(iter(self._pending.values())).until_s] if self._pending else []
         times += [self._resume_at_s] if self._paused is not None else []
         return min(times, default=None)
 
     def _allowance(self) -> int:
-        """How many connections may be taken in this turn."""
+        """Return how many connections may be accepted in this turn."""
         now_s = self._clock()
         self._allowed = min(BURST_MAX, self._allowed + (now_s - self._allowed_at_s) * ACCEPTS_PER_S_MAX)
         self._allowed_at_s = now_s
@@ -94,49 +94,49 @@ class Acceptor:
         self._selector.unregister(listener)
         self._paused, self._resume_at_s = listener, self._clock() + pause_s
 
-    def _give_place(self, greeting: _PendingHello) -> None:
-        if len(self._places) >= GREETINGS_MAX:
-            oldest = next(iter(self._places.values()))
-            self._drop(oldest, Overloaded("too many connections that say nothing", retry_after_s=0.5))
-        self._places[greeting.sock] = greeting
-        self._selector.register(greeting.sock, selectors.EVENT_READ, lambda: self._more(greeting))
+    def _add(self, pending: _PendingHello) -> None:
+        if len(self._pending) >= PENDING_MAX:
+            oldest = next(iter(self._pending.values()))
+            self._drop(oldest, Overloaded("too many connections that send no hello", retry_after_s=0.5))
+        self._pending[pending.sock] = pending
+        self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._more(pending))
 
-    def _more(self, greeting: _PendingHello) -> None:
-        if greeting.sock not in self._places:
+    def _more(self, pending: _PendingHello) -> None:
+        if pending.sock not in self._pending:
             return  # dropped earlier in this turn
-        if self._heard(greeting, parked=True):
-            self._places.pop(greeting.sock, None)
+        if self._read(pending, registered=True):
+            self._pending.pop(pending.sock, None)
 
-    def _heard(self, greeting: _PendingHello, *, parked: bool = False) -> bool:
-        """Read what is there of the hello; whether this connection is done with, one way or another."""
+    def _read(self, pending: _PendingHello, *, registered: bool = False) -> bool:
+        """Read what has arrived of the hello; return whether the connection was routed or closed."""
         try:
-            hello = greeting.read(self._frames)
+            hello = pending.read(self._frames)
         except BlockingIOError:
             return False
         except EdgeRTError as error:
-            if parked:
-                self._selector.unregister(greeting.sock)
-            reject(greeting.sock, error)
+            if registered:
+                self._selector.unregister(pending.sock)
+            reject(pending.sock, error)
             return True
         except OSError:
             hello = None
-        if parked:
-            self._selector.unregister(greeting.sock)
+        if registered:
+            self._selector.unregister(pending.sock)
         if hello is None:
-            greeting.sock.close()
-        elif not is_allowed(greeting.sock, self._serving):
+            pending.sock.close()
+        elif not is_allowed(pending.sock, self._serving):
             reject(
-                greeting.sock,
+                pending.sock,
                 NotAllowed("this user may not connect: see allow_uids and allow_gids in the device's config.toml"),
             )
         else:
-            self._route(greeting.sock, hello)
+            self._route(pending.sock, hello)
         return True
 
-    def _drop(self, greeting: _PendingHello, error: EdgeRTError) -> None:
-        del self._places[greeting.sock]
-        self._selector.unregister(greeting.sock)
-        reject(greeting.sock, error)
+    def _drop(self, pending: _PendingHello, error: EdgeRTError) -> None:
+        del self._pending[pending.sock]
+        self._selector.unregister(pending.sock)
+        reject(pending.sock, error)
 
 
 class _PendingHello:
@@ -145,9 +145,9 @@ class _PendingHello:
         self._data = bytearray()
 
     def read(self, frames: FrameBuffer) -> dict[str, Any] | None:
-        """The hello's content; None when the client is gone. Raises BlockingIOError while bytes are missing.
+        """Return the hello's content, or None if the client ended. Raises BlockingIOError while bytes are missing.
 
-        `frames` is empty, and is so again afterwards.
+        `frames` is empty before and after.
         """
         data = self._data
         while True:
@@ -162,19 +162,19 @@ class _PendingHello:
             missing = wanted - len(data)
             if not missing:
                 break
-            # Descriptors that a client attaches are closed by the kernel, as no room is given for them.
+            # The kernel closes descriptors that a client attaches, as `recv` takes none.
             more = self.sock.recv(missing)
             if not more:
                 return None
             data += more
         frames.room[: len(data)] = data
         hello = frames.feed(len(data))
-        assert hello is not None  # the lengths above were those of a whole frame
+        assert hello is not None  # the lengths above are those of a complete frame
         return hello.json()
 
 
 def reject(client: socket.socket, error: EdgeRTError) -> None:
-    """Say why and close; a client that does not read is not waited for."""
+    """Send the error and close, without waiting for the client."""
     try:
         client.setblocking(False)
         client.send(wire.error_frame(error))
@@ -184,9 +184,9 @@ def reject(client: socket.socket, error: EdgeRTError) -> None:
 
 
 def is_allowed(sock: socket.socket, serving: ServingConfig) -> bool:
-    """Whether the process that connected may: by its user or one of its groups, as the kernel tells them.
+    """Return whether the user or a group of the connected process is allowed, as the kernel reports them.
 
-    Root and the daemon's own user may always: they could read its memory as well.
+    Root and the daemon's own user always are: they can read its memory anyway.
     """
     if not (serving.allow_uids or serving.allow_gids):
         return True
@@ -203,6 +203,6 @@ def _other_groups(sock: socket.socket) -> list[int]:
     groups = array.array("I")
     try:
         groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * groups.itemsize))
-    except OSError:  # kernels before 4.13; or more groups than fit
+    except OSError:  # a kernel before 4.13, or too many groups
         return []
     return groups.tolist()

@@ -1,4 +1,4 @@
-"""Where the supervisor takes the commands of `edgertd`: one JSON line in, one out, each connection under a deadline."""
+"""The control server: takes the commands of `edgertd`, one JSON line per connection, under a deadline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ CONTROL_S_MAX = 5.0
 
 @dataclass(eq=False)
 class ControlClient:
-    """A command's connection: one JSON line in, one out."""
+    """A command's connection."""
 
     sock: socket.socket
     until_s: float
     data: bytearray = field(default_factory=bytearray)
 
     def reply(self, value: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a command that went away needs no answer
+        """Send the answer and close."""
+        with contextlib.suppress(OSError):  # the command has ended
             self.sock.setblocking(True)
             self.sock.settimeout(1.0)
             self.sock.sendall(json.dumps(value).encode() + b"\n")
@@ -33,7 +34,7 @@ class ControlClient:
 
 
 class ControlServer:
-    """Gives each request to `obey`, which replies now or later. All on the supervisor's thread."""
+    """Passes each request to `obey`, which replies now or later. All methods run on the supervisor's thread."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class ControlServer:
         self._waiting: set[ControlClient] = set()
 
     def accept(self, listener: socket.socket) -> None:
+        """Accept one connection."""
         try:
             sock, _ = listener.accept()
         except OSError:
@@ -52,19 +54,19 @@ class ControlServer:
         sock.setblocking(False)
         client = ControlClient(sock, self._clock() + CONTROL_S_MAX)
         self._waiting.add(client)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._more(client))
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(client))
 
     def tick(self) -> None:
-        """Drop whose time is up."""
+        """Drop connections whose deadline is over."""
         now_s = self._clock()
         for client in [c for c in self._waiting if now_s > c.until_s]:
-            self._leave(client)
+            self._remove(client)
             client.sock.close()
 
     def due_s(self) -> float | None:
         return min((client.until_s for client in self._waiting), default=None)
 
-    def _more(self, client: ControlClient) -> None:
+    def _read(self, client: ControlClient) -> None:
         try:
             data = client.sock.recv(LINE_BYTES_MAX)
         except OSError:
@@ -72,7 +74,7 @@ class ControlServer:
         client.data += data
         if data and not client.data.endswith(b"\n") and len(client.data) < LINE_BYTES_MAX:
             return
-        self._leave(client)
+        self._remove(client)
         if not data:
             client.sock.close()
             return
@@ -83,6 +85,6 @@ class ControlServer:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
 
-    def _leave(self, client: ControlClient) -> None:
+    def _remove(self, client: ControlClient) -> None:
         self._waiting.discard(client)
         self._selector.unregister(client.sock)

@@ -1,7 +1,7 @@
-"""What the supervisor tells the fleet: events, and where each model's slots stand.
+"""The supervisor's own telemetry: events, and the state of each model's slots.
 
-Telemetry is imported when there is something to say, so that a supervisor that only accepts stays small. A
-spool that refuses is logged and costs the message, never the daemon.
+Telemetry is imported with the first message, so that the supervisor stays small. If the spool refuses a message, the
+message is lost and logged; the daemon goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ CLOSE_S_MAX = 2.0
 
 
 class DeviceReporter:
-    """Writes a device's own messages into its spool, in a thread of its own: a disk that is slow, or a spool that
-    another process holds, must not keep the supervisor from accepting. Payloads are flat: text, numbers, booleans.
+    """Writes messages into the spool in a thread of its own, as a slow disk must not delay the supervisor.
+
+    Payloads are flat: texts, numbers, booleans.
     """
 
     def __init__(self, state: StateDir, config: DeviceConfig, boot: str, log: Callable[[str], None]) -> None:
@@ -36,7 +37,7 @@ class DeviceReporter:
         self._thread: threading.Thread | None = None
 
     def event(self, name: str, model: str, fields: dict[str, Any]) -> None:
-        """Something happened to `model`."""
+        """Report an event of `model`."""
         from edgert.telemetry.messages import Topics
         from edgert.telemetry.reporter import append_event
 
@@ -45,7 +46,7 @@ class DeviceReporter:
         self._put(lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat))
 
     def slots(self, stores: Iterable[SlotStore]) -> None:
-        """The state of every model's slots, retained by the broker."""
+        """Report the state of every model's slots, which the broker retains."""
         from edgert.telemetry.messages import Topics, envelope, release_id
 
         fields: dict[str, object] = {**envelope(ts_ms=int(time.time() * 1000), boot=self._boot)}
@@ -64,7 +65,7 @@ class DeviceReporter:
         self._put(lambda spool: spool.retain(topic, fields))
 
     def close(self) -> None:
-        """Write what waits, for at most CLOSE_S_MAX."""
+        """Write the pending messages, for at most CLOSE_S_MAX."""
         if self._thread is None:
             return
         with contextlib.suppress(queue.Full):
@@ -78,7 +79,7 @@ class DeviceReporter:
         try:
             self._queue.put_nowait(write)
         except queue.Full:
-            self._log("telemetry: the spool takes nothing; a message of the device is lost")
+            self._log("telemetry: the spool is too slow; a message of the device is lost")
 
     def _run(self) -> None:
         from edgert.telemetry.spool import Spool

@@ -1,8 +1,8 @@
-"""What hosts left in `STATE/incoming` when they died or lost the link: cleared away by the daemon, and only by it.
+"""Removes what hosts left in `STATE/incoming` when they died or lost the link.
 
-A transfer that was cut can be gone on with for PARTIAL_S_MAX after its last byte; everything else there belongs to a
-command that lives for minutes. Ages are by the wall clock, which on a device without a battery may jump by years: so
-nothing is removed while the clock is known to follow no time source, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
+An interrupted transfer can be resumed for PARTIAL_S_MAX after its last byte; everything else there belongs to a command
+of a few minutes. Ages come from the wall clock, which may jump by years on a device without a battery. So nothing is
+removed while the clock is not synchronized, nor before the daemon has seen it unchanged for WATCHED_S_MIN.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 
 from edgert import machine as host
 
-PARTIAL_S_MAX = 7 * 86400.0  # between the last byte of a cut transfer and its end here
-LEFT_S_MAX = 86400.0  # for whole files and folders: an install, a bench
+PARTIAL_S_MAX = 7 * 86400.0  # after the last byte of an interrupted transfer
+LEFT_S_MAX = 86400.0  # for complete files and folders: an install, a bench
 WATCHED_S_MIN = 6 * 3600.0
-LOOK_S = 3600.0
+CHECK_S = 3600.0
 
 
 @dataclass
 class IncomingFolder:
-    """Looks after `folder` when `tick` is called; `clock` is monotonic. `said` hears what was removed."""
+    """Cleans `folder` when `tick` is called and logs what it removed. `clock` is monotonic seconds."""
 
     folder: Path
-    said: Callable[[str], None]
+    log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     clock_synced: Callable[[], bool | None] = host.clock_synced
@@ -34,10 +34,11 @@ class IncomingFolder:
     _seen: dict[tuple[str, int, float], float] = field(default_factory=dict)  # name, size, mtime -> since when
 
     def tick(self) -> None:
+        """Check the folder if that is due."""
         now_s = self.clock()
         if now_s < self.due_s:
             return
-        self.due_s = now_s + LOOK_S
+        self.due_s = now_s + CHECK_S
         wall_s, may_remove, seen = self.wall_clock(), self.clock_synced() is not False, {}
         for path in self._entries():
             try:
@@ -64,6 +65,6 @@ class IncomingFolder:
         else:
             try:
                 path.unlink()
-            except OSError:  # the next look tries again
+            except OSError:  # the next check tries again
                 return
-        self.said(f"{path} was left behind by a host, and is removed")
+        self.log(f"removed {path}, which a host left behind")

@@ -1,7 +1,7 @@
-"""What worker processes take of the memory, what each version took before, and who must go to make room.
+"""The memory of worker processes: what they use, what each version used before, which models to unload.
 
-The budget counts proportional set sizes (PSS): what several workers share is counted once. A version's size is
-learned from the process that served it and kept in the device's state, by the digest that names all its content.
+The budget counts proportional set sizes (PSS), so that memory that several workers share counts once. A version's size
+is measured while it serves, and stored in the device's state by the version's digest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-WORKER_BASE_MB = 40.0  # interpreter, NumPy and the daemon's own code, before any engine
-LEARNED_SHARE = 0.05  # smaller changes than this are not written again
-IDLE_S_MIN = 1.0  # a model asked within that time is not unloaded for another's sake
+WORKER_BASE_MB = 40.0  # interpreter, NumPy and EdgeRT's code, without an engine
+LEARNED_SHARE = 0.05  # smaller changes are not written
+IDLE_S_MIN = 1.0  # a model that was used within this time is not unloaded
 
 
 def process_mb(pid: int) -> float | None:
-    """The process's PSS in MB (10^6 bytes), its resident size where the kernel does not tell; None once it is gone."""
+    """Return the process's PSS in MB (10^6 bytes), or its resident size on older kernels; None once it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -35,22 +35,23 @@ def process_mb(pid: int) -> float | None:
 
 
 class LearnedSizes:
-    """How large each version's worker was, in MB; `folder` is the state's `learned/`."""
+    """The size of each version's worker in MB, stored in `folder`, the state's `learned/`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, float] = {}
 
     def of(self, digest: str) -> float | None:
-        """What a worker with the version `digest` took, or None where none ever served here."""
+        """Return the size of a worker with the version `digest`, or None if it never served here."""
         if digest not in self._known:
             try:
                 self._known[digest] = float(json.loads(self._path(digest).read_bytes())["worker_mb"])
             except (OSError, ValueError, KeyError, TypeError):
-                return None  # never learned, or damaged: it is learned again
+                return None  # not measured yet, or damaged
         return self._known[digest]
 
     def learn(self, digest: str, mb: float) -> None:
+        """Store the size of a version's worker."""
         before = self.of(digest)
         if before is not None and abs(mb - before) <= LEARNED_SHARE * before:
             return
@@ -67,18 +68,18 @@ class LearnedSizes:
 
 
 def estimated_mb(folder: Path) -> float:
-    """What a version never served here may take: its files, once, and the worker around them."""
+    """Return what a version that never served here may need: its files once, and a worker."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # an install puts files there, and takes them away
+            with contextlib.suppress(OSError):  # an install may remove files meanwhile
                 size += os.lstat(os.path.join(parent, name)).st_size
     return WORKER_BASE_MB + size / 1e6
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One worker's share of the budget. `leaving` ones give theirs back by themselves; `fixed` ones never."""
+    """One worker's share of the budget. A `leaving` worker frees it soon; a `fixed` one is not unloaded."""
 
     model: str
     mb: float
@@ -89,16 +90,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether there is room now; if not, which models to unload for it (none: wait)."""
+    """Whether there is room now; if not, the models to unload for it (none: wait)."""
 
     now: bool
     unload: tuple[str, ...] = ()
 
 
 def make_room(need_mb: float, limit_mb: float, claims: Sequence[Claim], now_s: float) -> Room:
-    """Decide how `need_mb` fits under `limit_mb` beside `claims`: pure.
+    """Decide how `need_mb` fits under `limit_mb` beside `claims`.
 
-    The least recently used models go first, and only as many as must; nobody goes where it would not suffice.
+    The least recently used models are unloaded first, as few as possible, and none if that would not suffice.
     """
     staying = [claim for claim in claims if not claim.leaving]
     if need_mb <= limit_mb - sum(claim.mb for claim in claims):

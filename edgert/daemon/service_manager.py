@@ -1,4 +1,4 @@
-"""sd_notify(3): what a service manager is told, where there is one."""
+"""Messages to systemd, if it runs the daemon: sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 
 
 def notify(message: str) -> None:
+    """Send a message such as READY=1."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -16,7 +17,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """How often the manager wants to hear WATCHDOG=1: twice in its time-out; None where it does not."""
+    """Return the period of WATCHDOG=1, half the manager's time-out; None if it expects none."""
     try:
         ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         return int(os.environ["WATCHDOG_USEC"]) / 1e6 / 2 if ours else None

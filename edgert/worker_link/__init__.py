@@ -1,1 +1,1 @@
-"""What the daemon and its workers exchange: messages with descriptors, and the page of engine runs."""
+"""The link between the daemon and its workers: messages with descriptors, and the page of engine runs."""

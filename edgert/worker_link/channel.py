@@ -16,7 +16,7 @@ _SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
 class _Kept(threading.local):
-    """A thread's room for messages: to make and drop it each time costs more than most messages do."""
+    """A thread's buffer for messages: allocating it each time costs more than most messages."""
 
     def __init__(self) -> None:
         self.room = memoryview(bytearray(MESSAGE_BYTES_MAX))
@@ -26,7 +26,7 @@ _kept = _Kept()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends; each message arrives whole or not at all."""
+    """Return two connected ends; each message arrives complete or not at all."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MESSAGE_BYTES_MAX)
@@ -34,16 +34,16 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    """Raises OSError when the other end is gone."""
+    """Send a message and descriptors. Raises OSError if the other end is closed."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > MESSAGE_BYTES_MAX:
-        raise EdgeRTError(f"a control message of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are sent")
+        raise EdgeRTError(f"a message of {len(data)} bytes between daemon and worker; the limit is {MESSAGE_BYTES_MAX}")
     attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     end.sendmsg([data], attached)
 
 
 def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors; None when the other end is gone."""
+    """Return the next message and its descriptors; None if the other end is closed."""
     room = _kept.room
     try:
         count, attached, _, _ = end.recvmsg_into([room], _SPACE, socket.MSG_CMSG_CLOEXEC)

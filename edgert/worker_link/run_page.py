@@ -1,10 +1,10 @@
-"""The run page: where a worker notes which engine runs are under way, for the supervisor to look at.
+"""The run page: a worker notes the engine runs in progress on it, and the supervisor reads it.
 
-Theory of operation: it is one page of memory that both processes map. Each session has two words on it: when its
-last run began and, once that run is over, the same number again; they differ while a run is under way. So a run
-costs the worker two stores and a look at the clock, no system call and no thread, and a worker that is stuck,
-even with Python's lock in hand, cannot keep the supervisor from seeing it. CLOCK_MONOTONIC is the same in all
-processes. A 32-bit processor may show a word half written, so nobody acts on one look alone.
+It is one page of memory that both processes map. Each session has two words: the time when its last run began and, once
+that run has ended, the same time again. They differ while a run is in progress. So a run costs the worker two stores
+and one reading of the clock, no system call and no thread; and the supervisor sees a stuck worker even if that holds
+Python's lock. CLOCK_MONOTONIC is the same in all processes. A 32-bit processor may show a word half written, so the
+supervisor reads twice before it acts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SESSIONS_MAX = PAGE_BYTES // 16
 
 
 class RunPage:
-    """One worker's page. The supervisor makes it with `create` and hands `descriptor` on; the worker maps that."""
+    """One worker's page. The supervisor creates it and sends `descriptor` to the worker, which maps it."""
 
     def __init__(self, descriptor: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.descriptor = descriptor
@@ -37,29 +37,30 @@ class RunPage:
 
     @classmethod
     def create(cls, clock_ns: Callable[[], int] = time.monotonic_ns) -> RunPage:
+        """Create an empty page."""
         descriptor = os.memfd_create("edgert-runs", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, PAGE_BYTES)
         return cls(descriptor, clock_ns)
 
     def watch(self, session: Session) -> Session:
-        """`session`, its runs noted on this page."""
+        """Return `session` with its runs noted on this page."""
         assert self._sessions < SESSIONS_MAX, "one page holds no more sessions"
         watched = _WatchedSession(session, self._words, 2 * self._sessions, self._clock_ns)
         self._sessions += 1
         return watched
 
     def running_since_s(self) -> float | None:
-        """When the longest of the runs under way began, in seconds of the monotonic clock; None where none is."""
+        """Return when the longest run in progress began, on the monotonic clock; None if there is none."""
         words = self._words.tolist()
         began = [began for began, ended in zip(words[::2], words[1::2], strict=True) if began != ended]
         return min(began) / 1e9 if began else None
 
     def last_run_s(self) -> float:
-        """When the last run began, in seconds of the monotonic clock; 0 before the first."""
+        """Return when the last run began, on the monotonic clock; 0 before the first."""
         return float(max(self._words[::2].tolist())) / 1e9
 
     def close(self) -> None:
-        """Give map and descriptor back; the page is not used again."""
+        """Release the page."""
         self._words.release()
         self._map.close()
         os.close(self.descriptor)
@@ -79,5 +80,5 @@ class _WatchedSession:
             finally:
                 words[ended_at] = began
 
-        # A closure: what it needs is found faster than on `self`, and every request comes by here.
+        # A closure is faster than attributes of `self`, and every request runs it.
         self.run = watched

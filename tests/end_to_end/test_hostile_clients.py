@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edgert.config import ServingConfig
-from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, GREETINGS_MAX, Acceptor, is_allowed
+from edgert.daemon.acceptor import ACCEPTS_MAX, ACCEPTS_PER_S_MAX, BURST_MAX, PENDING_MAX, Acceptor, is_allowed
 from edgert.daemon.memory import process_mb
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
@@ -137,7 +137,7 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(device: Device) -> None:
         with device.client(timeout_s=5.0) as client:
             for _ in range(20):
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
-        assert _descriptors(device) < GREETINGS_MAX + 200
+        assert _descriptors(device) < PENDING_MAX + 200
     finally:
         for sock in crowd:
             sock.close()

@@ -58,7 +58,7 @@ def test_a_daemon_whose_keeper_was_killed_is_said_to_be_kept_no_more(
 
 def test_told_to_end_while_it_waits_to_start_again_it_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     kill_daemon(device)
-    wait_until(lambda: "starting it again" in device.log(), "it has noticed")
+    wait_until(lambda: "next start in" in device.log(), "it has noticed")
     monitor.terminate()
     assert monitor.wait(30) == 0
     assert not device.run("status")["daemon"]["running"]
