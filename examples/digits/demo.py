@@ -61,7 +61,8 @@ def main() -> int:
 NEXT = """Try it by hand:
   source .venv/bin/activate
   edgert keys new                                    # once
-  edgert build your.onnx --calibration cal.npz --holdout hold.npz --target this-machine --out your.edgert
+  edgert build --init your.onnx                      # writes your.toml: edit it
+  edgert build your.toml
   edgert device add here --local ./device
   edgert deploy your.edgert here
   edgert infer your here --input sample.npy
@@ -87,7 +88,7 @@ class Demo:
             self._title("1. A key to sign bundles with")
             self._edgert("keys", "new")
             self._title("2. One ONNX model, an INT8 artifact for each kind of device, each checked on the hold-out")
-            self._build()
+            self._edgert("build", HERE / "digits.toml", "--out", self._bundle)
             self._title("3. A device" + (" behind a real sshd" if self._over_ssh else ": a folder on this machine"))
             broker = stack.enter_context(self._broker())
             stack.callback(self._stop_device)
@@ -112,16 +113,6 @@ class Demo:
             with self._sending(client):
                 self._edgert("fleet", "watch", "--broker", broker, "--once", "--for", f"{4 * WINDOW_S:g}s")
             self._edgert("status", "here")
-
-    def _build(self) -> None:
-        self._edgert(
-            "build", HERE / "digits.onnx",
-            "--calibration", HERE / "calibration.npz", "--holdout", HERE / "holdout.npz",
-            "--preprocess", HERE / "preprocess.toml", "--labels", HERE / "labels.txt",
-            "--target", "raspberry-pi-4", "--target", "intel-nuc",
-            "--target", "jetson-orin-nano", "--target", "this-machine",
-            "--out", self._bundle,
-        )  # fmt: skip
 
     def _add_device(self, stack: contextlib.ExitStack) -> None:
         if not self._over_ssh:

@@ -1,141 +1,162 @@
-"""`edgert bundle inspect`: what a bundle says about itself. The signature is not checked here; `verify` does that."""
+"""`edgert bundle inspect`: what a bundle contains. The signature is not checked here; `verify` does that."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.manifest import ArtifactEntry, Manifest
+from edgert.bundle.manifest import ArtifactEntry
 from edgert.bundle.rules import Detect, Preprocess
 from edgert.tensors import TensorSpec
 from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import Report, gather
 
-Layers = dict[str, dict[str, int]]
 LABELS_SHOWN_MAX = 12
+WORST_SHOWN_MAX = 5  # classes, layers
 
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: model, meaning of inputs and outputs, targets, artifacts, accuracy, layers, tools.
+    """Show what BUNDLE contains: inputs and outputs, targets, artifacts, accuracy, layers, tools, and the build's receipt.
 
-    edgert bundle report draws the same and more; edgert bundle diff compares two bundles; edgert bundle verify checks the signature.
+    edgert bundle report draws the same; edgert bundle diff compares two bundles; edgert bundle verify checks the
+    signature.
 
     \b
     Examples:
       edgert bundle inspect digits.edgert
-      edgert bundle inspect digits.edgert --json | python3 -m json.tool
+      edgert bundle inspect digits.edgert --json | jq '.receipt.candidates[].classes'
     """
     with open_bundle(bundle, trusted=None) as opened:
-        found = gather(opened, bundle.stat().st_size)
-        if as_json:
-            click.echo(json.dumps({"manifest": json.loads(opened.manifest.to_bytes()), **found.as_json()}))
-            return
-        click.echo("\n".join(_lines(found)))
+        report = gather(opened, bundle.stat().st_size)
+    value = {"manifest": json.loads(report.manifest.to_bytes()), **report.as_json()}
+    emit(value, "\n".join(_lines(report)), as_json)
 
 
-def _lines(found: Report) -> list[str]:
-    manifest, receipt = found.manifest, found.receipt
-    lines = [
-        f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}",
-        f"digest    {found.digest}",
-        f"signed    by key {', '.join(found.key_ids)} (not checked; edgert bundle verify does)",
-        *([f"expires   {manifest.expires}: devices install it until then"] if manifest.expires else []),
-        f"size      {size_text(found.size_bytes)}, {len(manifest.files)} files",
-        f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}",
-        *(f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name)),
-        *(f"input     {_spec(spec)}" for spec in manifest.inputs),
-        *(f"output    {_spec(spec)}" for spec in manifest.outputs),
-    ]
+def _lines(report: Report) -> Iterator[str]:
+    manifest, receipt = report.manifest, report.receipt
+    yield f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}"
+    yield f"digest    {report.digest}"
+    yield f"signed    by key {', '.join(report.key_ids)} (not checked; edgert bundle verify does)"
+    if manifest.expires:
+        yield f"expires   {manifest.expires}: devices install it until then"
+    yield f"size      {size_text(report.size_bytes)}, {len(manifest.files)} files"
+    yield f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}"
+    yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
+    yield from (f"input     {_spec(spec)}" for spec in manifest.inputs)
+    yield from (f"output    {_spec(spec)}" for spec in manifest.outputs)
     if manifest.preprocess is not None:
-        lines += _before(manifest.preprocess)
-    if manifest.classify is not None:
-        classify = manifest.classify
+        yield from _preprocess(manifest.preprocess)
+    if (classify := manifest.classify) is not None:
         softmax = ", softmax" if classify.softmax else ""
-        lines.append(f"after     {classify.output}: top {classify.top_k} of {len(classify.labels)} labels{softmax}")
-        lines.append(f"labels    {_first(classify.labels)}")
+        yield f"after     {classify.output}: top {classify.top_k} of {len(classify.labels)} labels{softmax}"
+        yield f"labels    {_first(classify.labels)}"
     if manifest.detect is not None:
-        lines += _after(manifest.detect)
-        lines.append(f"labels    {_first(manifest.detect.labels)}")
-    lines.append(f"golden    {found.golden_samples} samples with each artifact's answers")
-    said = {one["profile"]: one for one in receipt.get("targets", [])}
+        yield from _detect(manifest.detect)
+        yield f"labels    {_first(manifest.detect.labels)}"
+    yield f"golden    {report.golden_samples} samples with each artifact's answers"
+    built = {one["profile"]: one for one in receipt.get("targets", [])}
     for target in manifest.targets:
         machines = ", ".join(target.machines) or "any processor"
-        lines.append(f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}")
+        yield f"target    {target.profile} ({machines}): {', else '.join(target.artifacts)}"
         if target.reference:
-            lines.append(f"          live answers may be compared with {target.reference}")
-        left_out = said.get(target.profile, {}).get("left_out", [])
-        lines += [f"          without {one['engine']}: {one['reason']}" for one in left_out]
-    floats = {one["id"]: one.get("float_layers", []) for one in found.candidates() if one["packed"]}
+            yield f"          devices can compare live answers with {target.reference}"
+        left_out = built.get(target.profile, {}).get("left_out", [])
+        yield from (f"          without {one['engine']}: {one['reason']}" for one in left_out)
+    candidates = {one["id"]: one for one in report.candidates()}
     for artifact in manifest.artifacts:
-        lines += _artifact(manifest, artifact, found.layers.get(artifact.id, {}), floats.get(artifact.id, []))
-    return lines
+        yield from _artifact(report, artifact, candidates.get(artifact.id, {}))
+    yield from _receipt(report)
 
 
-def _artifact(manifest: Manifest, artifact: ArtifactEntry, layers: Layers, floats: Sequence[str]) -> list[str]:
-    size = sum(manifest.file(path).size_bytes for path in artifact.files)
+def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, Any]) -> Iterator[str]:
     accuracy = artifact.accuracy
-    lines = [
-        f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {size} bytes",
+    yield f"artifact  {artifact.id}: {artifact.engine} {artifact.precision}, {report.artifact_bytes(artifact)} bytes"
+    yield (
         f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples, "
-        f"at most {accuracy.max_drop:g} may be lost",
-    ]
-    if layers:
-        kinds = [f"{kind} {_counts(by_precision)}" for kind, by_precision in layers.items()]
-        lines.append(f"          layers: {', '.join(kinds)}")
-    if floats:
-        lines.append(f"          in float for accuracy: {', '.join(floats)}")
-    tolerances = ", ".join(
-        f"{spec.name} within {atol:g}" for spec, atol in zip(manifest.outputs, artifact.golden_atol, strict=False)
+        f"limit {accuracy.max_drop:g} ({'pass' if accuracy.passed else 'FAIL'})"
     )
-    lines.append(f"          golden answers: {tolerances}")
-    lines.append(f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}")
-    return lines
+    if layers := report.layers.get(artifact.id):
+        kinds = [f"{kind} {' + '.join(f'{n} {p}' for p, n in counts.items())}" for kind, counts in layers.items()]
+        yield f"          layers: {', '.join(kinds)}"
+    if floats := candidate.get("float_layers"):
+        yield f"          in float for accuracy: {', '.join(floats)}"
+    lost = sorted(candidate.get("classes", []), key=lambda one: one["artifact"] - one["fp32"])[:WORST_SHOWN_MAX]
+    if words := [
+        f"{one['name']} {one['artifact'] - one['fp32']:+.4f}" for one in lost if one["artifact"] < one["fp32"]
+    ]:
+        yield f"          classes that lost most: {', '.join(words)}"
+    specs = zip(report.manifest.outputs, artifact.golden_atol, strict=False)
+    yield f"          golden answers: {', '.join(f'{spec.name} within {atol:g}' for spec, atol in specs)}"
+    yield f"          made with {', '.join(f'{tool} {version}' for tool, version in artifact.tools.items())}"
 
 
-def _counts(by_precision: Mapping[str, int]) -> str:
-    return " + ".join(f"{count} {precision}" for precision, count in by_precision.items())
+def _receipt(report: Report) -> Iterator[str]:
+    """Yield what the build found out beside the artifacts."""
+    for one in report.candidates():
+        if not one["packed"]:
+            accuracy = one["accuracy"]
+            yield (
+                f"candidate {one['id']}, not packed: {size_text(one['size_bytes'])}, {accuracy['metric']} "
+                f"{accuracy['fp32']:.4f} -> {accuracy['artifact']:.4f} ({'pass' if one['passed'] else 'FAIL'})"
+            )
+    for profile, one in report.times():
+        time = one["error"] or f"{one['p50_ms']:.3g} ms, p90 {one['p90_ms']:.3g} ms, on {one['threads']} threads"
+        yield f"latency   {profile}: {one['id']} {time} ({one['where']})"
+    for engine, layers in report.harms():
+        yield f"harm      {engine}: {_decibels(layers[:WORST_SHOWN_MAX], 'name')}"
+    if worst := report.worst_activations(WORST_SHOWN_MAX):
+        yield f"8 bits    lose most at: {_decibels(worst, 'layer')}"
+    for pair in report.goldens:
+        yield (
+            f"golden    {pair.artifact} and {pair.other} differ by at most {pair.difference:.3g} "
+            f"(a device may by {pair.tolerance:.3g})"
+        )
+
+
+def _decibels(layers: Sequence[Mapping[str, Any]], name: str) -> str:
+    return ", ".join(f"{one[name]} {one['sqnr_db']:.1f} dB" for one in layers)
 
 
 def _first(labels: Sequence[str]) -> str:
-    shown = ", ".join(labels[:LABELS_SHOWN_MAX])
-    return shown + (f" and {len(labels) - LABELS_SHOWN_MAX} more" if len(labels) > LABELS_SHOWN_MAX else "")
+    more = len(labels) - LABELS_SHOWN_MAX
+    return ", ".join(labels[:LABELS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _before(pre: Preprocess) -> list[str]:
-    frames = f"UINT8 frames {pre.layout if pre.layout != 'model' else pre.model_layout}"
-    if pre.frame_colour not in ("model", pre.colour):
-        frames += f" {pre.frame_colour}"
-    lines = [f"before    {pre.input}: takes {frames}{', JPEG and PNG files' if pre.decode else ''}"]
-    if (resize := pre.resize) is not None:
+def _preprocess(rule: Preprocess) -> Iterator[str]:
+    frames = f"UINT8 frames {rule.layout if rule.layout != 'model' else rule.model_layout}"
+    if rule.frame_colour not in ("model", rule.colour):
+        frames += f" {rule.frame_colour}"
+    yield f"before    {rule.input}: takes {frames}{', JPEG and PNG files' if rule.decode else ''}"
+    if (resize := rule.resize) is not None:
         how = {
             "crop": f", shorter side {resize.shortest_side or 'as needed'}",
             "letterbox": f", pad {resize.pad_value}",
         }
-        lines.append(
-            f"          {resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
-        )
-    value = f"(value * {pre.scale:g} - {list(pre.mean)}) / {list(pre.std)}"
-    return [*lines, f"          {value}, {pre.colour}, model {pre.model_layout}"]
+        yield f"          {resize.rule} to {resize.height} x {resize.width}, {resize.filter}{how.get(resize.rule, '')}"
+    value = f"(value * {rule.scale:g} - {list(rule.mean)}) / {list(rule.std)}"
+    yield f"          {value}, {rule.colour}, model {rule.model_layout}"
 
 
-def _after(detect: Detect) -> list[str]:
-    parts = "boxes, objectness and scores" if detect.objectness else "boxes and scores"
-    held = f"boxes in {detect.boxes}, scores in {detect.scores}" if detect.scores else f"{parts} in {detect.boxes}"
-    return [
-        f"after     {held}: {detect.form}, {detect.box_format}{', 0 to 1' if detect.normalised else ''}"
-        f"{', logits' if detect.sigmoid else ''}",
-        f"          scores from {detect.score_threshold:g}, NMS at IoU {detect.iou_threshold:g} within each class, "
-        f"at most {detect.detections_max}, {len(detect.labels)} labels",
-    ]
+def _detect(rule: Detect) -> Iterator[str]:
+    parts = "boxes, objectness and scores" if rule.objectness else "boxes and scores"
+    place = f"boxes in {rule.boxes}, scores in {rule.scores}" if rule.scores else f"{parts} in {rule.boxes}"
+    form = f"{rule.form}, {rule.box_format}{', 0 to 1' if rule.normalised else ''}{', logits' if rule.sigmoid else ''}"
+    yield f"after     {place}: {form}"
+    yield (
+        f"          scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
+        f"at most {rule.detections_max}, {len(rule.labels)} labels"
+    )
 
 
 def _spec(spec: TensorSpec) -> str:

@@ -1,8 +1,7 @@
-"""`edgert bundle verify`: a bundle's signature and every byte behind it."""
+"""`edgert bundle verify`: a bundle's signature and every byte that it covers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import read_public_key
 from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
 from edgert_deploy.common.keys import key_paths, keys_dir
 
@@ -21,11 +21,11 @@ from edgert_deploy.common.keys import key_paths, keys_dir
     "key_files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Public key to trust; may be given again (default: default.pem of the user's keys).",
+    help="Public key to trust; repeatable (default: default.pem of your keys).",
 )
 @json_option
 def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
-    """Check BUNDLE's signature and every byte. Exits with 5 where either is wrong.
+    """Check BUNDLE's signature and every byte. Exits with 5 if either is wrong.
 
     \b
     Examples:
@@ -35,15 +35,7 @@ def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
     trusted = tuple(read_public_key(path) for path in key_files or (key_paths(keys_dir(), "default")[1],))
     with open_bundle(bundle, trusted) as opened:
         opened.verify_files()
-        assert opened.signed_by is not None  # open_bundle raises where no trusted key signed
-        manifest, key_id = opened.manifest, opened.signed_by.key_id
-        if as_json:
-            click.echo(
-                json.dumps(
-                    {"model": manifest.model, "release": manifest.release, "digest": opened.digest, "key_id": key_id}
-                )
-            )
-        else:
-            click.echo(
-                f"{bundle}: {manifest.model} release {manifest.release}, signed by {key_id}, every byte as signed"
-            )
+        assert opened.signed_by is not None  # open_bundle raises if no trusted key signed
+        model, release, key_id = opened.manifest.model, opened.manifest.release, opened.signed_by.key_id
+        value = {"model": model, "release": release, "digest": opened.digest, "key_id": key_id}
+        emit(value, f"{bundle}: {model} release {release}, signed by {key_id}, every byte as signed", as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns, error_lines
+from edgert_deploy.cli.output import columns, emit, error_lines
 from edgert_deploy.common.keys import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
@@ -20,7 +19,7 @@ from edgert_deploy.devices.transports import Transport
 
 @click.group()
 def keys() -> None:
-    """Make and list the keys that bundles are signed with; have devices trust one no more.
+    """Make, list and revoke the keys that bundles are signed with.
 
     \b
     Examples:
@@ -31,9 +30,9 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--name", default="default", show_default=True, help="What to call the key.")
+@click.option("--name", default="default", show_default=True, help="The key's name.")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="Where to put it (default: the user's configuration)."
+    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to write to (default: your configuration)."
 )
 @json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
@@ -49,24 +48,21 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
     private, public = key_paths(folder or keys_dir(), name)
     key = new_key()
     write_key_pair(key, private, public)
-    if as_json:
-        click.echo(json.dumps({"key_id": key.public.key_id, "private": str(private), "public": str(public)}))
-        return
-    click.echo(f"{key.public.key_id}  {public}")
-    click.echo(
-        f"private key: {private} (keep it on this host, and back it up: devices trust only what it signs)", err=True
-    )
+    key_id = key.public.key_id
+    emit({"key_id": key_id, "private": str(private), "public": str(public)}, f"{key_id}  {public}", as_json)
+    if not as_json:
+        click.echo(f"private key: {private}. Back it up: devices trust only bundles that it signed.", err=True)
 
 
 @keys.command("list")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="Where they are (default: the user's configuration)."
+    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to read (default: your configuration)."
 )
 @selector_argument(required=False)
 @inventory_option
 @json_option
 def list_(folder: Path | None, selector: str | None, inventory_file: Path | None, as_json: bool) -> None:
-    """List key pairs: id, public half, and whether the private half is here. With SELECTOR, what those devices trust.
+    """List this host's key pairs, or with SELECTOR the keys that devices trust.
 
     \b
     Examples:
@@ -80,26 +76,24 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
     for public in public_keys(folder or keys_dir()):
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         rows.append({"key_id": read_public_key(public).key_id, "public": str(public), "can_sign": private.exists()})
-    if as_json:
-        click.echo(json.dumps({"keys": rows}))
-        return
-    for row in rows:
-        click.echo(f"{row['key_id']}  {row['public']}  {'can sign' if row['can_sign'] else 'public half only'}")
-    if not rows:
+    lines = [f"{r['key_id']}  {r['public']}  {'can sign' if r['can_sign'] else 'public key only'}" for r in rows]
+    if rows or as_json:
+        emit({"keys": rows}, "\n".join(lines), as_json)
+    else:
         click.echo("no keys yet; make one with: edgert keys new", err=True)
 
 
 @keys.command()
 @click.argument("key")
 @selector_argument()
-@click.option("--force", is_flag=True, help="Also where it is the only key that the device trusts.")
+@click.option("--force", is_flag=True, help="Remove it even if it is the only key that the device trusts.")
 @inventory_option
 @json_option
 def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as_json: bool) -> None:
-    """Have devices trust KEY (its id) no more: they refuse what it signed from now on.
+    """Remove KEY (its id) from the keys that devices trust: they refuse new bundles that it signed.
 
-    What is installed already stays, and is served. The key's own files on this host stay, too; a bootstrap brings
-    the keys that it is given back, so give it others (--key).
+    Installed versions stay and serve. The key's files on this host stay too; a bootstrap installs the keys that it
+    is given, so give it others (--key).
 
     \b
     Example:
@@ -109,7 +103,7 @@ def remove(key: str, selector: str, force: bool, inventory_file: Path | None, as
 
 
 def _on_devices(selector: str, inventory_file: Path | None, as_json: bool, *words: str) -> None:
-    """Run `edgertd keys WORDS` on each device, and print what each trusts then."""
+    """Run `edgertd keys WORDS` on each device, and print the keys that each then trusts."""
 
     def ask(device: Device, transport: Transport) -> Row:
         answer = RemoteDaemon(transport, device).call("keys", *words)

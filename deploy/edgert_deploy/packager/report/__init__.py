@@ -65,7 +65,7 @@ class Report:
         }
 
     def artifact_bytes(self, artifact: ArtifactEntry) -> int:
-        return sum(self.manifest.file(path).size_bytes for path in artifact.files)
+        return artifact_bytes(self.manifest, artifact)
 
     def candidates(self) -> list[dict[str, Any]]:
         """Return what was built, packed or not; without a receipt, the manifest's artifacts."""
@@ -100,6 +100,10 @@ class Report:
     def worst_activations(self, count: int) -> list[dict[str, Any]]:
         """Return the layers whose own answers lose most to 8 bits."""
         return sorted(self.receipt.get("activations", []), key=lambda one: float(one["sqnr_db"]))[:count]
+
+
+def artifact_bytes(manifest: Manifest, artifact: ArtifactEntry) -> int:
+    return sum(manifest.file(path).size_bytes for path in artifact.files)
 
 
 def gather(bundle: Bundle, size_bytes: int) -> Report:

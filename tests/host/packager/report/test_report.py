@@ -153,15 +153,28 @@ def test_a_bundle_without_a_receipt_says_what_its_manifest_knows(
     assert not seen.evaluate("document.querySelector('#classes')")
 
 
-def test_without_a_page_it_is_a_few_lines(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_writes_the_page_beside_the_bundle(
+    bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["bundle", "report", str(bundle)]) == 0
-    said = capsys.readouterr().out
-    # How large and how exact depends on ONNX Runtime's release; that both are told, with the verdict, does not.
-    assert re.search(r"candidate  onnxruntime-int8: [\d.]+ kB, top1 0\.9\d+ -> 0\.9\d+ \(pass\)", said)
-    assert "8 bits     lose most at: conv" in said
-    assert main(["bundle", "report", str(bundle), "--json"]) == 0
+    assert capsys.readouterr().out.startswith(f"{bundle.with_suffix('.html')}: ")
+    assert main(["bundle", "report", str(bundle), "--json", "--html", str(tmp_path / "page.html")]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value == {"html": str(tmp_path / "page.html"), "size_bytes": (tmp_path / "page.html").stat().st_size}
+    assert main(["bundle", "report", str(bundle), "--json", "--html", str(tmp_path / "no" / "x.html")]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["message"].count("--html")
+
+
+def test_inspect_shows_the_same_as_text_and_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", "inspect", str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    # Sizes and accuracy depend on ONNX Runtime's release.
+    assert re.search(r"artifact  onnxruntime-int8: onnxruntime int8, \d+ bytes", shown)
+    assert re.search(r"top1 0\.9\d+ -> 0\.9\d+ on 400 samples, limit 0\.01 \(pass\)", shown)
+    assert "8 bits    lose most at: conv" in shown
+    assert re.search(r"golden    \S+ and \S+ differ by at most", shown)
+    assert main(["bundle", "inspect", str(bundle), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["golden_samples"] == 8
     assert value["goldens"][0]["same_class"] == 1.0
-    assert main(["bundle", "report", str(bundle), "--json", "--html", str(tmp_path / "no" / "x.html")]) == 4
-    assert json.loads(capsys.readouterr().out)["error"]["message"].count("--html")
+    assert value["manifest"]["model"] == "digits"
