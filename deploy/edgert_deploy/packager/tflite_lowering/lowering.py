@@ -248,6 +248,21 @@ class Lowering:
         )
         return output
 
+    def cast(self, tensor: int, output: int, before: np.dtype[Any], after: np.dtype[Any]) -> int:
+        self.emit("CAST", [tensor], [output], inDataType=TENSOR_TYPES[before], outDataType=TENSOR_TYPES[after])
+        return output
+
+    def pick(self, tensor: int, elements: ArrayLike, axis: int, output: int) -> int:
+        """Write the `elements` of `tensor` along `axis`, in their order."""
+        self.emit("GATHER", [tensor, self.index_constant(elements, "elements")], [output], axis=axis, batchDims=0)
+        return output
+
+    def cut(self, tensor: int, begin: ArrayLike, size: ArrayLike, output: int) -> int:
+        """Write a part of `tensor`; a size of -1 reads to the end."""
+        inputs = [tensor, self.index_constant(begin, "begin"), self.index_constant(size, "size")]
+        self.emit("SLICE", inputs, [output])
+        return output
+
     def transpose(self, tensor: int, order: tuple[int, ...], output: int) -> int:
         self.emit("TRANSPOSE", [tensor, self.index_constant(order, "order")], [output])
         return output

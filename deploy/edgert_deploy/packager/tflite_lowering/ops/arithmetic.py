@@ -19,7 +19,6 @@ from edgert_deploy.packager.tflite_lowering.ops.operands import (
     broadcast_constant,
     comparable_zero,
 )
-from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 # Three quotients of 22 bits or more hold 64.
 LONG_DIVISION_STEPS = 3
@@ -106,17 +105,14 @@ def _long_division(lowering: Lowering, node: Node, operands: Operands) -> None:
         return output
 
     def as_float(tensor: int, held: BatchShape) -> int:
-        output = operands.scratch(held, FLOAT32)
-        _cast(lowering, tensor, output, INT64, FLOAT32)
-        return output
+        return lowering.cast(tensor, operands.scratch(held, FLOAT32), INT64, FLOAT32)
 
     divisor = as_float(y, operands.shapes[1])
     left = step("SUB", x, _rest_with_dividends_sign(lowering, node, operands))
     quotient = None
     for _ in range(LONG_DIVISION_STEPS):
         part = step("ROUND", step("DIV", as_float(left, shape), divisor, dtype=FLOAT32), dtype=FLOAT32)
-        whole = operands.scratch(shape)
-        _cast(lowering, part, whole, FLOAT32, INT64)
+        whole = lowering.cast(part, operands.scratch(shape), FLOAT32, INT64)
         left = step("SUB", left, step("MUL", whole, y))
         quotient = whole if quotient is None else step("ADD", quotient, whole)
     assert quotient is not None
@@ -182,23 +178,15 @@ def _float_power(lowering: Lowering, node: Node) -> None:
     floats = []
     for name, tensor, shape in zip(node.inputs, operands.tensors, operands.shapes, strict=True):
         held = lowering.dtype(name)
-        floats.append(tensor)
-        if held != FLOAT32:
-            floats[-1] = operands.scratch(shape, FLOAT32)
-            _cast(lowering, tensor, floats[-1], held, FLOAT32)
+        is_float = held == FLOAT32
+        floats.append(tensor if is_float else lowering.cast(tensor, operands.scratch(shape, FLOAT32), held, FLOAT32))
     dtype = lowering.dtype(node.outputs[0])
     if dtype == FLOAT32:
         lowering.emit("POW", floats, [operands.define()])
         return
     result = operands.scratch(lowering.shape(node.outputs[0]), FLOAT32)
     lowering.emit("POW", floats, [result])
-    _cast(lowering, result, operands.define(), FLOAT32, dtype)
-
-
-def _cast(
-    lowering: Lowering, source: int, output: int, before: np.dtype[np.generic], after: np.dtype[np.generic]
-) -> None:
-    lowering.emit("CAST", [source], [output], inDataType=TENSOR_TYPES[before], outDataType=TENSOR_TYPES[after])
+    lowering.cast(result, operands.define(), FLOAT32, dtype)
 
 
 KNOWN_POWERS: dict[float, Callable[[Steps], None]] = {

@@ -87,8 +87,7 @@ def _convolve_3d(
     width, made = kernel.weights.shape[1], []
     for group, (weights, bias) in enumerate(parts):
         part, part_shape = lowering.scratch(f"{name}_group", shape.with_length(4, width)), shape.with_length(4, width)
-        cuts = [0, 0, 0, 0, group * width], [-1, -1, -1, -1, width]
-        lowering.emit("SLICE", [source, *(lowering.index_constant(values, "cut") for values in cuts)], [part])
+        lowering.cut(source, [0, 0, 0, 0, group * width], [-1, -1, -1, -1, width], part)
         part_result = result.with_length(4, len(weights))
         made.append(lowering.scratch(f"{name}_group_result", part_result))
         _convolve_3d(

@@ -129,10 +129,7 @@ class Term:
         made = replace(self, shape=self.shape.with_length(axis, len(elements)))
         if self.constant is not None:
             return replace(made, constant=self.constant.take(elements, axis))
-        output = made.scratch("diagonal")
-        inputs = [self.tensor, self.lowering.index_constant(elements, "elements")]
-        self.lowering.emit("GATHER", inputs, [output], axis=axis, batchDims=0)
-        return replace(made, made=output)
+        return replace(made, made=self.lowering.pick(self.tensor, elements, axis, made.scratch("diagonal")))
 
     def summed(self, labels: Iterable[str]) -> Term:
         """Without `labels`, over which the elements are added up."""

@@ -9,7 +9,6 @@ from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, Uncovered
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, Steps, comparable_zero
-from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 # erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT, beyond which it is 1 in float32. p is a least-squares fit of
 # atanh(erf(x)) / x whose weights were turned up where the error was largest; in float32 it is off by at most 2e-7.
@@ -83,9 +82,8 @@ def erf(lowering: Lowering, node: Node) -> None:
 
 def cast(lowering: Lowering, node: Node) -> None:
     """From float to integer TFLite drops the fraction, as ONNX does."""
-    types = [TENSOR_TYPES[lowering.dtype(name)] for name in (node.inputs[0], node.outputs[0])]
-    steps = Steps(lowering, node)
-    steps.last("CAST", steps.x, inDataType=types[0], outDataType=types[1])
+    steps, after = Steps(lowering, node), lowering.dtype(node.outputs[0])
+    lowering.cast(steps.x, lowering.define(node.outputs[0], steps.layout), steps.dtype, after)
 
 
 def identity(lowering: Lowering, node: Node) -> None:

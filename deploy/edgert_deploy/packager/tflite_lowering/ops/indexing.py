@@ -11,7 +11,6 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, INT64
-from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
 def gather(lowering: Lowering, node: Node) -> None:
@@ -133,10 +132,8 @@ def _from_the_front(
         return lowering.index_constant(np.where(values < 0, values + lengths, values), name)
     indices, dtype, shape = lowering.native(name), lowering.dtype(name), lowering.shape(name)
     if dtype not in (INT32, INT64) or (wanted is not None and dtype != wanted):
-        indices, before = lowering.scratch(f"{name}_index", shape, wanted or INT32), indices
-        types = {"inDataType": TENSOR_TYPES[dtype], "outDataType": TENSOR_TYPES[wanted or INT32]}
-        lowering.emit("CAST", [before], [indices], **types)
-        dtype = wanted or INT32
+        before, dtype = dtype, wanted or INT32
+        indices = lowering.cast(indices, lowering.scratch(f"{name}_index", shape, dtype), before, dtype)
     if lowering.is_non_negative(name):
         return indices
     label = f"{node.outputs[0]}_index"

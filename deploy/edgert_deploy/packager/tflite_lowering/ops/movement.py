@@ -115,7 +115,7 @@ def _joined(lowering: Lowering, node: Node, name: str, layout: Layout) -> int:
     shape = lowering.shape(peer)
     one = BatchShape((*shape.dims[:1], *(1,) * (shape.rank - 1)), (*shape.signature[:1], *(1,) * (shape.rank - 1)))
     label = f"{node.outputs[0]}_expanded"
-    first = _cut(lowering, lowering.native(peer), [0] * shape.rank, list(one.signature), label, one)
+    first = lowering.cut(lowering.native(peer), [0] * shape.rank, one.signature, lowering.scratch(label, one))
     nothing = lowering.arithmetic("MUL", [first, lowering.constant(np.float32(0), label)], lowering.scratch(label, one))
     constant = lowering.shape(name)
     expanded = BatchShape(constant.dims, (-1, *constant.dims[1:]))
@@ -134,9 +134,7 @@ def split(lowering: Lowering, node: Node) -> None:
         length = lowering.shape(output).dims[axis]
         piece = lowering.laid_out(lowering.shape(output), layout)
         begin = [start if i == place else 0 for i in range(piece.rank)]
-        _cut_into(
-            lowering, lowering.tensor(source, layout), begin, list(piece.signature), lowering.define(output, layout)
-        )
+        lowering.cut(lowering.tensor(source, layout), begin, piece.signature, lowering.define(output, layout))
         start += length
 
 
@@ -156,7 +154,7 @@ def slice_(lowering: Lowering, node: Node) -> None:
     piece = lowering.laid_out(cut, layout)
     tensor, output = lowering.tensor(source, layout), lowering.define(node.outputs[0], layout)
     if all(step == 1 for step in stride):
-        _cut_into(lowering, tensor, begin, list(piece.signature), output)
+        lowering.cut(tensor, begin, piece.signature, output)
         return
     _strided(lowering, tensor, begin, stride, piece, output)
 
@@ -177,18 +175,6 @@ def _strided(
     lowering.emit("STRIDED_SLICE", inputs, [output], endMask=sum(1 << i for i in open_ends))
 
 
-def _cut(lowering: Lowering, tensor: int, begin: list[int], size: list[int], label: str, shape: BatchShape) -> int:
-    output = lowering.scratch(label, shape)
-    _cut_into(lowering, tensor, begin, size, output)
-    return output
-
-
-def _cut_into(lowering: Lowering, tensor: int, begin: list[int], size: list[int], output: int) -> None:
-    """SLICE; a size of -1 reads to the end."""
-    inputs = [tensor, lowering.index_constant(begin, "begin"), lowering.index_constant(size, "size")]
-    lowering.emit("SLICE", inputs, [output])
-
-
 # --- between space and channels
 
 
@@ -204,7 +190,7 @@ def space_to_depth(lowering: Lowering, node: Node) -> None:
     deep = lowering.scratch(f"{output}_deep", shape, lowering.dtype(output))
     lowering.emit("SPACE_TO_DEPTH", [source], [deep], blockSize=block)
     order = np.arange(shape.dims[3]).reshape(block * block, -1).T.reshape(-1)
-    _reordered(lowering, deep, order, lowering.define(output, Layout.CHANNELS_LAST))
+    lowering.pick(deep, order, 3, lowering.define(output, Layout.CHANNELS_LAST))
 
 
 def depth_to_space(lowering: Lowering, node: Node) -> None:
@@ -214,14 +200,8 @@ def depth_to_space(lowering: Lowering, node: Node) -> None:
         shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)
         order = np.arange(shape.dims[3]).reshape(-1, block * block).T.reshape(-1)
         target = lowering.scratch(f"{node.outputs[0]}_reordered", shape, lowering.dtype(node.inputs[0]))
-        source = _reordered(lowering, source, order, target)
+        source = lowering.pick(source, order, 3, target)
     lowering.emit("DEPTH_TO_SPACE", [source], [lowering.define(node.outputs[0], Layout.CHANNELS_LAST)], blockSize=block)
-
-
-def _reordered(lowering: Lowering, tensor: int, order: NDArray[np.intp], output: int) -> int:
-    """A channels-last tensor with its channels in another `order`."""
-    lowering.emit("GATHER", [tensor, lowering.index_constant(order, "order")], [output], axis=3, batchDims=0)
-    return output
 
 
 OPS = {

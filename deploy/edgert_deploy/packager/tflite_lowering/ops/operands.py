@@ -47,8 +47,8 @@ class Steps:
         self._write(code, inputs, output, activation, **options)
 
     def cast(self, tensor: int, before: np.dtype[Any], after: np.dtype[Any]) -> int:
-        types = {"inDataType": TENSOR_TYPES[before], "outDataType": TENSOR_TYPES[after]}
-        return self.between("CAST", tensor, dtype=after, **types)
+        output = self.lowering.scratch(f"{self.node.outputs[0]}_step", self.shape, after)
+        return self.lowering.cast(tensor, output, before, after)
 
     def _write(self, code: str, inputs: tuple[int, ...], output: int, activation: str, **options: Any) -> int:
         if code in ("ADD", "SUB", "MUL", "DIV"):
@@ -133,7 +133,4 @@ def comparable_zero(lowering: Lowering, label: str) -> int:
     A constant of zeros alone gets a scale of 1 from the quantiser, at which TFLite's INT8 comparisons abort.
     """
     pair = lowering.constant([0.0, 0.5], f"{label}_pair")
-    zero = lowering.scratch(f"{label}_zero", BatchShape.fixed(1))
-    inputs = [pair, lowering.index_constant([0], "begin"), lowering.index_constant([1], "size")]
-    lowering.emit("SLICE", inputs, [zero])
-    return zero
+    return lowering.cut(pair, [0], [1], lowering.scratch(f"{label}_zero", BatchShape.fixed(1)))

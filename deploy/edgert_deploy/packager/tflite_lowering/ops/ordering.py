@@ -68,8 +68,7 @@ def top_k(lowering: Lowering, node: Node) -> None:
     if indices:
         if not is_last:
             places = lowering.transpose(places, back, lowering.scratch(f"{label}_places", result, INT32))
-        types = {"inDataType": TENSOR_TYPES[INT32], "outDataType": TENSOR_TYPES[lowering.dtype(indices)]}
-        lowering.emit("CAST", [places], [lowering.define(indices)], **types)
+        lowering.cast(places, lowering.define(indices), INT32, lowering.dtype(indices))
 
 
 def _mirrored(lowering: Lowering, x: int, output: int, dtype: np.dtype[np.generic]) -> int:

@@ -68,8 +68,7 @@ def _cut(lowering: Lowering, node: Node, padding: Padding) -> Padding:
     begin = np.maximum(-padding.amounts[:, 0], 0)
     cut = replace(padding, amounts=np.minimum(padding.amounts, 0)).padded_shape()
     tensor = lowering.scratch(f"{node.outputs[0]}_cut", cut, lowering.dtype(node.inputs[0]))
-    inputs = [padding.tensor, *(lowering.index_constant(values, "cut") for values in (begin, cut.signature))]
-    lowering.emit("SLICE", inputs, [tensor])
+    lowering.cut(padding.tensor, begin, cut.signature, tensor)
     return Padding(tensor, cut, np.maximum(padding.amounts, 0))
 
 
@@ -113,9 +112,7 @@ def _pad_with_itself(lowering: Lowering, node: Node, padding: Padding, mode: str
         if amount.any():
             elements = np.pad(np.arange(shape.dims[axis]), amount, mode=LOOKED_UP[mode])  # type: ignore[call-overload]
             shape = shape.with_length(axis, len(elements))
-            held, tensor = tensor, lowering.scratch(f"{output}_padded", shape, dtype)
-            inputs = [held, lowering.index_constant(elements, "elements")]
-            lowering.emit("GATHER", inputs, [tensor], axis=axis, batchDims=0)
+            tensor = lowering.pick(tensor, elements, axis, lowering.scratch(f"{output}_padded", shape, dtype))
     return tensor
 
 

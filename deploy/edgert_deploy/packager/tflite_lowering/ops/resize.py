@@ -141,9 +141,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
         place = lowering.axis(axis, rank, layout)
         shape = shape.with_length(place, len(indices))
         taken = lowering.scratch(f"{output}_taken", shape, lowering.dtype(source))
-        inputs = [tensor, lowering.index_constant(indices, "indices")]
-        lowering.emit("GATHER", inputs, [taken], axis=place, batchDims=0)
-        tensor = taken
+        tensor = lowering.pick(tensor, indices, place, taken)
     if inside is not None:
         mask = broadcast_constant(lowering, inside.astype(np.float32), f"{output}_inside", rank, layout)
         tensor = lowering.arithmetic("MUL", [tensor, mask], lowering.scratch(f"{output}_masked", shape))

@@ -61,9 +61,8 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
         return
     whole = lowering.scratch(f"{output}_whole", whole_shape)
     _lay_out(lowering, deep, axes, whole_shape, whole, output)
-    cuts = [0, *(axis.before for axis in axes), 0], [-1, *(axis.outputs for axis in axes), -1]
-    inputs = [whole, *(lowering.index_constant(values, "cut") for values in cuts)]
-    lowering.emit("SLICE", inputs, [lowering.define(output, Layout.CHANNELS_LAST)])
+    begin, size = [0, *(axis.before for axis in axes), 0], [-1, *(axis.outputs for axis in axes), -1]
+    lowering.cut(whole, begin, size, lowering.define(output, Layout.CHANNELS_LAST))
 
 
 def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
@@ -115,10 +114,7 @@ def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights:
     if groups == 1 or count == 1:
         return deep
     order = np.arange(channels * count).reshape(groups, count, -1).swapaxes(0, 1).reshape(-1)
-    ordered = lowering.scratch(f"{output}_ordered", deep_shape)
-    inputs = [deep, lowering.index_constant(order, "order")]
-    lowering.emit("GATHER", inputs, [ordered], axis=len(axes) + 1, batchDims=0)
-    return ordered
+    return lowering.pick(deep, order, len(axes) + 1, lowering.scratch(f"{output}_ordered", deep_shape))
 
 
 def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
