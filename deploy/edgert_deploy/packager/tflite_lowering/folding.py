@@ -184,7 +184,7 @@ def _folded_by_reference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _forget_open_shapes(model: onnx.ModelProto) -> None:
     """Drop the shapes that an earlier round left open: inference keeps what is noted, though constants tell by now."""
-    known = _static_shapes(model)
+    known = static_shapes(model)
     kept = [value for value in model.graph.value_info if value.name in known]
     del model.graph.value_info[:]
     model.graph.value_info.extend(kept)
@@ -193,7 +193,7 @@ def _forget_open_shapes(model: onnx.ModelProto) -> None:
 def _fold_once(model: onnx.ModelProto) -> bool:
     """Replace nodes of constant inputs by their results, in place; whether there were any."""
     constants = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
-    shapes = _static_shapes(model)
+    shapes = static_shapes(model)
     left = []
     for node in model.graph.node:
         results = _results(model, node, constants, shapes)
@@ -249,7 +249,8 @@ def _has_graph(node: onnx.NodeProto) -> bool:
     return any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in node.attribute)
 
 
-def _static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each value whose lengths are all known."""
     values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
     tensors = {v.name: v.type.tensor_type for v in values if v.type.HasField("tensor_type")}
     known = {name: t.shape.dim for name, t in tensors.items() if t.HasField("shape")}

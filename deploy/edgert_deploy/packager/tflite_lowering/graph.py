@@ -7,8 +7,8 @@ batch of the lowered model open.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, has_open_batch
+from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS, folded, has_open_batch, static_shapes
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,29 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def extended(
+        self,
+        nodes: Iterable[Node],
+        constants: Mapping[str, NDArray[Any]],
+        shapes: Mapping[str, BatchShape],
+        dtypes: Mapping[str, np.dtype[Any]],
+        copies: Mapping[str, str],
+    ) -> Graph:
+        """Return the graph of `nodes`, with values added; `copies` names the constant that each new one is made of."""
+
+        def also(names: frozenset[str]) -> frozenset[str]:
+            return names | {name for name, original in copies.items() if original in names}
+
+        return replace(
+            self,
+            nodes=tuple(nodes),
+            constants={**self.constants, **constants},
+            shapes={**self.shapes, **{n: BatchShape.fixed(*a.shape) for n, a in constants.items()}, **shapes},
+            dtypes={**self.dtypes, **{name: array.dtype for name, array in constants.items()}, **dtypes},
+            batch_constants=also(self.batch_constants),
+            expanded_constants=also(self.expanded_constants),
+        )
+
 
 def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
     """Fold `model`, down to the operators that are `lowered`, and find every value's shape.
@@ -101,7 +124,7 @@ def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
     one = folded(model, 1, lowered)
     two = folded(model, 2, lowered) if has_open_batch(model) else one
     constants, other = _constants(one), _constants(two)
-    shapes_one, shapes_two = _shapes(one), _shapes(two)
+    shapes_one, shapes_two = static_shapes(one), static_shapes(two)
     pairs = {name: (dims, shapes_two.get(name, dims)) for name, dims in shapes_one.items()}
     shapes = {name: _batch_shape(*pair) for name, pair in pairs.items() if len(pair[0]) == len(pair[1])}
     shapes |= {name: BatchShape.fixed(*array.shape) for name, array in constants.items()}
@@ -133,21 +156,9 @@ def _constants(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     return {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
 
 
-def _values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    return [*model.graph.value_info, *model.graph.input, *model.graph.output]
-
-
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Dimensions by value; a value with an unknown one is left out."""
-    tensors = {v.name: v.type.tensor_type for v in _values(model)}
-    known = {n: t.shape.dim for n, t in tensors.items() if t.HasField("shape")}
-    return {
-        n: tuple(d.dim_value for d in dims) for n, dims in known.items() if all(d.HasField("dim_value") for d in dims)
-    }
-
-
 def _dtypes(model: onnx.ModelProto) -> dict[str, np.dtype[Any]]:
-    elements = {v.name: v.type.tensor_type.elem_type for v in _values(model)}
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    elements = {v.name: v.type.tensor_type.elem_type for v in values}
     return {name: np.dtype(helper.tensor_dtype_to_np_dtype(e)) for name, e in elements.items() if e}
 
 

@@ -8,7 +8,7 @@ last, and the model's inputs and outputs keep ONNX's order. A channels-last valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -266,6 +266,18 @@ class Lowering:
     def transpose(self, tensor: int, order: tuple[int, ...], output: int) -> int:
         self.emit("TRANSPOSE", [tensor, self.index_constant(order, "order")], [output])
         return output
+
+    def along_last(self, axis: int, source: str, output: str, write: Callable[[int, int], None]) -> None:
+        """Let `write` make `output` from `source`, both of one shape, with ONNX's `axis` moved to the end meanwhile."""
+        shape = self.shape(source)
+        if axis == shape.rank - 1:
+            write(self.native(source), self.define(output))
+            return
+        order = (*(i for i in range(shape.rank) if i != axis), axis)
+        turned = [self.scratch(f"{output}_turned", shape.permuted(order)) for _ in range(2)]
+        self.transpose(self.native(source), order, turned[0])
+        write(*turned)
+        self.transpose(turned[1], tuple(int(i) for i in np.argsort(order)), self.define(output))
 
     def finish(self) -> bytes:
         """The file; its inputs and outputs have ONNX's names, order and layout."""

@@ -107,17 +107,6 @@ def _tell_by_threshold(links: Links, teller: Node, changes: _Changes) -> None:
 
 
 def _changed(graph: Graph, changes: _Changes) -> Graph:
-    constants = changes.constants
-    return replace(
-        graph,
-        nodes=tuple(new for node in graph.nodes for new in changes.nodes.get(node.outputs[0], [node])),
-        constants=graph.constants | constants,
-        shapes=graph.shapes | {n: BatchShape.fixed(*array.shape) for n, array in constants.items()} | changes.shapes,
-        dtypes=graph.dtypes | {name: array.dtype for name, array in constants.items()} | changes.dtypes,
-        batch_constants=graph.batch_constants | _also_softened(graph.batch_constants, constants),
-        expanded_constants=graph.expanded_constants | _also_softened(graph.expanded_constants, constants),
-    )
-
-
-def _also_softened(names: frozenset[str], constants: dict[str, NDArray[Any]]) -> frozenset[str]:
-    return frozenset(map(_softened, names)) & constants.keys()
+    nodes = (new for node in graph.nodes for new in changes.nodes.get(node.outputs[0], [node]))
+    copies = {_softened(name): name for name in graph.constants if _softened(name) in changes.constants}
+    return graph.extended(nodes, changes.constants, changes.shapes, changes.dtypes, copies)

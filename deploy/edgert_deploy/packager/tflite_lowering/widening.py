@@ -30,15 +30,8 @@ def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
     widening = _Widening(graph, ops)
     for node in graph.nodes:
         widening.add(node)
-    return replace(
-        graph,
-        nodes=tuple(widening.nodes),
-        constants=graph.constants | widening.constants,
-        shapes=graph.shapes | widening.shapes,
-        dtypes=graph.dtypes | widening.dtypes,
-        batch_constants=graph.batch_constants | _also_wide(graph.batch_constants, widening.constants),
-        expanded_constants=graph.expanded_constants | _also_wide(graph.expanded_constants, widening.constants),
-    )
+    copies = {_wide_name(name): name for name in graph.constants if _wide_name(name) in widening.constants}
+    return graph.extended(widening.nodes, widening.constants, widening.shapes, widening.dtypes, copies)
 
 
 class _Widening:
@@ -89,7 +82,3 @@ class _Widening:
 
 def _wide_name(name: str) -> str:
     return f"{name}_wide"
-
-
-def _also_wide(names: frozenset[str], constants: dict[str, NDArray[Any]]) -> frozenset[str]:
-    return frozenset(map(_wide_name, names)) & constants.keys()

@@ -184,15 +184,8 @@ def softmax(lowering: Lowering, node: Node) -> None:
         _flat_softmax(lowering, node, axis)
     elif layout is Layout.CHANNELS_LAST and axis == 1:
         _emit_softmax(lowering, node, lowering.channels_last(source), lowering.define(output, layout))
-    elif axis == shape.rank - 1:
-        _emit_softmax(lowering, node, lowering.native(source), lowering.define(output))
     else:
-        order = (*(i for i in range(shape.rank) if i != axis), axis)
-        back = tuple(int(i) for i in np.argsort(order))
-        turned = [lowering.scratch(f"{output}_turned", shape.permuted(order)) for _ in range(2)]
-        lowering.transpose(lowering.native(source), order, turned[0])
-        _emit_softmax(lowering, node, *turned)
-        lowering.transpose(turned[1], back, lowering.define(output))
+        lowering.along_last(axis, source, output, lambda x, y: _emit_softmax(lowering, node, x, y))
 
 
 def _flat_softmax(lowering: Lowering, node: Node, axis: int) -> None:

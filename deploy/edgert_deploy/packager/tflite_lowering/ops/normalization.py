@@ -172,8 +172,8 @@ def lp_normalization(lowering: Lowering, node: Node) -> None:
     source, output, power = node.inputs[0], node.outputs[0], int(node.attributes.get("p", 2))
     shape = lowering.shape(source)
     axis = int(node.attributes.get("axis", -1)) % shape.rank
-    x = lowering.native(source)
     if power == 1:
+        x = lowering.native(source)
         absolute = lowering.scratch(f"{output}_absolute", shape)
         lowering.emit("ABS", [x], [absolute])
         mean = _mean_over(lowering, absolute, shape, [axis], f"{output}_mean")
@@ -182,14 +182,8 @@ def lp_normalization(lowering: Lowering, node: Node) -> None:
         norm = lowering.scratch(f"{output}_norm", _reduced(shape, [axis]))
         lowering.emit("MAXIMUM", [total, lowering.constant(np.float32(SMALLEST_NORM), f"{output}_smallest")], [norm])
         lowering.arithmetic("DIV", [x, norm], lowering.define(output))
-    elif axis == shape.rank - 1:
-        lowering.emit("L2_NORMALIZATION", [x], [lowering.define(output)])
     else:
-        order = (*(i for i in range(shape.rank) if i != axis), axis)
-        turned = [lowering.scratch(f"{output}_turned", shape.permuted(order)) for _ in range(2)]
-        lowering.transpose(x, order, turned[0])
-        lowering.emit("L2_NORMALIZATION", [turned[0]], [turned[1]])
-        lowering.transpose(turned[1], tuple(int(i) for i in np.argsort(order)), lowering.define(output))
+        lowering.along_last(axis, source, output, lambda x, y: lowering.emit("L2_NORMALIZATION", [x], [y]))
 
 
 def local_response_normalization(lowering: Lowering, node: Node) -> None:
