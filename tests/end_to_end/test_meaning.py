@@ -25,7 +25,7 @@ from edgert.bundle.rules import Preprocess
 from edgert.errors import ConfigInvalid, RequestError
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import Precision, builder_for, check_source
-from edgert_deploy.packager.builders.folded_preprocessing import folded, without_head
+from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -177,11 +177,6 @@ def test_folding_changes_no_answer(engine: str, precision: Precision, source: So
     cosine = (want * got).sum(axis=1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
     assert cosine.min() > (0.9995 if precision == "int8" else 0.999999)
     assert np.array_equal(got.argmax(axis=1), want.argmax(axis=1))
-
-
-def test_what_is_folded_in_comes_out_again(source: SourceModel) -> None:
-    taken, _ = folded(source, PLAIN_RULE)
-    assert without_head(taken, taken.proto).graph == source.proto.graph
 
 
 def test_tflite_takes_no_folded_model(source: SourceModel) -> None:

@@ -27,7 +27,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders.layers import Layer
-from edgert_deploy.packager.builders.qdq import Recipe, write_proto
+from edgert_deploy.packager.builders.qdq import CalibrationReader, Recipe, write_proto
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.vendor_output import quiet
 
@@ -86,7 +86,7 @@ class Sensitivity:
                 augmented_model_path=str(Path(folder) / "augmented.onnx"),
                 calibrate_method=CalibrationMethod.MinMax,
             )
-            calibrator.collect_data(_Feeds(self._feeds()))
+            calibrator.collect_data(CalibrationReader(self._feeds()))
             ranges = calibrator.compute_data()
             del calibrator
         return ranges
@@ -133,16 +133,6 @@ class Sensitivity:
         step = max(1, BATCH_BYTES_MAX // max(1, sample_bytes)) if self._batches else 1
         for i in range(0, count, step):
             yield {name: array[i : i + step] for name, array in self._samples.items()}
-
-
-class _Feeds:
-    """Feeds in the form of ONNX Runtime's CalibrationDataReader."""
-
-    def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
-        self._feeds = feeds
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        return next(self._feeds, None)
 
 
 def _axis_is_open(value: Any) -> bool:

@@ -38,7 +38,8 @@ def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preproce
     frame = TensorSpec(spec.name, "UINT8", (spec.shape[0], *item))
     inputs = tuple(frame if one is spec else one for one in source.inputs)
     colour = rule.colour if rule.frame_colour == "model" else rule.frame_colour
-    fold = Fold(spec.name, layout, rule.model_layout, colour != rule.colour, rule.scale, rule.mean, rule.std)
+    turns = colour != rule.colour
+    fold = Fold(source.proto, spec.name, layout, rule.model_layout, turns, rule.scale, rule.mean, rule.std)
     left = Preprocess(
         spec.name, layout="model", model_layout=layout, colour=colour, resize=rule.resize, decode=rule.decode
     )
@@ -89,32 +90,4 @@ def _with_head(proto: Any, frame: TensorSpec, fold: Fold) -> Any:
     nodes += list(graph.node)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
-    return copy
-
-
-def without_head(source: SourceModel, proto: Any) -> Any:
-    """Return `proto`, a form of a folded model, without those layers: for the engine that adds them itself."""
-    from onnx import TensorProto, helper
-
-    assert source.fold is not None
-    fold = source.fold
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    graph = copy.graph
-    nodes = [node for node in copy.graph.node if not node.name.startswith(HEAD)]
-    for node in nodes:
-        for i, name in enumerate(node.input):
-            if name == f"{HEAD}{fold.input}":
-                node.input[i] = fold.input
-    value = next(value for value in graph.input if value.name == fold.input)
-    dims = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-    item = dims[1:]
-    if fold.layout != fold.model_layout:
-        item = [item[2], item[0], item[1]] if fold.layout == "nhwc" else [item[1], item[2], item[0]]
-    value.CopyFrom(helper.make_tensor_value_info(fold.input, TensorProto.FLOAT, [dims[0], *item]))
-    kept = [type(node).FromString(node.SerializeToString()) for node in nodes]
-    weights = [tensor for tensor in graph.initializer if not tensor.name.startswith(HEAD)]
-    del graph.node[:], graph.initializer[:], graph.value_info[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(weights)
     return copy

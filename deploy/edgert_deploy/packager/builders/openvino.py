@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from edgert.engines.openvino import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
-from edgert_deploy.packager.builders.folded_preprocessing import without_head
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
@@ -115,8 +115,8 @@ def _holds_fp16(number: str, layers: Mapping[str, ElementTree.Element], reads: M
 def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
     """Write the model and return the versions of the tools."""
     openvino = sdk()
-    proto = source.proto if order.precision == "int8" else float_proto(source)
-    proto = proto if source.fold is None else without_head(source, proto)
+    bare = source if source.fold is None else replace(source, proto=source.fold.inner)
+    proto = bare.proto if order.precision == "int8" else float_proto(bare)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
     if source.fold is not None:

@@ -189,7 +189,7 @@ def _quantize(
     quantization.quantize_static(
         folder / "prepared.onnx",
         folder / "int8.onnx",
-        _Reader(calibration_feeds(calibration)),
+        CalibrationReader(calibration_feeds(calibration)),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
         activation_type=types[recipe.activations],
@@ -205,8 +205,8 @@ def _quantize(
     return proto
 
 
-class _Reader:
-    """ONNX Runtime's CalibrationDataReader, by its shape: the base class would have to be imported first."""
+class CalibrationReader:
+    """ONNX Runtime's CalibrationDataReader. It has no base class, so that ONNX Runtime is imported only to build."""
 
     def __init__(self, feeds: Iterator[dict[str, NDArray[Any]]]) -> None:
         self._feeds = feeds

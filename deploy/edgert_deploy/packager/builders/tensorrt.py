@@ -18,7 +18,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
-from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, nodes_of
+from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, Constants, nodes_of
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
@@ -68,7 +68,7 @@ class TensorRTBuilder(Builder):
 
 def audit(proto: Any) -> None:
     """Raise BuildFailed, naming the node, if TensorRT would refuse or misread how `proto` is quantised."""
-    constants = dict(_constants(proto.graph))
+    constants = Constants(proto)
     for node in nodes_of(proto.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             problem = _problem(node, constants)
@@ -83,7 +83,7 @@ def audit(proto: Any) -> None:
             )
 
 
-def _problem(node: Any, constants: dict[str, Any]) -> str | None:
+def _problem(node: Any, constants: Constants) -> str | None:
     """Return what is wrong with a QuantizeLinear or DequantizeLinear, or None."""
     names = [*node.input, "", ""][:3]
     data, scale, zero_point = (constants.get(name) for name in names)
@@ -104,16 +104,3 @@ def _problem(node: Any, constants: dict[str, Any]) -> str | None:
     if zero_point.any():
         return f"its zero point is {int(zero_point.flat[np.flatnonzero(zero_point)[0]])}; it must be 0 (symmetric)"
     return None
-
-
-def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
-    from onnx import numpy_helper
-
-    for tensor in graph.initializer:
-        yield tensor.name, numpy_helper.to_array(tensor)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.name == "value":
-                yield node.output[0], numpy_helper.to_array(attribute.t)
-            for inner in [attribute.g, *attribute.graphs]:
-                yield from _constants(inner)

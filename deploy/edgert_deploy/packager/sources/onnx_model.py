@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
@@ -108,11 +110,27 @@ def opset_of(proto: Any) -> int:
 def input_specs(proto: Any) -> tuple[TensorSpec, ...]:
     """The inputs that are no weights. Raises SourceInvalid."""
     weights = {tensor.name for tensor in proto.graph.initializer}
-    specs = tuple(_spec(value, "input") for value in proto.graph.input if value.name not in weights)
+    specs = tuple(_spec(value) for value in proto.graph.input if value.name not in weights)
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
     check_batch_axes(specs)
     return specs
+
+
+def check_value(name: str, dtype: str) -> None:
+    """Raise SourceInvalid for an input whose name or dtype no bundle holds."""
+    if not name or len(name) > NAME_LENGTH_MAX:
+        raise SourceInvalid(
+            f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters; rename it"
+        )
+    if dtype not in DATATYPES:
+        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+
+
+def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
+    """Raise SourceInvalid for an input of `shape` that is too large to run."""
+    if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
+        raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
 
 
 def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
@@ -144,25 +162,19 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     return TensorSpec(name, DATATYPES[datatype], (-1, *one[1:]))
 
 
-def _spec(value: Any, kind: str) -> TensorSpec:
+def _spec(value: Any) -> TensorSpec:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    if not value.name or len(value.name) > NAME_LENGTH_MAX:
-        raise SourceInvalid(
-            f"an {kind} of the model has no name, or one of more than {NAME_LENGTH_MAX} letters: rename it"
-        )
     if not value.type.HasField("tensor_type"):
-        raise SourceInvalid(f"{kind} {value.name!r} is no tensor; only tensors can be inputs and outputs")
+        raise SourceInvalid(f"input {value.name!r} is no tensor; only tensors can be inputs")
     tensor = value.type.tensor_type
     try:
         dtype = tensor_dtype_to_np_dtype(tensor.elem_type).name
     except KeyError:
         dtype = f"number {tensor.elem_type}"
-    dtype = "text" if dtype == "object" else dtype
-    if dtype not in DATATYPES:
-        raise SourceInvalid(f"{kind} {value.name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+    check_value(value.name, "text" if dtype == "object" else dtype)
     if not tensor.HasField("shape"):
-        raise SourceInvalid(f"{kind} {value.name!r} states no shape; export the model with its input shape")
+        raise SourceInvalid(f"input {value.name!r} has no shape; export the model with its input shape")
     return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim))
 
 
@@ -235,8 +247,6 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
 
 def _answer_alike(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:
     """Whether `converted` runs and, where the runtime takes the model as given, too, answers the same."""
-    import numpy as np
-
     try:
         got = _run(_load(converted.SerializeToString()), inputs, 1, seed=1)
     except SourceInvalid:
@@ -276,13 +286,10 @@ def _load(model: bytes) -> Any:
 
 def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0) -> list[Any]:
     """The answers to `count` samples of zeros, or with a `seed` of noise (0 in inputs of whole numbers)."""
-    import numpy as np
-
     feed = {}
     for spec in inputs:
         shape = [count if n == -1 else n for n in spec.shape]
-        if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
-            raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+        check_run_size(spec, shape)
         if seed and spec.dtype.kind == "f":
             feed[spec.name] = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(spec.dtype)
         else:

@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 def is_quantised(proto: Any) -> bool:
     """Whether activations are quantised. A graph that only keeps its weights in INT8 is a float model."""
-    constants = _Constants(proto)
+    constants = Constants(proto)
     return any(
         node.op_type in QUANTISED_ARITHMETIC or (node.op_type == QUANTISE and node.input[0] not in constants)
         for node in proto.graph.node
@@ -43,7 +43,7 @@ def float_of(proto: Any) -> Any:
         raise BuildFailed(
             f"the model holds {', '.join(foreign)}; a float model cannot be made of it. Export it in the Q/DQ format, or float"
         )
-    constants = _Constants(proto)
+    constants = Constants(proto)
     copy = type(proto)()
     copy.CopyFrom(proto)
     del copy.graph.node[:]
@@ -74,7 +74,7 @@ def float_of(proto: Any) -> Any:
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
     """The lowest and highest value that each quantised activation can take, by the name of the value before its Q."""
-    constants = _Constants(proto)
+    constants = Constants(proto)
     found = {}
     for node in proto.graph.node:
         if node.op_type != QUANTISE or node.input[0] in constants:
@@ -87,15 +87,16 @@ def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
     return found
 
 
-class _Constants:
-    """The constants of a graph by name, whether initializers or Constant nodes."""
+class Constants:
+    """The constants of a graph by name: initializers and Constant nodes, those of the graphs inside nodes too."""
 
     def __init__(self, proto: Any) -> None:
-        self._tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-        for node in proto.graph.node:
-            for attribute in node.attribute:
-                if node.op_type == "Constant" and attribute.name == "value":
-                    self._tensors[node.output[0]] = attribute.t
+        self._tensors: dict[str, Any] = {}
+        for graph in _graphs_of(proto.graph):
+            self._tensors.update((tensor.name, tensor) for tensor in graph.initializer)
+            for node in graph.node:
+                if node.op_type == "Constant":
+                    self._tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -106,7 +107,7 @@ class _Constants:
         return np.asarray(numpy_helper.to_array(self._tensors[name])) if name in self._tensors else None
 
 
-def _scale(node: Any, constants: _Constants) -> Array:
+def _scale(node: Any, constants: Constants) -> Array:
     scale = constants.get(node.input[1])
     if scale is None or any(a.name == "block_size" and a.i for a in node.attribute):
         what = "computed while the model runs" if scale is None else "given by blocks"
@@ -117,7 +118,7 @@ def _scale(node: Any, constants: _Constants) -> Array:
     return scale.astype(np.float64)
 
 
-def _zero_point(node: Any, constants: _Constants) -> Array:
+def _zero_point(node: Any, constants: Constants) -> Array:
     zero_point = constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if zero_point is None or (zero_point.dtype.name not in INTEGERS and zero_point.dtype != np.int32):
         raise BuildFailed(
@@ -135,14 +136,14 @@ def _along(node: Any, values: Array, rank: int) -> Array:
     return values.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _quantised(node: Any, array: Array, constants: _Constants) -> Array:
+def _quantised(node: Any, array: Array, constants: Constants) -> Array:
     scale, zero_point = _scale(node, constants), _zero_point(node, constants)
     low, high = INTEGERS[zero_point.dtype.name]
     steps = np.rint(array / _along(node, scale, array.ndim)) + _along(node, zero_point, array.ndim)
     return steps.clip(low, high).astype(zero_point.dtype)
 
 
-def _float(node: Any, array: Array, constants: _Constants) -> Array:
+def _float(node: Any, array: Array, constants: Constants) -> Array:
     scale = _scale(node, constants)
     zero_point = _zero_point(node, constants) if len(node.input) > 2 and node.input[2] else np.zeros((), array.dtype)
     exact = (array.astype(np.float64) - _along(node, zero_point, array.ndim)) * _along(node, scale, array.ndim)
@@ -162,8 +163,13 @@ def _put_constants(graph: Any, made: dict[str, Array]) -> None:
 
 def nodes_of(graph: Any) -> Iterator[Any]:
     """Yield every node of `graph` and of the graphs inside its nodes."""
+    for one in _graphs_of(graph):
+        yield from one.node
+
+
+def _graphs_of(graph: Any) -> Iterator[Any]:
+    yield graph
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             for inner in [attribute.g, *attribute.graphs]:
-                yield from nodes_of(inner)
+                yield from _graphs_of(inner)

@@ -34,9 +34,13 @@ HEAD = "edgert_fold_"  # what the names of folded-in preprocessing begin with; i
 
 @dataclass(frozen=True)
 class Fold:
-    """Preprocessing that is the model's own first layers (fold.py): UINT8 frames in `layout` become (value * scale -
-    mean) / std in `model_layout`, their channels turned round where it `flips` them."""
+    """Preprocessing that became the first layers of a model, which was `inner` before.
 
+    UINT8 frames in `layout` become (value * scale - mean) / std in `model_layout`, with the channels in reverse order
+    where `flips` is true.
+    """
+
+    inner: Any
     input: str
     layout: str
     model_layout: str
@@ -46,7 +50,7 @@ class Fold:
     std: tuple[float, ...]
 
     def factor_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The same as value * factor + shift, one number each or one a channel."""
+        """Return both numbers of value * factor + shift, one each or one per channel."""
         mean, std = np.broadcast_arrays(np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64))
         return self.scale / std, -mean / std
 
@@ -119,7 +123,7 @@ def computes_in_fp16(source: SourceModel) -> bool:
 
 
 def float_proto(source: SourceModel) -> Any:
-    """The ONNX model in float: itself, or what `qat.float_of` makes of a quantised one. Raises BuildFailed."""
+    """Return the ONNX model in float, without the Q/DQ of a quantised one. Raises BuildFailed."""
     return float_of(source.proto) if source.quantised else source.proto
 
 

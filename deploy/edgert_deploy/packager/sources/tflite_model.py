@@ -12,7 +12,7 @@ import numpy as np
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.onnx_model import NAME_LENGTH_MAX, RUN_BYTES_MAX, check_batch_axes, output_spec
+from edgert_deploy.packager.sources.onnx_model import check_batch_axes, check_run_size, check_value, output_spec
 
 IDENTIFIER = b"TFL3"  # at byte 4 of the file
 
@@ -59,12 +59,7 @@ def _interpreter(name: str, data: bytes) -> Any:
 def _input_spec(detail: dict[str, Any]) -> TensorSpec:
     name, shape = str(detail["name"]), [int(n) for n in detail["shape_signature"]]
     dtype = np.dtype(detail["dtype"]).name
-    if not name or len(name) > NAME_LENGTH_MAX:
-        raise SourceInvalid(
-            f"an input of the model has no name, or one of more than {NAME_LENGTH_MAX} letters: rename it"
-        )
-    if dtype not in DATATYPES:
-        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT carries {', '.join(DATATYPES)}")
+    check_value(name, dtype)
     if not 1 <= len(shape) <= MAX_RANK:
         raise SourceInvalid(f"input {name!r} has {len(shape)} axes; 1 to {MAX_RANK} are taken, the first the batch")
     if shape[0] not in (-1, 1) or any(n < 1 for n in shape[1:]):
@@ -79,8 +74,7 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
     try:
         for spec, detail in zip(inputs, interpreter.get_input_details(), strict=True):
             shape = [count if n == -1 else n for n in spec.shape]
-            if int(np.prod(shape, dtype=object)) * spec.dtype.itemsize > RUN_BYTES_MAX:
-                raise SourceInvalid(f"input {spec.name!r} of shape {shape} is larger than {RUN_BYTES_MAX} bytes")
+            check_run_size(spec, shape)
             if -1 in spec.shape:
                 interpreter.resize_tensor_input(detail["index"], shape)
         interpreter.allocate_tensors()
