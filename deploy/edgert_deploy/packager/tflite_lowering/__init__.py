@@ -1,13 +1,13 @@
 """ONNX to a float32 .tflite file, without TensorFlow.
 
-    read_graph   fold the model, find every value's shape at two batch sizes
-    widen        put casts around arithmetic of small integers
-    fuse         replace groups of nodes by ones that TFLite has an operator for
+    read_graph   folds the model, and finds every value's shape at two batch sizes
+    widen        puts casts around arithmetic of small integers
+    fuse         replaces groups of nodes by nodes that TFLite has an operator for
     OPS          ONNX operator -> its record, with the function that writes it (ops/)
-    Lowering     layouts and tensors while that goes on
+    Lowering     the layouts and tensors of the values
     Writer       the flatbuffer
 
-The contract of the model is kept: names, order, layout and dtypes of inputs and outputs, and the open batch.
+The lowering keeps the model's contract: names, order, layout and dtypes of inputs and outputs, and the open batch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["OPS", "lower"]
 
 
 def lower(model: onnx.ModelProto) -> bytes:
-    """The float32 .tflite file of a checked model. Deterministic.
+    """Return the float32 .tflite file of a checked model. Deterministic.
 
-    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where
-    ONNX Runtime cannot fold the model.
+    Raises OperatorUnsupported, which lists everything that is not covered, and BuildFailed where ONNX Runtime
+    cannot fold the model.
     """
     graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
     lowering = Lowering(graph, OPS)
@@ -42,7 +42,7 @@ def lower(model: onnx.ModelProto) -> bytes:
         except Uncovered as reason:
             problems.append(str(reason))
     raise OperatorUnsupported(
-        f"TFLite cannot take {len(problems)} part(s) of this model: {'; '.join(problems)}. "
+        f"{len(problems)} part(s) of this model cannot be converted to TFLite: {'; '.join(problems)}. "
         "Export the model without them, or leave tflite out of the profile's engines"
     )
 
@@ -59,12 +59,12 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[str]:
 
 
 def _lower_node(lowering: Lowering, node: Node) -> list[str]:
-    """Write `node`. What cannot be is returned, and stood in for, so that one run finds everything."""
+    """Write `node`, or return why that is not possible and define its outputs, so that one run finds everything."""
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
         if op is None:
-            raise Uncovered("TFLite has no such operator, and none is made of others here")
+            raise Uncovered("TFLite has no such operator, and EdgeRT does not compose it of others")
         if not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)
             lowering.note_sign(node)

@@ -1,6 +1,6 @@
 """Recurrent operators that take the batch first (layout 1), rewritten to take the steps first.
 
-ONNX Runtime refuses layout 1, and it folds the model for us.
+ONNX Runtime, which folds the model, refuses layout 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def put_steps_first(model: onnx.ModelProto) -> None:
 
 
 def _with_steps_first(node: onnx.NodeProto, name: str) -> list[onnx.NodeProto]:
-    """`node` between transpositions: X [batch, steps, inputs] and Y [batch, steps, directions, hidden] and states."""
+    """Return `node` between transpositions of X, Y [batch, steps, directions, hidden] and the states."""
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
     attributes = [a for a in node.attribute if a.name != "layout"]

@@ -1,9 +1,8 @@
-"""The range of each activation of a float .tflite over some samples, which the INT8 scales are made from.
+"""The range of each activation of a float .tflite over some samples, from which the INT8 scales are made.
 
-TFLite's own calibrator reads an operator's inputs after the operator has run. Where that ran in place (a
-MUL or an ADD whose input nobody reads again) it takes the result for the input, and the input's scale
-comes out as wide as both: the sigmoid before a multiplication by 63 got a range of 63. So the ranges are
-taken here, with every tensor kept in memory of its own.
+TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that ran in place (a MUL or an
+ADD whose input nothing else reads) has then overwritten its input: the sigmoid before a multiplication by 63 got a range
+of 63. So the ranges are recorded here, with every tensor kept in memory of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Ranges:
             model_content=float_model,
             num_threads=1,
             experimental_preserve_all_tensors=True,
-            # A delegate keeps what lies between its operators to itself.
+            # A delegate does not expose the tensors between its operators.
             experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
         )
         activations = _float_activations(schema.Model.GetRootAs(float_model, 0))
@@ -36,7 +35,7 @@ class Ranges:
         self._is_prepared = False
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run on one sample: an array an input, in the model's order. All samples have the shapes of the first."""
+        """Run on one sample: an array per input, in the model's order. All samples have the shapes of the first."""
         if not self._is_prepared:
             self._prepare(arrays)
             self._is_prepared = True
@@ -51,10 +50,10 @@ class Ranges:
             self._highs[index] = np.maximum(self._highs[index], values.max())
 
     def write(self, calibrated: bytearray) -> None:
-        """Put the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
+        """Write the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
 
-        What every step of a sequence has gets the range of all steps: one step sees too few values for its own, and
-        one that is cut off goes into all that follow.
+        The tensors of all steps of a sequence share one range: one step sees too few values, and a clipped value
+        disturbs all steps that follow.
         """
         graph = schema.Model.GetRootAs(calibrated, 0).Subgraphs(0)
         kinds = {index: _kind(graph.Tensors(index).Name().decode()) for index in self._lows}
@@ -75,13 +74,13 @@ class Ranges:
 
 
 def _kind(name: str) -> str:
-    """What a tensor shares its range with: the same tensor of other steps, or nothing."""
+    """Return the name under which a tensor shares its range with the same tensor of other steps."""
     before, mark, step = name.partition(STEP_MARK)
     return before if mark and step.isdigit() else name
 
 
 def _float_activations(model: Any) -> list[int]:
-    """The tensors that a run computes or is given; the interpreter has more, which its kernels work with."""
+    """Return the tensors that a run computes or receives; the interpreter has more, for its kernels."""
     graph = model.Subgraphs(0)
     tensors = map(graph.Tensors, range(graph.TensorsLength()))
     return [

@@ -1,7 +1,7 @@
-"""A model at one batch, folded: shape arithmetic, constants and BatchNormalization worked out, functions spelled out.
+"""Folding: a model at one batch, with constants, shapes and BatchNormalization computed and functions inlined.
 
-ONNX Runtime does it. Where it has no kernel for a part that TFLite can take (a newer opset, a dtype), the constants
-are worked out by ONNX's reference implementation instead, and the rest stays as it was written.
+ONNX Runtime folds the model. Where it has no kernel for a part that TFLite can take (a newer opset, a dtype), ONNX's
+reference implementation computes the constants, and the rest stays as it is.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from edgert_deploy.packager.tflite_lowering.batchwise import put_steps_first
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 ONNX_DOMAINS = ("", "ai.onnx")
-# ONNX Runtime refuses a file of a newer format than it knows, and it knows this one. What newer formats brought (types
-# of 4 and 2 bits, annotations for several devices) cannot be lowered anyway.
+# ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices) cannot
+# be lowered anyway.
 IR_VERSION_MAX = 10
-# Each round of the reference folding works out one more level of shapes that depend on shapes.
+# Each round of the reference folding computes one more level of shapes that depend on shapes.
 ROUNDS_MAX = 20
-# Operators that are worked out at the build, function of ONNX or not.
+# Operators that are computed at the build, whether ONNX defines them as functions or not.
 FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
-# What a constant that is worked out may hold; and the operators whose results may be far larger than what they read.
+# The limit of a computed constant; and the operators whose results may be far larger than their inputs.
 FOLDED_ELEMENTS_MAX = 50_000_000
 GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Resize", "Tile"})
-# What is never worked out: the result is another one each time.
+# Operators that are never computed here: their result differs each time.
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -45,7 +45,7 @@ def has_open_batch(model: onnx.ModelProto) -> bool:
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
-    """`model` at a fixed `batch`. ONNX's functions that are not `lowered` as they are become their bodies.
+    """Return `model` at a fixed `batch`. ONNX's functions that are not `lowered` themselves are inlined.
 
     Raises OperatorUnsupported for operators outside of ONNX, and BuildFailed where nothing can fold the model.
     """
@@ -68,11 +68,13 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
     foreign = [n for n in model.graph.node if n.domain not in ONNX_DOMAINS and n.domain not in own]
     if foreign:
         listed = ", ".join(f"{n.domain}:{n.op_type} (node {n.name!r})" for n in foreign)
-        raise OperatorUnsupported(f"the model uses operators outside of ONNX: {listed}; export it without them")
+        raise OperatorUnsupported(
+            f"the model uses operators outside of ONNX, which TFLite does not have: {listed}; export it without them"
+        )
 
 
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy with `batch` on axis 0 of each input that leaves it open, and no shape claimed for the rest."""
+    """Return a copy with `batch` as axis 0 of each input that leaves it open, and without other noted shapes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
@@ -89,10 +91,10 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.ModelProto:
-    """`model` with the bodies of its own functions, and of those of ONNX that are not `lowered`, in their place."""
+    """Return `model` with its own functions inlined, and those of ONNX that are not `lowered`."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    # The inliner looks among the values for the type of every input: of a constant, and of an absent one too.
+    # The inliner needs the type of every input among the values, also of constants and of absent inputs.
     constants = [(i.name, i.data_type, i.dims) for i in model.graph.initializer]
     for name, element, dims in [*constants, ("", onnx.TensorProto.FLOAT, [])]:
         model.graph.value_info.append(helper.make_tensor_value_info(name, element, dims))
@@ -104,14 +106,14 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
         chosen = [("", name) for name in names - FOLDED]
         try:
             model = inliner.inline_selected_functions(model, chosen, inline_schema_functions=True)
-        except Exception:  # noqa: BLE001  # a body that depends on a dtype that ONNX does not find: refused by its name then
+        except Exception:  # noqa: BLE001  # a body depends on a dtype that ONNX does not find: the node is refused by its name
             break
     del model.graph.value_info[:]
     return model
 
 
 def _state_defaults(model: onnx.ModelProto) -> None:
-    """Write the defaults of a function's attributes into its nodes: ONNX's own tools leave them out of its body."""
+    """Write the defaults of a function's attributes into its nodes: ONNX's inliner leaves them out."""
     for node in model.graph.node:
         schema = _function(model, node)
         if schema is not None:
@@ -121,7 +123,7 @@ def _state_defaults(model: onnx.ModelProto) -> None:
 
 
 def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
-    """The schema of an operator that ONNX defines by others, or None."""
+    """Return the schema of an operator that ONNX defines by others, or None."""
     if node.domain not in ONNX_DOMAINS:
         return None
     version = next(opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS)
@@ -133,7 +135,7 @@ def _function(model: onnx.ModelProto, node: onnx.NodeProto) -> Any:
 
 
 def _plainly_cast(model: onnx.ModelProto) -> onnx.ModelProto:
-    """CastLike -> Cast, so that a constant that is cast like a computed value is known."""
+    """Replace CastLike by Cast, so that a constant that is cast like a computed value is known."""
     if any(node.op_type == "CastLike" for node in model.graph.node):
         model = shape_inference.infer_shapes(model)
         values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
@@ -163,12 +165,12 @@ def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _without_onnx_runtime(model: onnx.ModelProto, refusal: Exception) -> onnx.ModelProto:
-    """`refusal` is what ONNX Runtime said; it is the reason given where ONNX's own tools fail too."""
+    """Fold by ONNX's own tools. `refusal` is ONNX Runtime's error, which is reported where they fail too."""
     try:
         return _folded_by_reference(model)
     except Exception as error:
         raise BuildFailed(
-            f"ONNX Runtime could not fold the model for TFLite: {refusal}; check that it runs there"
+            f"ONNX Runtime could not fold the model for TFLite: {refusal}; check that the model runs in ONNX Runtime"
         ) from error
 
 
@@ -183,7 +185,7 @@ def _folded_by_reference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _forget_open_shapes(model: onnx.ModelProto) -> None:
-    """Drop the shapes that an earlier round left open: inference keeps what is noted, though constants tell by now."""
+    """Drop open shapes of an earlier round: inference keeps noted shapes, though constants are known by now."""
     known = static_shapes(model)
     kept = [value for value in model.graph.value_info if value.name in known]
     del model.graph.value_info[:]
@@ -191,7 +193,7 @@ def _forget_open_shapes(model: onnx.ModelProto) -> None:
 
 
 def _fold_once(model: onnx.ModelProto) -> bool:
-    """Replace nodes of constant inputs by their results, in place; whether there were any."""
+    """Replace nodes of constant inputs by their results, in place. Return whether there were any."""
     constants = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
     shapes = static_shapes(model)
     left = []
@@ -216,7 +218,7 @@ def _results(
     constants: dict[str, NDArray[Any]],
     shapes: dict[str, tuple[int, ...]],
 ) -> list[NDArray[Any]] | None:
-    """What `node` computes, where that is known before the model runs."""
+    """Return the results of `node` where they are known before the model runs."""
     from onnx.reference import ReferenceEvaluator
 
     inputs = {name: constants.get(name) for name in node.input if name}
@@ -231,12 +233,12 @@ def _results(
     graph = helper.make_graph([node], "constant", untyped, results)
     single = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=IR_VERSION_MAX)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a constant may be a division by zero that nobody reads
+        warnings.simplefilter("ignore")  # a constant may be a division by zero that nothing reads
         return [np.asarray(array) for array in ReferenceEvaluator(single).run(None, inputs)]
 
 
 def _elements(node: onnx.NodeProto, inputs: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> float:
-    """How many elements the result has, where it may be far larger than what it is made from; else 0."""
+    """Return the number of elements of a result that may be far larger than its inputs; else 0."""
     if node.op_type == "Range":
         start, limit, delta = (float(inputs[name].reshape(-1)[0]) for name in node.input)
         return abs(limit - start) / abs(delta) if delta else math.inf

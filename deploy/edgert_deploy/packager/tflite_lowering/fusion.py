@@ -1,4 +1,4 @@
-"""Rewrites of the graph before it is lowered: groups of nodes become one that TFLite has an operator for."""
+"""Rewrites of the graph before it is lowered: groups of nodes become one node that TFLite has an operator for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgert_deploy.packager.tflite_lowering.masking import soften_masks
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.rewriting import CONSTANT_TOLERANCE, Links, replaced
 
-# An operator of ours, for the fusion below; ONNX has no such name.
+# An operator that the fusion below adds; ONNX has none of that name.
 RSQRT = "Rsqrt"
 
 
@@ -38,7 +38,7 @@ def _fuse_gelu(graph: Graph) -> Graph:
 
 
 def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
-    """The nodes of the GELU around `erf`, the last one last, and the name of its x."""
+    """Return the name of x and the nodes of the GELU around `erf`, its result last."""
     scale = links.producers.get(erf.inputs[0])
     x = _scaled_by(links, scale, float(np.sqrt(0.5))) if scale else None
     plus_one = links.only_user(erf)
@@ -66,7 +66,7 @@ def _gelu_group(links: Links, erf: Node) -> tuple[str, list[Node]] | None:
 
 
 def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
-    """What `node` multiplies by `factor`, where that is what it does."""
+    """Return the value that `node` multiplies by `factor`, or None where it does something else."""
     if node.op_type == "Mul":
         return links.operand_beside(node, factor)
     if node.op_type == "Div" and links.is_scalar(node.inputs[1], 1 / factor):
@@ -75,7 +75,7 @@ def _scaled_by(links: Links, node: Node, factor: float) -> str | None:
 
 
 def _fuse_hard_swish(graph: Graph) -> Graph:
-    """x * HardSigmoid(x) -> HardSwish(x), which is what ONNX Runtime spells out so."""
+    """x * HardSigmoid(x) -> HardSwish(x): ONNX Runtime writes HardSwish in that form."""
     links = Links(graph)
     changes: dict[str, Node | None] = {}
     for gate in (node for node in graph.nodes if node.op_type == "HardSigmoid"):
@@ -114,7 +114,7 @@ def _fuse_rsqrt(graph: Graph) -> Graph:
 
 
 def _fuse_activations(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Relu and the like into the node before them, which then makes the activation's result."""
+    """Fuse Relu and its kin into the node before them, which then makes the activation's result."""
     links = Links(graph)
     changes: dict[str, Node | None] = {}
     for node in graph.nodes:
@@ -129,7 +129,7 @@ def _fuse_activations(graph: Graph, ops: Mapping[str, Op]) -> Graph:
 
 
 def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
-    if node.op_type in ("Gemm", "MatMul"):  # a product of two computed matrices has no such option
+    if node.op_type in ("Gemm", "MatMul"):  # BATCH_MATMUL, for two computed matrices, has no such option
         weights = graph.constants.get(node.inputs[1])
         return weights is not None and weights.ndim == 2
     is_float = graph.dtypes.get(node.outputs[0]) == np.float32
@@ -137,7 +137,7 @@ def _clamps_itself(graph: Graph, ops: Mapping[str, Op], node: Node) -> bool:
 
 
 def clamp_name(node: Node, scalar: Callable[[str], float | None]) -> str:
-    """TFLite's name for what a Relu or Clip node does, or "NONE" where it has none."""
+    """Return TFLite's name for the effect of a Relu or Clip node, or "NONE" where it has none."""
     if node.op_type == "Relu":
         return "RELU"
     if node.op_type != "Clip":

@@ -1,8 +1,7 @@
-"""The ONNX graph as the lowering reads it: nodes and constants already folded, every value's shape known.
+"""The ONNX graph as the lowering reads it: nodes and constants are folded, and every value's shape is known.
 
-The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs
-between the two grows with the batch; it is -1 in `BatchShape.signature`, and that is what keeps the
-batch of the lowered model open.
+The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs between the two grows with
+the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ class BatchShape:
         return BatchShape(tuple(self.dims[i] for i in order), tuple(self.signature[i] for i in order))
 
     def with_length(self, axis: int, length: int) -> BatchShape:
-        """The same with axis `axis` of `length` elements at any batch."""
+        """Return the shape whose `axis` has `length` elements at any batch."""
         dims, signature = list(self.dims), list(self.signature)
         dims[axis] = signature[axis] = length
         return BatchShape(tuple(dims), tuple(signature))
 
     def with_axis(self, axis: int, length: int) -> BatchShape:
-        """The same with one more axis, put before `axis`."""
+        """Return the shape with one more axis, inserted before `axis`."""
         dims, signature = list(self.dims), list(self.signature)
         dims.insert(axis, length)
         signature.insert(axis, length)
@@ -57,7 +56,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX operator. `activation` is that of a following node that was fused into this one."""
+    """One ONNX operator. `activation` is that of the next node, fused into this one."""
 
     op_type: str
     domain: str
@@ -68,7 +67,7 @@ class Node:
     activation: str = "NONE"
 
     def input(self, index: int) -> str:
-        """The name of an input, or "" where an optional one is absent."""
+        """Return the name of an input, or "" where an optional one is absent."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
 
@@ -76,9 +75,8 @@ class Node:
 class Graph:
     """A folded model.
 
-    `batch_constants` are constants at batch 1 that are others at batch 2; `expanded_constants` are
-    those of them that were only repeated along axis 0, so that the one at batch 1 broadcasts, and
-    `repeated_constants` those repeated along any one axis.
+    `batch_constants` are the constants that differ between batch 1 and batch 2. Of these, `expanded_constants` only
+    repeat along axis 0, so that the one at batch 1 broadcasts, and `repeated_constants` repeat along any one axis.
     """
 
     opset: int

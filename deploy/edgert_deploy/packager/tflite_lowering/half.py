@@ -1,7 +1,7 @@
-"""FP16 weights in a .tflite file: half the size, the arithmetic stays FP32.
+"""FP16 weights in a .tflite file: half the size, the same FP32 arithmetic.
 
 The form is that of TFLite's own converter (post-training float16 quantisation): each float constant is stored as
-FLOAT16 with a DEQUANTIZE behind it. XNNPACK converts it once, when the file is loaded.
+FLOAT16, followed by a DEQUANTIZE. XNNPACK converts it once, when the file is loaded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ai_edge_litert import schema_py_generated as schema
 
 from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer, operator_code
 
-# A smaller constant costs more as a tensor and an operator of its own than its bytes would save.
+# For a smaller constant the extra tensor and operator take more bytes than FP16 saves.
 ELEMENTS_MIN = 64
 
 
 def with_half_weights(content: bytes) -> bytes:
-    """The float32 model `content` with its large constants in FP16; values beyond FP16's range are cut to it."""
+    """Return the float32 model `content` with its large constants in FP16, clipped to its range."""
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     graph = model.subgraphs[0]
     code = len(model.operatorCodes)
@@ -44,7 +44,7 @@ def with_half_weights(content: bytes) -> bytes:
 
 
 def packed(model: Any) -> bytes:
-    """The file of a model whose tables were changed; weights stay aligned as the kernels want them."""
+    """Return the file of a model whose tables were changed, its weights aligned as the kernels need them."""
     for i, buffer in enumerate(model.buffers):
         if buffer.data is not None and len(buffer.data):
             aligned = AlignedBuffer()

@@ -1,9 +1,8 @@
-"""One lowering under way: which TFLite tensor stands for which ONNX value, and in which layout.
+"""The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
-ONNX convolves channels first, TFLite channels last. A value is made in the layout that suits its
-operator and converted, once, where a reader wants the other: chains of convolutions stay channels
-last, and the model's inputs and outputs keep ONNX's order. A channels-last value of rank 3 (from a
-1-D convolution) is held as [batch, 1, width, channels].
+ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. The value is
+converted, once, where a reader needs the other layout: chains of convolutions stay channels last, and the model's inputs
+and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1, width, channels].
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ AXIS_MAX = 2**31 - 1  # lengths are int32 in the file
 SPATIAL_RANKS = (3, 4, 5)
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
-# The same by rank. At rank 3 they are between ONNX's order and [batch, width, channels].
+# The same by rank. At rank 3 the other layout is [batch, width, channels].
 CHANNELS_LAST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_LAST, 5: (0, 2, 3, 4, 1)}
 CHANNELS_FIRST_ORDERS = {3: (0, 2, 1), 4: TO_CHANNELS_FIRST, 5: (0, 4, 1, 2, 3)}
-# Where each ONNX axis lies in the channels-last tensor, by rank.
+# The position of each ONNX axis in the channels-last tensor, by rank.
 CHANNELS_LAST_AXES = {3: (0, 3, 2), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
 class Uncovered(Exception):
-    """This node cannot be lowered; the text says which part of it."""
+    """A node that cannot be lowered: the text names the part of it, and a way round where there is one."""
 
 
 class Layout(Enum):
@@ -42,17 +41,17 @@ class Layout(Enum):
 
 
 class Lowering:
-    """What an operator's lowering works with: the graph it reads and the file it writes."""
+    """The graph that operators are read from, and the file that they are written to."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
         self.graph, self._ops = graph, ops
         self.writer = Writer()
-        # Features of a flattened channels-last value, where they lie in another order than ONNX's:
-        # element i of the value here is element order[i] of ONNX's. Its reader permutes its weights.
+        # The order of features in a flattened channels-last value: element i of it is element order[i] of ONNX's
+        # value. The reader of the value permutes its weights.
         self.feature_order: dict[str, NDArray[np.intp]] = {}
         self._inputs: dict[str, int] = {}
         self._tensors: dict[tuple[str, Layout], int] = {}
-        self._home: dict[str, Layout] = {}
+        self._layouts: dict[str, Layout] = {}
         self._non_negative: set[str] = set()
         self._unknown: set[str] = set()
         self._users: dict[str, list[Node]] = {}
@@ -60,14 +59,17 @@ class Lowering:
             for name in dict.fromkeys(node.inputs):
                 self._users.setdefault(name, []).append(node)
 
-    # --- what the graph says
+    # --- the graph
 
     def shape(self, name: str) -> BatchShape:
         if name not in self.graph.shapes:
-            raise Uncovered(f"the shape of {name!r} depends on the values of an input, or its rank on the batch")
+            raise Uncovered(
+                f"the shape of {name!r} depends on the values of an input, or its rank on the batch; "
+                "export the model with fixed shapes"
+            )
         shape = self.graph.shapes[name]
         if max(shape.dims, default=0) > AXIS_MAX:
-            raise Uncovered(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite counts to {AXIS_MAX}")
+            raise Uncovered(f"{name!r} has an axis of {max(shape.dims)} elements; TFLite holds at most {AXIS_MAX}")
         return shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -80,21 +82,21 @@ class Lowering:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """The constant `name`. Raises Uncovered, naming its `role`, where it is computed or follows the batch."""
+        """Return the constant `name`. Raises Uncovered, naming its `role`, where it is computed or depends on the batch."""
         if name not in self.graph.constants:
-            raise Uncovered(f"{role} is not a constant")
+            raise Uncovered(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
-            raise Uncovered(f"{role} depends on the batch")
+            raise Uncovered(f"{role} depends on the batch; export the model with its batch fixed to 1")
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """The constant `name` as it is at batch 1, where a larger batch only repeats it: it then broadcasts."""
+        """Return the constant `name` at batch 1 where a larger batch only repeats it: it then broadcasts."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)
 
     def integers(self, node: Node, attribute: str, index: int) -> list[int] | None:
-        """What was an attribute in earlier opsets and is input `index` in later ones; None where absent."""
+        """Return an attribute of earlier opsets that is input `index` in later ones; None where absent."""
         if attribute in node.attributes:
             return [int(v) for v in node.attributes[attribute]]
         if not node.input(index):
@@ -106,14 +108,14 @@ class Lowering:
         return users[0] if len(users) == 1 and name not in self.graph.outputs else None
 
     def is_read(self, name: str) -> bool:
-        """Whether anything needs `name`, an output of a node that may be absent."""
+        """Whether anything reads `name`, an output of a node that may be absent."""
         return bool(name) and (name in self._users or name in self.graph.outputs)
 
     def is_non_negative(self, name: str) -> bool:
         return name in self._non_negative
 
     def note_sign(self, node: Node) -> None:
-        """Remember whether `node`'s results can be negative."""
+        """Remember whether the results of `node` can be negative."""
         sign = self._ops[node.op_type].sign
         read = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         kept = sign == "as_input" and self._non_negative.issuperset(read)
@@ -123,8 +125,8 @@ class Lowering:
     # --- tensors of ONNX values
 
     def layout(self, name: str) -> Layout:
-        """The layout that `name` was made in."""
-        return self._home.get(name, Layout.NATIVE)
+        """Return the layout that `name` was made in."""
+        return self._layouts.get(name, Layout.NATIVE)
 
     def native(self, name: str) -> int:
         return self.tensor(name, Layout.NATIVE)
@@ -133,32 +135,32 @@ class Lowering:
         return self.tensor(name, Layout.CHANNELS_LAST)
 
     def tensor(self, name: str, layout: Layout) -> int:
-        """The tensor of `name` in `layout`, converted at most once."""
+        """Return the tensor of `name` in `layout`, converted at most once."""
         if self.is_constant(name):
             return self._constant_operand(name, layout)
         if (name, layout) not in self._tensors:
-            if name not in self._home:
-                raise Uncovered(f"{name!r} is not computed by what is covered of its node")
+            if name not in self._layouts:
+                raise Uncovered(f"nothing here computes {name!r}, an optional output of its node")
             convert = self._to_native if layout is Layout.NATIVE else self._to_channels_last
             self._tensors[name, layout] = convert(name)
         return self._tensors[name, layout]
 
     def in_native_order(self, name: str) -> int:
-        """A tensor whose elements lie in ONNX's order, whatever its shape: for what only reshapes it."""
+        """Return a tensor whose elements are in ONNX's order, whatever its shape, for a reader that only reshapes it."""
         if self.layout(name) is Layout.CHANNELS_LAST and _same_order(self.shape(name).dims):
             return self.channels_last(name)
         return self.native(name)
 
     def define(self, name: str, layout: Layout = Layout.NATIVE) -> int:
-        """A new tensor for the value `name`, made in `layout`."""
+        """Return a new tensor for the value `name`, made in `layout`."""
         shape = self.laid_out(self.shape(name), layout)
         return self.alias(name, layout, self.writer.tensor(name, shape, self.dtype(name)))
 
     def define_input(self, name: str) -> None:
-        """The tensor of a model's input.
+        """Make the tensor of a model's input.
 
-        What may stay in float32 beside INT8 reads a copy: the quantiser hands it the INT8 tensor of an
-        input as it is, where it puts a DEQUANTIZE before one of any other tensor.
+        An operator that may stay in float32 beside INT8 reads a copy: the quantiser puts a DEQUANTIZE before such a
+        reader of any other tensor, but gives it the INT8 tensor of an input as it is.
         """
         self._inputs[name] = self.define(name)
         if self.dtype(name) == FLOAT32 and self._stays_float(name):
@@ -171,20 +173,20 @@ class Lowering:
         return any(op is not None and op.stays_float for op in users)
 
     def alias(self, name: str, layout: Layout, tensor: int) -> int:
-        """Let `tensor`, which exists, stand for the value `name`."""
-        self._home[name] = layout
+        """Make the existing `tensor` that of the value `name`."""
+        self._layouts[name] = layout
         self._tensors[name, layout] = tensor
         return tensor
 
     def stand_in(self, name: str) -> None:
-        """Go on without the node that makes `name`, to find what else is not covered."""
+        """Continue without the node that makes `name`, to find what else is not covered."""
         try:
             self.define(name)
         except Uncovered:
             self._unknown.add(name)
 
     def is_unknown(self, name: str) -> bool:
-        """Whether `name` is stood in for and nothing is known of it that its readers could be checked with."""
+        """Whether nothing is known of `name` that its readers could be checked with."""
         return name in self._unknown
 
     def laid_out(self, shape: BatchShape, layout: Layout) -> BatchShape:
@@ -194,42 +196,43 @@ class Lowering:
         return turned.with_axis(1, 1) if shape.rank == 3 else turned
 
     def axis(self, axis: int, rank: int, layout: Layout) -> int:
-        """Where ONNX's `axis` of a value of `rank` lies in `layout`."""
+        """Return the position in `layout` of ONNX's `axis` of a value of `rank`."""
         return axis % rank if layout is Layout.NATIVE else CHANNELS_LAST_AXES[rank][axis % rank]
 
     def common_layout(self, names: tuple[str, ...]) -> Layout:
-        """Channels last where one of `names` is and all can be; else native."""
+        """Return channels last where one of `names` has it and all can have it; else native."""
         ranks = {self.shape(name).rank for name in names if not self.is_constant(name)}
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
 
-    # --- what is written
+    # --- writing
 
     def constant(self, values: ArrayLike, name: str, dtype: Any = np.float32) -> int:
         return self.writer.constant(np.ascontiguousarray(np.asarray(values, dtype)).reshape(np.shape(values)), name)
 
     def index_constant(self, values: ArrayLike, name: str) -> int:
-        """Axes, shapes, permutations: int32."""
+        """Write axes, a shape or a permutation, as int32."""
         return self.constant(values, name, np.int32)
 
     def scratch(self, name: str, shape: BatchShape, dtype: np.dtype[Any] = FLOAT32) -> int:
-        """A tensor between two operators that one ONNX node became."""
+        """Return a tensor between two operators of one ONNX node."""
         return self.writer.tensor(name, shape, dtype)
 
     def emit(self, code: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
         self.writer.operator(code, inputs, outputs, **options)
 
     def arithmetic(self, code: str, inputs: list[int], output: int, activation: str = "NONE") -> int:
-        """ADD, SUB, MUL or DIV; returns `output`."""
+        """Write ADD, SUB, MUL or DIV, and return `output`."""
         self.emit(code, inputs, [output], fusedActivationFunction=activation_code(activation))
         return output
 
     def total(
         self, tensor: int, shape: BatchShape, axes: list[int], output: int, result: BatchShape, *, keep: bool
     ) -> int:
-        """The sum over `axes` of a float tensor of `shape`, into `output` of shape `result`: the mean times their number.
+        """Write the sum over `axes` of a float tensor of `shape` into `output`, of shape `result`.
 
-        The quantiser gives the result of SUM the scale of its input, which cuts it off.
+        The sum is the mean times the number of elements: the quantiser gives the result of SUM the scale of its input,
+        which clips it.
         """
         places = self.index_constant(axes, "axes")
         if any(shape.signature[axis] == -1 for axis in axes):
@@ -242,7 +245,10 @@ class Lowering:
 
     def reshape(self, tensor: int, shape: BatchShape, output: int) -> int:
         if shape.signature.count(-1) > 1:
-            raise Uncovered(f"the batch is part of more than one axis of {list(shape.signature)}")
+            raise Uncovered(
+                f"the batch is part of more than one axis of {list(shape.signature)}; "
+                "export the model with its batch fixed to 1"
+            )
         self.emit(
             "RESHAPE", [tensor, self.index_constant(shape.signature, "shape")], [output], newShape=list(shape.signature)
         )
@@ -268,7 +274,7 @@ class Lowering:
         return output
 
     def along_last(self, axis: int, source: str, output: str, write: Callable[[int, int], None]) -> None:
-        """Let `write` make `output` from `source`, both of one shape, with ONNX's `axis` moved to the end meanwhile."""
+        """Call `write` with tensors of `source` and `output`, both of one shape, with ONNX's `axis` moved to the end."""
         shape = self.shape(source)
         if axis == shape.rank - 1:
             write(self.native(source), self.define(output))
@@ -280,11 +286,11 @@ class Lowering:
         self.transpose(turned[1], tuple(int(i) for i in np.argsort(order)), self.define(output))
 
     def finish(self) -> bytes:
-        """The file; its inputs and outputs have ONNX's names, order and layout."""
+        """Return the file; its inputs and outputs have ONNX's names, order and layout."""
         outputs: dict[str, int] = {}
         for name in self.graph.outputs:
             if 0 in self.shape(name).dims:
-                raise Uncovered(f"output {name!r} has no elements, which TFLite does not hold")
+                raise Uncovered(f"output {name!r} has no elements, and TFLite holds no empty tensor; drop that output")
             tensor = self.native(name)
             taken = self.is_constant(name) or tensor in self._inputs.values() or tensor in outputs.values()
             outputs[name] = self._copied(name, tensor) if taken else tensor
@@ -326,7 +332,7 @@ class Lowering:
         return self.constant(array, name, array.dtype)
 
     def _copied(self, name: str, tensor: int) -> int:
-        """TFLite wants each input and output to be a tensor of its own."""
+        """Return a copy: in TFLite each input and output is a tensor of its own."""
         shape = self.shape(name)
         return self.reshape(tensor, shape, self.scratch(name, shape, self.dtype(name)))
 

@@ -1,8 +1,8 @@
-"""Masked scores of attention: minus infinity, or near it, becomes a number that INT8 can hold beside the others.
+"""Masked scores of attention: minus infinity becomes a number that INT8 can hold beside the other scores.
 
-Exporters add -3.4e38 or minus infinity to the scores that a Softmax must not see. The exponential of MASKED_SCORE is
-zero in float32 already. A row that is masked throughout is told from others by its mask (the largest is minus infinity)
-or by its Softmax (which is not a number): here by a largest score below MASKED_BELOW.
+Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is zero
+in float32 already. Models recognize a row that is masked throughout by its mask (the largest element is minus infinity)
+or by its Softmax (not a number). Here its largest score is below MASKED_BELOW.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgert_deploy.packager.tflite_lowering.rewriting import Links
 
 MASKED_SCORE = -1e4
 MASKED_BELOW = -5e3
-# What may lie between such a constant and its Softmax.
+# Operators that may be between such a constant and its Softmax.
 MASK_CHAIN = frozenset({"Add", "Expand", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 # The constant MASKED_BELOW; no exporter writes such a name.
 THRESHOLD = "edgert:masked_below"
@@ -26,7 +26,7 @@ THRESHOLD = "edgert:masked_below"
 
 @dataclass
 class _Changes:
-    """What takes the place of the node that makes each of these values; and constants that are added."""
+    """The nodes that replace the one that makes a value, by that value; and the added values."""
 
     nodes: dict[str, list[Node]] = field(default_factory=dict)
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _Changes:
 
 
 def soften_masks(graph: Graph) -> Graph:
-    """Constants below MASKED_SCORE that are added to a Softmax's scores, and seen by nothing else -> MASKED_SCORE."""
+    """Raise constants below MASKED_SCORE to it, where they only reach the scores of a Softmax."""
     links, changes = Links(graph), _Changes()
     waiting = [name for node in graph.nodes if node.op_type == "Softmax" for name in node.inputs]
     seen: set[str] = set()
@@ -46,13 +46,13 @@ def soften_masks(graph: Graph) -> Graph:
         seen.add(node.outputs[0])
         waiting += node.inputs
         below = {name for name in node.inputs if _is_below(graph.constants.get(name))}
-        tellers = _tellers(links, node.outputs[0]) if below else None
-        if tellers is not None:
+        tests = _row_tests(links, node.outputs[0]) if below else None
+        if tests is not None:
             inputs = tuple(_softened(name) if name in below else name for name in node.inputs)
             changes.nodes[node.outputs[0]] = [replace(node, inputs=inputs)]
             changes.constants |= {_softened(n): np.maximum(graph.constants[n], np.float32(MASKED_SCORE)) for n in below}
-            for teller in tellers:
-                _tell_by_threshold(links, teller, changes)
+            for test in tests:
+                _test_by_threshold(links, test, changes)
     return _changed(graph, changes)
 
 
@@ -64,9 +64,9 @@ def _softened(name: str) -> str:
     return f"{name}_softened"
 
 
-def _tellers(links: Links, name: str) -> list[Node] | None:
-    """The nodes that ask whether all of a row is masked; None where `name` is seen by something else than a Softmax."""
-    tellers: list[Node] = []
+def _row_tests(links: Links, name: str) -> list[Node] | None:
+    """Return the nodes that test whether a whole row is masked; None where `name` reaches more than a Softmax."""
+    tests: list[Node] = []
     waiting = [name]
     while waiting:
         value = waiting.pop()
@@ -76,33 +76,33 @@ def _tellers(links: Links, name: str) -> list[Node] | None:
             if user.op_type in MASK_CHAIN:
                 waiting += user.outputs
             elif user.op_type == "Softmax":
-                tellers += [reader for reader in links.users.get(user.outputs[0], []) if reader.op_type == "IsNaN"]
+                tests += [reader for reader in links.users.get(user.outputs[0], []) if reader.op_type == "IsNaN"]
             else:
                 equal = links.only_user(user) if user.op_type == "ReduceMax" else None
                 if equal is None or equal.op_type != "Equal":
                     return None
-                tellers.append(equal)
-    only_chosen_by = (links.only_user(teller) for teller in tellers if teller.op_type == "IsNaN")
-    return tellers if all(user is not None and user.op_type == "Where" for user in only_chosen_by) else None
+                tests.append(equal)
+    only_chosen_by = (links.only_user(test) for test in tests if test.op_type == "IsNaN")
+    return tests if all(user is not None and user.op_type == "Where" for user in only_chosen_by) else None
 
 
-def _tell_by_threshold(links: Links, teller: Node, changes: _Changes) -> None:
-    """`teller` asks for minus infinity, or for what is not a number: ask for a largest score below MASKED_BELOW."""
-    output = teller.outputs[0]
+def _test_by_threshold(links: Links, test: Node, changes: _Changes) -> None:
+    """Let `test`, for minus infinity or not a number, test for a largest score below MASKED_BELOW instead."""
+    output = test.outputs[0]
     changes.constants[THRESHOLD] = np.array(MASKED_BELOW, np.float32)
-    if teller.op_type == "Equal":
-        largest = next(name for name in teller.inputs if name not in links.graph.constants)
-        changes.nodes[output] = [replace(teller, op_type="LessOrEqual", inputs=(largest, THRESHOLD), attributes={})]
+    if test.op_type == "Equal":
+        largest = next(name for name in test.inputs if name not in links.graph.constants)
+        changes.nodes[output] = [replace(test, op_type="LessOrEqual", inputs=(largest, THRESHOLD), attributes={})]
         return
-    softmax = links.producers[teller.inputs[0]]
+    softmax = links.producers[test.inputs[0]]
     scores, largest = softmax.inputs[0], f"{output}_largest"
     axis = int(softmax.attributes.get("axis", -1)) % links.graph.shapes[scores].rank
     shape = links.graph.shapes[scores].with_length(axis, 1)
     changes.shapes |= {largest: shape, output: shape}
     changes.dtypes[largest] = np.dtype("float32")
     changes.nodes[output] = [
-        Node("ReduceMax", "", teller.name, (scores,), (largest,), {"axes": [axis], "keepdims": 1}),
-        Node("LessOrEqual", "", teller.name, (largest, THRESHOLD), (output,)),
+        Node("ReduceMax", "", test.name, (scores,), (largest,), {"axes": [axis], "keepdims": 1}),
+        Node("LessOrEqual", "", test.name, (largest, THRESHOLD), (output,)),
     ]
 
 

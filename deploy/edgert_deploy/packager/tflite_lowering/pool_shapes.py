@@ -1,7 +1,7 @@
-"""The shapes of a model's values, also where pools round the number of their windows up.
+"""The shapes of a model's values, with pools that round the number of their windows up.
 
-Before opset 22, ONNX's shape inference counts windows that begin in the padding behind the last element;
-the specification since, and all runtimes, leave them out.
+Before opset 22, ONNX's shape inference counts windows that begin in the padding after the last element. The specification
+since then, and all runtimes, do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the shapes of its values."""
+    """Return `model` with the shapes of its values."""
     inferred = shape_inference.infer_shapes(model, data_prop=True)
     originals: dict[int, onnx.NodeProto] = {}
     while (index := _first_overlong(inferred)) is not None:
@@ -31,7 +31,7 @@ def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _first_overlong(model: onnx.ModelProto) -> int | None:
-    """The first pool with more windows than begin before the padding behind the last element."""
+    """Return the first pool whose inferred shape counts windows in the padding after the last element."""
     dims = _dims(model)
     for index, node in enumerate(model.graph.node):
         if node.op_type not in POOLS or not _attributes(node).get("ceil_mode", 0):
@@ -43,7 +43,7 @@ def _first_overlong(model: onnx.ModelProto) -> int | None:
 
 
 def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
-    """Give `node` the same windows without rounding up: with the padding that they reach. For the inference alone."""
+    """Give `node` the same windows without rounding up, by the padding that they reach. For the inference only."""
     windows, attributes = _windows(node, dims[2:]), _attributes(node)
     begins = attributes.get("pads", [0] * 2 * len(windows))[: len(windows)]
     kept = [a for a in node.attribute if a.name not in ("ceil_mode", "pads")]
@@ -53,7 +53,7 @@ def _round_down(node: onnx.NodeProto, dims: list[int]) -> None:
 
 
 def _windows(node: onnx.NodeProto, sizes: list[int]) -> list[tuple[int, int]]:
-    """Along each axis, how many windows there are, and the padding behind the last element that makes as many."""
+    """Return for each axis the number of windows, and the padding after the last element that gives this number."""
     attributes, rank, found = _attributes(node), len(sizes), []
     ones, pads = [1] * rank, attributes.get("pads", [0] * 2 * rank)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)

@@ -1,9 +1,9 @@
 """Full-INT8 post-training quantisation of a float .tflite, by TFLite's own quantiser.
 
-The quantiser ships inside ai-edge-litert as a private module; the same code is behind TensorFlow's
-TFLiteConverter. Weights are per channel, activations per tensor over the range that the samples span.
-Inputs and outputs stay as they are: the file itself quantises and dequantises. An operator without
-an INT8 kernel stays float32 between a DEQUANTIZE and a QUANTIZE.
+The quantiser ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code. Weights
+have a scale per channel, activations one per tensor over the range of the samples. Inputs and outputs keep their dtypes:
+the file itself quantises and dequantises. An operator without an INT8 kernel stays float32 between a DEQUANTIZE and a
+QUANTIZE. The quantiser is native code and crashes on some models, so builders run in child processes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
 from edgert_deploy.packager.tflite_lowering.half import packed
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
-# The private module was tried in these; their results are the same, byte for byte.
+# The releases that the private module was tried in; their results are the same, byte for byte.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
-# An activation that spans less is taken for zero throughout (a dead branch, a mask that masks nothing).
+# An activation with a smaller range counts as zero throughout (a dead branch, a mask that masks nothing).
 RANGE_MIN = 1e-30
-# Scores below LOW_SCORE are masked ones (fusion.py lowers them to -1e4); in INT8 they are this instead. Its exponential
-# is 1e-14 of that of a score of 0.
+# Scores below LOW_SCORE are masked (masking.py sets them to -1e4); in INT8 they become MASKED_SCORE, whose exponential is
+# 1e-14 of that of a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
 COMPARED_SCALE_LIMIT = 1.0
-# Operators whose INT8 form tflite-runtime 2.14 has not: they stay float, and load everywhere.
+# tflite-runtime 2.14 has no INT8 form of these operators: they stay float, and load everywhere.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
-# An operator without options that the quantiser has no INT8 form of: it leaves what is called so in float.
+# The quantiser has no INT8 form of this operator, so that it leaves all operators of that code in float.
 LEFT_ALONE = "CEIL"
 COMPARISONS = frozenset(
     getattr(schema.BuiltinOperator, name)
@@ -48,16 +48,16 @@ def quantize_int8(
     is_float: Callable[[str], bool] = lambda name: False,
     own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> bytes:
-    """`float_model` in INT8, calibrated with `samples`: per run, one array an input, in the model's order.
+    """Return `float_model` in INT8, calibrated with `samples`: per run one array per input, in the model's order.
 
-    `own_ranges` are those of tensors whose scale is known already (a model trained with quantisation). An operator stays in float where `is_float` says so of the name of its first output. Deterministic.
-    Raises BuildFailed.
+    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays in
+    float where `is_float` is true for the name of its first output. Deterministic. Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
         calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples), own_ranges))
         calibrated, hidden = _hidden(calibrated, is_float)
-        # The wrapper does not keep what it is given alive: `calibrated` must stay a name of this frame.
+        # The wrapper keeps no reference to its input: `calibrated` must stay a variable of this frame.
         quantized = bytes(
             wrapper(calibrated, [], []).QuantizeModel(
                 _number("float32"),  # inputs
@@ -71,8 +71,8 @@ def quantize_int8(
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise BuildFailed(
-            f"TFLite's quantiser refused the model: {error}; known to work: ai-edge-litert {KNOWN_GOOD}. "
-            "Build this target in fp32, or for another engine"
+            f"TFLite's quantiser refused the model: {error}; it was tried in ai-edge-litert {KNOWN_GOOD}. "
+            "Build this target with --precision fp32, or for another engine"
         ) from error
     quantized = _shown(quantized, hidden)
     _refuse_aborting_kernels(quantized)
@@ -80,12 +80,12 @@ def quantize_int8(
 
 
 def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]]) -> bytearray:
-    """The float model with the lowest and highest value of each activation written into it."""
+    """Return the float model with the lowest and highest value of each activation in it."""
     calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model)
     prepared = False
     for arrays in samples:
         ordered = [np.ascontiguousarray(array) for array in arrays]
-        if not prepared:  # one run of theirs makes the places that the ranges go to
+        if not prepared:  # one run of TFLite's calibrator makes room for the ranges
             calibrator.Prepare([list(array.shape) for array in ordered])
             calibrator.FeedTensor(ordered)
             prepared = True
@@ -97,10 +97,10 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 
 
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
-    """The model with the operators that stay float under a name that the quantiser leaves alone, and what they are.
+    """Return the model with the operators that stay float disguised as LEFT_ALONE, and those operators.
 
-    TFLite's quantiser takes no list of exceptions (only its successor, which needs TensorFlow, does), but it leaves
-    every operator that it knows no INT8 form of in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
+    TFLite's quantiser takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves every
+    operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(calibrated, 0))
     graph, hidden = model.subgraphs[0], {}
@@ -122,7 +122,7 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
 
 
 def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
-    """The quantised model with what `_hidden` hid as it was."""
+    """Return the quantised model with the operators that `_hidden` disguised."""
     if not hidden:
         return quantized
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(quantized, 0))
@@ -141,7 +141,7 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
 
 
 def _drop_unused_codes(model: Any) -> None:
-    """Interpreters look every code up, also one that no operator has."""
+    """Remove codes that no operator has: interpreters look every code up."""
     operators = model.subgraphs[0].operators
     used = sorted({operator.opcodeIndex for operator in operators})
     model.operatorCodes = [model.operatorCodes[index] for index in used]
@@ -150,12 +150,11 @@ def _drop_unused_codes(model: Any) -> None:
 
 
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:
-    """The same with ranges that INT8 can work with, edited in place. Raises BuildFailed for an activation that overflows.
+    """Make the ranges of `calibrated` fit for INT8, in place. Raises BuildFailed for an activation that overflows.
 
-    `own_ranges` go before those that the samples showed: the quantiser makes of them the very scale that they came from.
-
-    What is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at
-    MASKED_SCORE, so that the 255 steps are left to the scores that count.
+    `own_ranges` replace recorded ranges: the quantiser makes exactly the scales of them that they came from. A tensor
+    that is always zero gets a range, since TFLite aborts at a scale of zero. Masked scores saturate at MASKED_SCORE, so
+    that the 255 steps are left for the other scores.
     """
     model = schema.Model.GetRootAs(calibrated, 0)
     graph, masked = model.Subgraphs(0), _masked_scores(model)
@@ -167,19 +166,21 @@ def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]
         if quantization is None or quantization.MaxLength() != 1:
             continue
         low, high = quantization.MinAsNumpy(), quantization.MaxAsNumpy()
-        # A value in another layout has its name with a number behind it.
+        # A value in another layout has a number appended to its name.
         if (known := own_ranges.get(re.sub(r"__\d+$", "", tensor.Name().decode()))) is not None:
             low[0], high[0] = known
         if not np.isfinite([low[0], high[0]]).all():
             name = tensor.Name().decode()
-            raise BuildFailed(f"{name!r} is not finite on a calibration sample: check the samples, or build in fp32")
+            raise BuildFailed(
+                f"{name!r} is not finite on a calibration sample; check the samples, or build with --precision fp32"
+            )
         if max(high[0], 0) - min(low[0], 0) < RANGE_MIN:
             high[0] = low[0] + 1
     return calibrated
 
 
 def _masked_scores(model: Any) -> set[int]:
-    """The tensors that a mask came into on their way to a SOFTMAX: very low ones, and what they are made from."""
+    """Return the tensors that bring a mask to a SOFTMAX: those with very low values, and their inputs."""
     graph = model.Subgraphs(0)
     operators = [graph.Operators(i) for i in range(graph.OperatorsLength())]
     producers = {int(output): operator for operator in operators for output in operator.OutputsAsNumpy()}
@@ -196,7 +197,7 @@ def _masked_scores(model: Any) -> set[int]:
 
 
 def _lows(model: Any, index: int) -> NDArray[np.float32]:
-    """A view of an activation's recorded minimum, or of a constant's values; empty for what is not float."""
+    """Return a view of an activation's recorded minimum or a constant's values; empty for other dtypes."""
     tensor = model.Subgraphs(0).Tensors(index)
     quantization, buffer = tensor.Quantization(), model.Buffers(tensor.Buffer())
     lows = np.zeros(0, np.float32)
@@ -218,8 +219,8 @@ def _refuse_aborting_kernels(quantized: bytes) -> None:
         name = graph.Tensors(operator.Outputs(0)).Name().decode()
         if code in COMPARISONS and max(scales, default=0) >= COMPARED_SCALE_LIMIT:
             raise BuildFailed(
-                f"the comparison that makes {name!r} takes scales below {COMPARED_SCALE_LIMIT} in TFLite's INT8, "
-                f"not {max(scales):.3g}: scale its inputs down, or build in fp32"
+                f"the comparison that makes {name!r} has an input of scale {max(scales):.3g}, and TFLite's INT8 takes "
+                f"scales below {COMPARED_SCALE_LIMIT}; scale its inputs down, or build with --precision fp32"
             )
 
 
@@ -229,11 +230,11 @@ def _calibration_wrapper() -> Any:
     except ImportError as error:
         raise BuildFailed(
             f"this ai-edge-litert has no calibration module ({error}); "
-            f"INT8 was tried with {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
+            f"INT8 was tried in {KNOWN_GOOD}: pip install 'ai-edge-litert>=2.1.6,<2.4'"
         ) from error
     return CalibrationWrapper
 
 
 def _number(dtype: str) -> int:
-    """NumPy's type number, which is what the quantiser takes."""
+    """Return NumPy's type number, as the quantiser takes it."""
     return int(np.dtype(dtype).num)

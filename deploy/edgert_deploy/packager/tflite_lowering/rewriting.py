@@ -1,4 +1,4 @@
-"""What rewrites of a graph share: who makes and who reads a value, and a graph with some nodes replaced."""
+"""Helpers for rewrites of a graph: the producer and the readers of each value, and replacing nodes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node
 
-# How far a constant of a GELU (1, 0.5, the square root of 2) may be off: exporters write it in float32 or float16.
+# Relative tolerance for the constants of a GELU (1, 0.5, the square root of 2), written in float32 or float16.
 CONSTANT_TOLERANCE = 1e-3
 
 
 class Links:
-    """Who makes and who reads each value of a graph."""
+    """The producer and the readers of each value of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -22,7 +22,7 @@ class Links:
                 self.users.setdefault(name, []).append(node)
 
     def only_user(self, node: Node) -> Node | None:
-        """The one reader of `node`'s result, where there is one and the result is no output of the model."""
+        """Return the only reader of `node`'s result; None where there are more, or the result is an output of the model."""
         users = self.users.get(node.outputs[0], [])
         return users[0] if len(users) == 1 and node.outputs[0] not in self.graph.outputs else None
 
@@ -35,7 +35,7 @@ class Links:
         return scalar is not None and abs(scalar - value) <= CONSTANT_TOLERANCE * value
 
     def operand_beside(self, node: Node, value: float) -> str | None:
-        """The other operand of a binary node that has the scalar `value` as one."""
+        """Return the other operand of a binary node, one operand of which is the scalar `value`."""
         for constant, other in (node.inputs, node.inputs[::-1]):
             if self.is_scalar(constant, value):
                 return other
@@ -43,6 +43,6 @@ class Links:
 
 
 def replaced(graph: Graph, changes: dict[str, Node | None]) -> Graph:
-    """`graph` with the nodes that make the named values replaced, or dropped where None."""
+    """Return `graph` with the nodes that make the named values replaced, or dropped where None."""
     nodes = [changes.get(node.outputs[0], node) for node in graph.nodes]
     return replace(graph, nodes=tuple(node for node in nodes if node is not None))

@@ -1,7 +1,7 @@
-"""Integers that TFLite has no arithmetic for go through wider ones: a cast before the operator, and one after.
+"""Casts around arithmetic of small integers: TFLite has it for wider integers only.
 
-TFLite takes 8 and 16-bit integers for quantised values, so that its kernels read a scale that plain ones do not have
-(and abort without it). The cast back drops the upper bits, which is ONNX's wrap-around.
+TFLite takes 8 and 16-bit integers for quantised values. Its kernels then read a scale, which plain integers do not have,
+and abort without it. The cast back drops the upper bits, which is ONNX's wrap-around.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def widen(graph: Graph, ops: Mapping[str, Op]) -> Graph:
 
 
 class _Widening:
-    """The nodes, constants, shapes and dtypes that come to a graph."""
+    """The nodes of the widened graph, and the values that are added."""
 
     def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
         self.graph, self.ops = graph, ops
@@ -58,7 +58,7 @@ class _Widening:
             self._cast(node, self._wide(name), name)
 
     def _widened(self, name: str) -> str:
-        """The wide copy of an input, made where it is first asked for."""
+        """Return the wide copy of an input, made at its first use."""
         wide = _wide_name(name)
         if wide in self.dtypes:
             return wide

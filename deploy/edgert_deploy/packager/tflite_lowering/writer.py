@@ -19,7 +19,7 @@ DESCRIPTION = "EdgeRT"
 SIGNATURE_KEY = "serving_default"
 # The kernels read weights with vector loads straight from the mapped file.
 BUFFER_ALIGNMENT = 16
-# Codes up to this one also go into the byte-sized field that runtimes of before 2020 read.
+# Codes up to this one are also in the byte-sized field that runtimes from before 2020 read.
 LAST_DEPRECATED_CODE = 127
 
 TENSOR_TYPES = {
@@ -34,7 +34,7 @@ TENSOR_TYPES = {
     np.dtype("bool"): schema.TensorType.BOOL,
 }
 
-# In the name of a tensor that every step of a sequence has: what is before it names the tensor, what follows the step.
+# The mark in the name of a tensor that every step of a sequence has, between the tensor's own name and the step.
 STEP_MARK = "@step"
 
 # Operators that carry options; the others have none that a kernel reads.
@@ -85,18 +85,18 @@ OPTIONS = {
 
 
 class Writer:
-    """Collects tensors and operators; a tensor is known by its index."""
+    """Collects tensors and operators; tensors are referred to by index."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
-        self._buffers: list[Any] = [schema.BufferT()]  # buffer 0 is the empty one, by definition of the schema
+        self._buffers: list[Any] = [schema.BufferT()]  # the schema defines buffer 0 as the empty one
         self._codes: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
 
     def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
-        """A new tensor; a name taken already gets a number behind it."""
+        """Add a tensor; a number is appended to a name that exists."""
         tensor = schema.TensorT()
         tensor.name = self._unique(name)
         tensor.type = TENSOR_TYPES[dtype]
@@ -108,10 +108,10 @@ class Writer:
         return len(self._tensors) - 1
 
     def constant(self, array: NDArray[Any], name: str) -> int:
-        """A tensor with a value.
+        """Add a tensor with a value.
 
-        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the
-        quantiser gives each its own scale from the operator that reads it, and rewrites it in place.
+        Equal integers (axes, shapes, permutations) are written once. Floats are not shared: the quantiser gives each a
+        scale from the operator that reads it, and rewrites it in place.
         """
         key = (array.tobytes(), array.shape, array.dtype.str)
         if array.dtype.kind != "f" and key in self._integers:
@@ -134,14 +134,14 @@ class Writer:
         self._operators.append(operator)
 
     def rename(self, tensor: int, name: str) -> None:
-        """Give `tensor` a name of the contract; whatever bears it moves aside."""
+        """Give `tensor` a name of the contract; another tensor of that name is renamed."""
         for other in self._tensors:
             if other.name == name:
                 other.name = self._unique(f"{name}_inner")
         self._tensors[tensor].name = name
 
     def finish(self, inputs: dict[str, int], outputs: dict[str, int]) -> bytes:
-        """The file, with `inputs` and `outputs` (name -> tensor) as its one signature."""
+        """Return the file, with `inputs` and `outputs` (name -> tensor) as its one signature."""
         graph = schema.SubGraphT()
         graph.name = "main"
         graph.tensors, graph.operators = self._tensors, self._operators

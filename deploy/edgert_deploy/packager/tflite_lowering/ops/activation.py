@@ -30,7 +30,7 @@ def relu(lowering: Lowering, node: Node) -> None:
 
 
 def clip(lowering: Lowering, node: Node) -> None:
-    """The lower bound, then the upper one, so that the upper one holds where they cross."""
+    """Apply the lower bound, then the upper one, which wins where they cross."""
     steps = Steps(lowering, node)
     name = clamp_name(node, lambda bound: _scalar(lowering, bound))
     if name != "NONE" and steps.dtype == FLOAT32:
@@ -69,7 +69,7 @@ def leaky_relu(lowering: Lowering, node: Node) -> None:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """TFLite's PRELU has one slope for all items; a slope an item, or a computed one, is spelled out."""
+    """TFLite's PRELU has one slope for all items: a slope per item, or a computed one, is composed of other operators."""
     slope = lowering.graph.constants.get(node.inputs[1])
     operands = Operands(lowering, node)
     x, slopes = operands.tensors
@@ -91,7 +91,7 @@ def prelu(lowering: Lowering, node: Node) -> None:
 
 
 def elu(lowering: Lowering, node: Node) -> None:
-    """ELU itself has an alpha of 1: relu(x) + gamma * alpha * elu(min(x, 0) / divisor) gives the others."""
+    """relu(x) + alpha * elu(min(x, 0)): the alpha of TFLite's ELU is 1."""
     alpha, steps = float(node.attributes.get("alpha", 1.0)), Steps(lowering, node)
     if alpha == 1:
         steps.last("ELU", steps.x)
@@ -175,7 +175,7 @@ def thresholded_relu(lowering: Lowering, node: Node) -> None:
 
 
 def softmax(lowering: Lowering, node: Node) -> None:
-    """TFLite's runs over the last axis: another one is moved there and back."""
+    """TFLite's operator runs over the last axis: another axis is moved there and back."""
     source, output = node.inputs[0], node.outputs[0]
     shape, layout = lowering.shape(source), lowering.layout(source)
     per_axis = lowering.graph.opset >= PER_AXIS_SOFTMAX_OPSET
@@ -191,7 +191,10 @@ def softmax(lowering: Lowering, node: Node) -> None:
 def _flat_softmax(lowering: Lowering, node: Node, axis: int) -> None:
     shape, output = lowering.shape(node.inputs[0]), node.outputs[0]
     if axis != 1 or -1 in shape.signature[1:]:
-        raise Uncovered(f"axis {axis} before opset {PER_AXIS_SOFTMAX_OPSET}, which joins axes, is not covered")
+        raise Uncovered(
+            f"axis {axis} joins axes before opset {PER_AXIS_SOFTMAX_OPSET}; "
+            f"export the model with opset {PER_AXIS_SOFTMAX_OPSET} or later"
+        )
     features = int(np.prod(shape.dims[1:]))
     flat_shape = BatchShape((shape.dims[0], features), (shape.signature[0], features))
     flat = [lowering.scratch(f"{output}_flat", flat_shape) for _ in range(2)]

@@ -20,12 +20,12 @@ from edgert_deploy.packager.tflite_lowering.ops.operands import (
     comparable_zero,
 )
 
-# Three quotients of 22 bits or more hold 64.
+# Three quotients of 22 bits or more make 64 bits.
 LONG_DIVISION_STEPS = 3
 
 
 def arithmetic(code: str) -> Write:
-    """Return what writes a node as ADD, SUB or MUL, which can clamp its result."""
+    """Return a writer of ADD, SUB or MUL nodes, which can clamp their result."""
 
     def write(lowering: Lowering, node: Node) -> None:
         operands = Operands(lowering, node)
@@ -56,7 +56,7 @@ def _is_float_zero(lowering: Lowering, name: str) -> bool:
 
 
 def variadic(code: str) -> Write:
-    """Return what writes a node of any number of operands, two at a time."""
+    """Return a writer of nodes with any number of operands, joined two at a time."""
 
     def write(lowering: Lowering, node: Node) -> None:
         if len(node.inputs) == 1:
@@ -75,7 +75,7 @@ def mean(lowering: Lowering, node: Node) -> None:
 
 
 def divide(lowering: Lowering, node: Node) -> None:
-    """By a constant: multiply by its inverse, because DIV has no INT8 kernel."""
+    """Divide. A constant divisor becomes a factor, because DIV has no INT8 kernel."""
     divisor = lowering.graph.constants.get(node.inputs[1])
     dtype = lowering.dtype(node.outputs[0])
     operands = Operands(lowering, node)
@@ -91,10 +91,10 @@ def divide(lowering: Lowering, node: Node) -> None:
 
 
 def _long_division(lowering: Lowering, node: Node, operands: Operands) -> None:
-    """int64, which DIV does not take: quotients in float32 of what is left to divide, until nothing is.
+    """Divide int64, which DIV does not take, by float32 quotients of the part that is left to divide.
 
-    Each quotient is right in its upper 22 bits or more, and is taken back out of the dividend exactly. The last one is
-    of a multiple of the divisor (FLOOR_MOD took the rest out at the start), so that rounding makes it exact.
+    Each quotient is right in its upper 22 bits or more, and its product is subtracted exactly. The last one divides a
+    multiple of the divisor (FLOOR_MOD removed the remainder first), so that rounding makes it exact.
     """
     x, y = operands.tensors
     shape = lowering.shape(node.outputs[0])
@@ -120,7 +120,7 @@ def _long_division(lowering: Lowering, node: Node, operands: Operands) -> None:
 
 
 def modulo(lowering: Lowering, node: Node) -> None:
-    """FLOOR_MOD has the divisor's sign, as ONNX's integers do; `fmod` has the dividend's."""
+    """FLOOR_MOD has the divisor's sign, like ONNX's integers; `fmod` has the dividend's."""
     operands = Operands(lowering, node)
     if not node.attributes.get("fmod", 0):
         operands.last("FLOOR_MOD")
@@ -129,7 +129,7 @@ def modulo(lowering: Lowering, node: Node) -> None:
 
 
 def _rest_with_dividends_sign(lowering: Lowering, node: Node, operands: Operands, output: int | None = None) -> int:
-    """C's remainder, into `output` where it is given: that of the magnitudes, with the dividend's sign."""
+    """Write C's remainder, into `output` where it is given: that of the magnitudes, with the dividend's sign."""
     (x, y), (x_shape, y_shape), shape = operands.tensors, operands.shapes, lowering.shape(node.outputs[0])
     rest = operands.scratch(shape)
     lowering.emit("FLOOR_MOD", [_magnitude(operands, x, x_shape), _magnitude(operands, y, y_shape)], [rest])
@@ -157,7 +157,7 @@ def _magnitude(operands: Operands, tensor: int, shape: BatchShape) -> int:
 
 
 def power(lowering: Lowering, node: Node) -> None:
-    """The result has the base's dtype, whatever the exponent's."""
+    """Raise to a power. The result has the base's dtype, whatever the exponent's."""
     base, exponent = node.inputs
     dtype, constant = lowering.dtype(base), lowering.graph.constants.get(exponent)
     known = constant is not None and constant.size == 1 and float(constant.reshape(())) in KNOWN_POWERS
@@ -169,7 +169,7 @@ def power(lowering: Lowering, node: Node) -> None:
         _float_power(lowering, node)
         return
     if {dtype, lowering.dtype(exponent)} != {INT32}:
-        raise Uncovered(f"TFLite has powers of float32 and int32, not of {dtype}; cast to one of them")
+        raise Uncovered(f"TFLite raises float32 and int32 to a power, not {dtype}; cast to one of them")
     Operands(lowering, node).last("POW")
 
 

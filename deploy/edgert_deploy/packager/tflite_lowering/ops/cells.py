@@ -1,4 +1,4 @@
-"""One step of an RNN, a GRU or an LSTM, in TFLite's operators. The equations are those of ONNX's specification."""
+"""One step of an RNN, a GRU or an LSTM in TFLite's operators, by the equations of ONNX's specification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 
 @dataclass(frozen=True)
 class State:
-    """Tensors [batch, hidden]; None stands for zeros, which cost no operator."""
+    """Tensors [batch, hidden]; None is zeros, which cost no operator."""
 
     hidden: int | None = None
     memory: int | None = None
@@ -25,7 +25,7 @@ class State:
 
 @dataclass
 class Cell:
-    """One direction's weights, and what writes its steps.
+    """The weights of one direction, and the writer of its steps.
 
     `recurrent` is [gates * hidden, hidden]; `recurrent_bias` and `peepholes` are [gates * hidden] and
     [3 * hidden], or None.
@@ -50,7 +50,7 @@ class Cell:
         return self.shape.dims[1]
 
     def begin(self, step: int, is_first: bool) -> None:
-        """What follows belongs to `step`. The first one has no state to go on from, and operators of its own."""
+        """Begin `step`. The first one has no state to continue from, and operators of its own."""
         self._step = "first" if is_first else f"{STEP_MARK}{step}"
         self._counts.clear()
 
@@ -69,7 +69,7 @@ class Cell:
         return self.lowering.constant(np.asarray(values, np.float32), f"{self.name}_constant")
 
     def gates(self, tensor: int, count: int) -> list[int]:
-        """A tensor [batch, count * hidden] cut into its gates."""
+        """Split a tensor [batch, count * hidden] into its gates."""
         if count == 1:
             return [tensor]
         outputs = [self._made("gate", self.shape) for _ in range(count)]
@@ -77,7 +77,7 @@ class Cell:
         return outputs
 
     def recur(self, state: int, first: int, end: int, bias: NDArray[Any] | None = None) -> int:
-        """The product of a state and the recurrent weights of the gates from `first` to `end`."""
+        """Return the product of a state and the recurrent weights of the gates from `first` to `end`."""
         rows = slice(first * self.hidden, end * self.hidden)
         if (first, end) not in self._weights:
             self._weights[first, end] = self.lowering.constant(self.recurrent[rows], f"{self.name}_recurrent")
@@ -112,7 +112,7 @@ def _hard_sigmoid(cell: Cell, x: int, alpha: float, beta: float) -> int:
 
 def _elu(cell: Cell, x: int, alpha: float, beta: float) -> int:
     if alpha != 1:
-        raise Uncovered(f"Elu with alpha {alpha}; only 1 is covered")
+        raise Uncovered(f"activation Elu has alpha {alpha}, and TFLite's has 1; export the model with alpha 1")
     return cell.op("ELU", x)
 
 
@@ -128,7 +128,7 @@ def _softplus(cell: Cell, x: int, alpha: float, beta: float) -> int:
 
 @dataclass(frozen=True)
 class _Kind:
-    """An activation, and the parameters that it takes with their defaults."""
+    """An activation, and the defaults of its parameters."""
 
     write: Callable[[Cell, int, float, float], int]
     alpha: float | None = None
@@ -150,13 +150,13 @@ _KINDS = {
 
 
 def activations_of(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Activation]:
-    """The activations by name; those that take a parameter take the next one given, else their default."""
+    """Return the activations by name. Each takes the next given parameter of its kind, else its default."""
     given = {"alpha": list(alphas), "beta": list(betas)}
     found: list[Activation] = []
     for name in names:
         kind = _KINDS.get(name.lower())
         if kind is None:
-            raise Uncovered(f"activation {name!r} is not covered; {', '.join(_KINDS)} are")
+            raise Uncovered(f"activation {name!r} is not covered; use one of {', '.join(_KINDS)}")
         values = {}
         for parameter, default in (("alpha", kind.alpha), ("beta", kind.beta)):
             takes = default is not None and given[parameter]
@@ -169,7 +169,7 @@ def _bound(kind: _Kind, alpha: float, beta: float) -> Activation:
     return lambda cell, x: kind.write(cell, x, alpha, beta)
 
 
-# --- one step; `given` is the product with the input, biases included
+# --- one step; `given` is the product with the input, with biases
 
 
 def _rnn_step(cell: Cell, given: int, state: State) -> State:
@@ -212,12 +212,12 @@ def _lstm_step(cell: Cell, given: int, state: State) -> State:
             f = cell.activate(0, _peeped(cell, f, 2, state.memory))
         memory = cell.op("ADD", cell.op("MUL", f, state.memory), memory)
     o = cell.activate(0, _peeped(cell, o, 1, memory))
-    # ONNX Runtime clips what the gates' activations are given, not the memory.
+    # ONNX Runtime clips the inputs of the gates' activations, not the memory.
     return State(cell.op("MUL", o, cell.activations[2](cell, memory)), memory)
 
 
 def _peeped(cell: Cell, gate: int, place: int, memory: int | None) -> int:
-    """A gate with what it sees of the memory; peepholes lie in the order i, o, f."""
+    """Add the peephole's view of the memory to a gate; peepholes are in the order i, o, f."""
     if cell.peepholes is None or memory is None:
         return gate
     weights = cell.peepholes[place * cell.hidden : (place + 1) * cell.hidden]
@@ -226,7 +226,7 @@ def _peeped(cell: Cell, gate: int, place: int, memory: int | None) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """An operator of ONNX: how many gates it has, what activates them, and its step."""
+    """An ONNX operator: its number of gates, their activations, and its step."""
 
     gates: int
     activations: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Conv, and the convolution of a channels-last tensor that ConvTranspose is made of, too."""
+"""Conv, and the convolution of a channels-last tensor, which ConvTranspose uses too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AXIS_LETTERS = {2: "HW", 3: "DHW"}
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a convolution computes: `weights` in ONNX's order [out, in / groups, *window], and TFLite's options."""
+    """A convolution: `weights` in ONNX's order [out, in / groups, *window], and TFLite's options."""
 
     weights: NDArray[Any]
     bias: NDArray[Any]
@@ -51,7 +51,7 @@ def window_options(window: Window, padding: int) -> dict[str, int]:
 
 
 def plain_options(spatial: int) -> dict[str, int]:
-    """Those of a window of stride 1 over a tensor that is padded already."""
+    """Return the options of a window of stride 1 over a tensor that is padded already."""
     return window_options(Window((NO_AXIS,) * spatial), int(schema.Padding.VALID))
 
 
@@ -69,7 +69,7 @@ def convolve(
         lowering.emit(
             "DEPTHWISE_CONV_2D", [source, tensor, bias], [output], depthMultiplier=multiplier, **kernel.options
         )
-    else:  # CONV_2D reads the number of groups off the kernel's input channels
+    else:  # CONV_2D derives the number of groups from the kernel's input channels
         tensor = lowering.constant(weights.transpose(0, 2, 3, 1), f"{name}_kernel")
         lowering.emit("CONV_2D", [source, tensor, bias], [output], **kernel.options)
 
@@ -77,7 +77,7 @@ def convolve(
 def _convolve_3d(
     lowering: Lowering, kernel: Kernel, source: int, shape: BatchShape, output: int, result: BatchShape, name: str
 ) -> None:
-    """CONV_3D has no groups: each is convolved by itself, and the results are joined."""
+    """Convolve each group by itself, since CONV_3D has no groups, and join the results."""
     if kernel.groups == 1:
         tensor = lowering.constant(kernel.weights.transpose(2, 3, 4, 1, 0), f"{name}_kernel")
         inputs = [source, tensor, lowering.constant(kernel.bias, f"{name}_bias")]
@@ -103,7 +103,7 @@ def _convolve_3d(
 
 
 def as_2d(weights: NDArray[Any]) -> NDArray[Any]:
-    """A kernel with the height that one-dimensional ones lack."""
+    """Return a kernel with a height of one where it is one-dimensional."""
     return weights[:, :, None] if weights.ndim == 3 else weights
 
 

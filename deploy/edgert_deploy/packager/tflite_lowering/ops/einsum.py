@@ -1,7 +1,6 @@
-"""Einsum, two operands at a time: each pair is a matrix product over groups of axes, or a product element by element.
+"""Einsum, two operands at a time: each pair is a matrix product over groups of axes, or an element-wise product.
 
-Source: the specification of ONNX's Einsum, which is numpy's without its implicit conveniences. The axes that
-an ellipsis stands for are labels of their own, counted from the last.
+Source: the specification of ONNX's Einsum. The axes of an ellipsis get labels of their own, counted from the last.
 """
 
 from __future__ import annotations
@@ -29,15 +28,17 @@ class Equation:
 
 
 def parse(text: str, ranks: list[int]) -> Equation:
-    """`text` with the axes of each ellipsis spelled out. Raises Uncovered where it does not fit `ranks`."""
+    """Return `text` with labels for the axes of each ellipsis. Raises Uncovered where it does not fit `ranks`."""
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
-        raise Uncovered(f"the equation {text!r} has {len(terms)} operands and the node {len(ranks)}")
+        raise Uncovered(
+            f"the equation {text!r} has {len(terms)} operands, but the node has {len(ranks)}; correct the equation"
+        )
     operands = tuple(_labels(term, rank) for term, rank in zip(terms, ranks, strict=True))
     for labels, rank in zip(operands, ranks, strict=True):
         if len(labels) != rank:
-            raise Uncovered(f"the equation {text!r} does not fit a value of rank {rank}")
+            raise Uncovered(f"the equation {text!r} does not fit a value of rank {rank}; correct the equation")
     flat = [label for labels in operands for label in labels]
     dots = sorted({label for label in flat if label.startswith(".")}, key=lambda label: -int(label[1:]))
     if arrow:
@@ -54,7 +55,7 @@ def _labels(term: str, rank: int) -> Labels:
 
 @dataclass(frozen=True)
 class Term:
-    """An operand on its way: a tensor, or a constant that is written when it is read, whose axes bear `labels`."""
+    """An intermediate operand whose axes have `labels`: a tensor, or a constant that is written when it is read."""
 
     lowering: Lowering
     name: str
@@ -74,7 +75,7 @@ class Term:
         return dict(zip(self.labels, self.shape.dims, strict=True))
 
     def in_order(self, labels: Labels) -> Term:
-        """The axes in another order."""
+        """Return the term with its axes in another order."""
         if labels == self.labels:
             return self
         order = tuple(self.labels.index(label) for label in labels)
@@ -84,7 +85,7 @@ class Term:
         return replace(made, made=self.lowering.transpose(self.tensor, order, made.scratch("turned")))
 
     def grouped(self, *groups: Labels) -> Term:
-        """With one axis for each of `groups`, which hold all labels; an empty one is an axis of length 1."""
+        """Return the term with one axis per group; the groups hold all labels, and an empty one has length 1."""
         laid = self.in_order(tuple(label for group in groups for label in group))
         signature = dict(zip(self.labels, self.shape.signature, strict=True))
         dims = tuple(int(np.prod([self.lengths()[label] for label in group])) for group in groups)
@@ -104,13 +105,13 @@ class Term:
         return self.lowering.scratch(f"{self.name}_{what}", self.shape)
 
     def without(self, labels: set[str]) -> Term:
-        """Without those of `labels` that are axes of length 1 here."""
+        """Return the term without those of `labels` whose axes have length 1 here."""
         pairs = enumerate(zip(self.labels, self.shape.signature, strict=True))
         kept = tuple(i for i, (label, length) in pairs if length != 1 or label not in labels)
         return self.reshaped(tuple(self.labels[i] for i in kept), self.shape.permuted(kept))
 
     def without_repeats(self) -> Term:
-        """The diagonal over axes that bear one label: of both as one axis, every (n + 1)th element."""
+        """Return the diagonal over axes with one label: both become one axis, of which every (n + 1)th element is taken."""
         for label in self.labels:
             if self.labels.count(label) == 1:
                 continue
@@ -132,7 +133,7 @@ class Term:
         return replace(made, made=self.lowering.pick(self.tensor, elements, axis, made.scratch("diagonal")))
 
     def summed(self, labels: Iterable[str]) -> Term:
-        """Without `labels`, over which the elements are added up."""
+        """Return the sum over `labels`."""
         axes = sorted(self.labels.index(label) for label in labels)
         if not axes:
             return self
@@ -169,7 +170,7 @@ def _term(lowering: Lowering, name: str, labels: Labels, output: str) -> Term:
 
 
 def _without_broadcasts(terms: list[Term]) -> list[Term]:
-    """Without the axes of length 1 that other operands have more of, or the batch."""
+    """Drop the axes of length 1 that are longer, or the batch, in other operands."""
     longer = {
         label for term in terms for label, length in zip(term.labels, term.shape.signature, strict=True) if length != 1
     }
@@ -181,7 +182,7 @@ def _present(labels: Labels, term: Term) -> Labels:
 
 
 def _product(left: Term, right: Term, needed: set[str]) -> Term:
-    """The product of two operands, without the labels that nothing needs any more."""
+    """Return the product of two operands, without the labels that are not `needed` any more."""
     left = left.summed(set(left.labels) - needed - set(right.labels))
     right = right.summed(set(right.labels) - needed - set(left.labels))
     if left.constant is not None and right.constant is None:
@@ -203,7 +204,7 @@ def _product(left: Term, right: Term, needed: set[str]) -> Term:
 
 
 def _result(left: Term, right: Term, *axes: tuple[Term, int]) -> Term:
-    """A term for a product, with the given axes of the two."""
+    """Return a term for a product, with the given axes of both."""
     pairs = [(term.shape.dims[i], term.shape.signature[i]) for term, i in axes]
     shape = BatchShape(tuple(n for n, _ in pairs), tuple(n for _, n in pairs))
     labels = tuple(term.labels[i] for term, i in axes)

@@ -1,4 +1,4 @@
-"""Operators that work element by element on one input: functions, casts, tests of a value."""
+"""Element-wise operators of one input: functions, casts, tests of a value."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Lowering, U
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op, Write
 from edgert_deploy.packager.tflite_lowering.ops.operands import BOOL, INT32, Steps, comparable_zero
 
-# erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT, beyond which it is 1 in float32. p is a least-squares fit of
-# atanh(erf(x)) / x whose weights were turned up where the error was largest; in float32 it is off by at most 2e-7.
+# erf(x) = tanh(x * p(x * x)) for |x| below ERF_LIMIT; beyond it, erf is 1 in float32. p is a least-squares fit of
+# atanh(erf(x)) / x, weighted more where the error was largest; the result differs by at most 2e-7 in float32.
 ERF_LIMIT = 3.9
 ERF_POLYNOMIAL = (
     1.128379274339149,
@@ -25,7 +25,7 @@ ERF_POLYNOMIAL = (
 
 
 def unary(code: str) -> Write:
-    """Return what writes a node as the TFLite operator `code`."""
+    """Return a writer of nodes as the TFLite operator `code`."""
 
     def write(lowering: Lowering, node: Node) -> None:
         steps = Steps(lowering, node)
@@ -43,7 +43,7 @@ def absolute(lowering: Lowering, node: Node) -> None:
 
 
 def negative(lowering: Lowering, node: Node) -> None:
-    """Times -1: the quantiser leaves NEG in float32."""
+    """Multiply by -1: the quantiser leaves NEG in float32."""
     steps = Steps(lowering, node)
     if steps.dtype == FLOAT32:
         steps.last("MUL", steps.x, steps.constant(-1.0))
@@ -69,7 +69,7 @@ def reciprocal(lowering: Lowering, node: Node) -> None:
 
 
 def erf(lowering: Lowering, node: Node) -> None:
-    """See ERF_POLYNOMIAL: TFLite has no such operator. A GELU around it was fused before."""
+    """Compute ERF_POLYNOMIAL, since TFLite has no such operator. A GELU around it was fused before."""
     steps = Steps(lowering, node)
     x = steps.between("MAXIMUM", steps.x, steps.constant(-ERF_LIMIT))
     x = steps.between("MINIMUM", x, steps.constant(ERF_LIMIT))
@@ -81,7 +81,7 @@ def erf(lowering: Lowering, node: Node) -> None:
 
 
 def cast(lowering: Lowering, node: Node) -> None:
-    """From float to integer TFLite drops the fraction, as ONNX does."""
+    """Cast. From float to integer TFLite drops the fraction, like ONNX."""
     steps, after = Steps(lowering, node), lowering.dtype(node.outputs[0])
     lowering.cast(steps.x, lowering.define(node.outputs[0], steps.layout), steps.dtype, after)
 
@@ -92,14 +92,14 @@ def identity(lowering: Lowering, node: Node) -> None:
 
 
 def dropout(lowering: Lowering, node: Node) -> None:
-    """Nothing is dropped where a model is used, so that the mask is true everywhere."""
+    """Pass the input on: inference drops nothing, and the mask is true everywhere."""
     if node.input(2) and lowering.value(node.inputs[2], "training_mode").any():
-        raise Uncovered("training mode is not covered; export the model for inference")
+        raise Uncovered("it is in training mode; export the model for inference")
     identity(lowering, node)
     if len(node.outputs) > 1 and node.outputs[1]:
         shape = lowering.shape(node.outputs[1])
         if -1 in shape.signature:
-            raise Uncovered("the mask of an open batch is not covered")
+            raise Uncovered("its mask depends on the batch; export the model with its batch fixed to 1")
         mask = lowering.constant(np.ones(shape.dims, bool), node.outputs[1], bool)
         lowering.reshape(mask, shape, lowering.define(node.outputs[1]))
 
@@ -110,7 +110,7 @@ def is_nan(lowering: Lowering, node: Node) -> None:
 
 
 def is_inf(lowering: Lowering, node: Node) -> None:
-    """x - x is not a number, x is one; and its sign is asked for."""
+    """Test that x - x is not a number and x is one, and that x has the wanted sign."""
     steps = Steps(lowering, node)
     difference = steps.between("SUB", steps.x, steps.x)
     conditions = [

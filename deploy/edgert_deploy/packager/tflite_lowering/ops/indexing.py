@@ -1,4 +1,4 @@
-"""Look-ups by an index that is a constant or computed, and what is written by one."""
+"""Look-ups by a constant or computed index, and writes by one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def gather(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(source)
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     if lowering.is_constant(chosen) and shape.signature[axis] == -1:
-        raise Uncovered("choosing from the batch is not covered")
-    indices = _from_the_front(lowering, node, chosen, np.array(shape.dims[axis]))
+        raise Uncovered("it picks elements along the batch; export the model with its batch fixed to 1")
+    indices = _non_negative(lowering, node, chosen, np.array(shape.dims[axis]))
     output = lowering.define(node.outputs[0])
     lowering.emit("GATHER", [lowering.native(source), indices], [output], axis=axis, batchDims=0)
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
-    """TFLite has no batch axes here: where ONNX has some, their places are put before each index."""
+    """Look up. TFLite has no batch axes here: each index gets its position on ONNX's batch axes prepended."""
     source, chosen = node.inputs
     shape, batch_dims = lowering.shape(source), int(node.attributes.get("batch_dims", 0))
     depth = lowering.shape(chosen).dims[-1]
-    _require_fixed(shape, range(batch_dims + depth), "choosing from the batch")
-    indices = _from_the_front(lowering, node, chosen, np.array(shape.dims[batch_dims : batch_dims + depth]))
+    _require_fixed(shape, range(batch_dims + depth), "it picks elements along the batch")
+    indices = _non_negative(lowering, node, chosen, np.array(shape.dims[batch_dims : batch_dims + depth]))
     if batch_dims:
         indices = _with_batch_places(lowering, node, indices, batch_dims)
     lowering.emit("GATHER_ND", [lowering.native(source), indices], [lowering.define(node.outputs[0])])
@@ -38,7 +38,7 @@ def gather_nd(lowering: Lowering, node: Node) -> None:
 
 def _with_batch_places(lowering: Lowering, node: Node, indices: int, batch_dims: int) -> int:
     chosen, output = lowering.shape(node.inputs[1]), node.outputs[0]
-    _require_fixed(chosen, range(chosen.rank), "batch_dims with an open batch")
+    _require_fixed(chosen, range(chosen.rank), "batch_dims needs the length of the batch")
     dtype = INT32 if lowering.is_constant(node.inputs[1]) else lowering.dtype(node.inputs[1])
     places = np.moveaxis(np.indices(chosen.dims[:-1])[:batch_dims], 0, -1)
     shape = chosen.with_length(chosen.rank - 1, chosen.dims[-1] + batch_dims)
@@ -49,16 +49,16 @@ def _with_batch_places(lowering: Lowering, node: Node, indices: int, batch_dims:
 
 
 def gather_elements(lowering: Lowering, node: Node) -> None:
-    """A look-up in the flattened value: index * stride of the axis + the place on the other axes."""
+    """Look up in the flattened value: index * stride of the axis + the position on the other axes."""
     source, chosen = node.inputs
     shape, wanted = lowering.shape(source), lowering.shape(chosen)
     for each in (shape, wanted):
-        _require_fixed(each, range(each.rank), "an open batch")
+        _require_fixed(each, range(each.rank), "it needs the length of every axis, the batch included")
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     strides = np.array([int(np.prod(shape.dims[i + 1 :])) for i in range(shape.rank)])
     grid = np.indices(wanted.dims)
     base = sum((grid[i] * strides[i] for i in range(shape.rank) if i != axis), np.zeros(wanted.dims, np.int64))
-    indices = _from_the_front(lowering, node, chosen, np.array(shape.dims[axis]))
+    indices = _non_negative(lowering, node, chosen, np.array(shape.dims[axis]))
     dtype, label = INT32 if lowering.is_constant(chosen) else lowering.dtype(chosen), f"{node.outputs[0]}_places"
     scaled, places = (lowering.scratch(label, wanted, dtype) for _ in range(2))
     lowering.arithmetic("MUL", [indices, lowering.constant(int(strides[axis]), label, dtype)], scaled)
@@ -70,15 +70,15 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """SCATTER_ND writes into zeros: the rest is taken from the value by a mask, or added."""
+    """Write by index. SCATTER_ND writes into zeros: a mask selects the other elements of the value, or ADD adds them."""
     source, chosen, updates = node.inputs
     output, shape = node.outputs[0], lowering.shape(source)
     reduction = node.attributes.get("reduction", "none")
     if reduction not in ("none", "add"):
-        raise Uncovered(f"reduction {reduction!r} is not covered")
-    _require_fixed(shape, range(shape.rank), "an open batch")
+        raise Uncovered(f"reduction {reduction!r} is not covered; use 'none' or 'add'")
+    _require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
     depth = lowering.shape(chosen).dims[-1]
-    indices = _from_the_front(lowering, node, chosen, np.array(shape.dims[:depth]), INT32)
+    indices = _non_negative(lowering, node, chosen, np.array(shape.dims[:depth]), INT32)
     whole, dtype = lowering.index_constant(shape.dims, "shape"), lowering.dtype(source)
     written = lowering.scratch(f"{output}_written", shape, dtype)
     lowering.emit("SCATTER_ND", [indices, lowering.native(updates), whole], [written])
@@ -98,7 +98,7 @@ def one_hot(lowering: Lowering, node: Node) -> None:
     off, on = lowering.value(node.inputs[2], "the values")
     rank = lowering.shape(output).rank
     axis = int(node.attributes.get("axis", -1)) % rank
-    indices = _from_the_front(lowering, node, chosen, np.array(depth), INT32)
+    indices = _non_negative(lowering, node, chosen, np.array(depth), INT32)
     dtype = lowering.dtype(output)
     values = [lowering.constant(value, f"{output}_value", dtype) for value in (on, off)]
     inputs = [indices, lowering.constant(depth, f"{output}_depth", np.int32), *values]
@@ -108,7 +108,7 @@ def one_hot(lowering: Lowering, node: Node) -> None:
 def trilu(lowering: Lowering, node: Node) -> None:
     source, output = node.inputs[0], node.outputs[0]
     shape, dtype = lowering.shape(source), lowering.dtype(source)
-    _require_fixed(shape, range(shape.rank - 2, shape.rank), "a triangle over the batch")
+    _require_fixed(shape, range(shape.rank - 2, shape.rank), "its triangle includes the batch")
     k = int(lowering.value(node.inputs[1], "k").reshape(())) if node.input(1) else 0
     whole = np.ones(shape.dims[-2:], bool)
     kept = np.triu(whole, k) if node.attributes.get("upper", 1) else np.tril(whole, k)
@@ -120,12 +120,12 @@ def trilu(lowering: Lowering, node: Node) -> None:
 # --- indices
 
 
-def _from_the_front(
+def _non_negative(
     lowering: Lowering, node: Node, name: str, lengths: NDArray[Any], wanted: np.dtype[Any] | None = None
 ) -> int:
-    """The indices `name` into axes of `lengths`, counted from the front: TFLite takes no negative ones.
+    """Return the indices `name` into axes of `lengths`, without the negative ones that TFLite does not take.
 
-    They are int32 where constant; computed ones keep their dtype, or are cast to the `wanted` one.
+    Constant indices are int32; computed ones keep their dtype, or are cast to the `wanted` one.
     """
     if lowering.is_constant(name):
         values = lowering.value(name, "the index")
@@ -146,7 +146,7 @@ def _from_the_front(
 
 def _require_fixed(shape: BatchShape, axes: range, what: str) -> None:
     if any(shape.signature[axis] == -1 for axis in axes):
-        raise Uncovered(f"{what} is not covered")
+        raise Uncovered(f"{what}; export the model with its batch fixed to 1")
 
 
 OPS = {

@@ -1,4 +1,4 @@
-"""Gemm and MatMul. A constant matrix becomes FULLY_CONNECTED, whose INT8 kernel is the fast one."""
+"""Gemm and MatMul. A constant matrix becomes FULLY_CONNECTED, which has the fast INT8 kernel."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
-    """activation(alpha * A' * B' + beta * C), where ' may transpose."""
+    """activation(alpha * A' * B' + beta * C), where ' is an optional transposition."""
     alpha, beta = (float(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     left = _matrix(lowering, node.inputs[0], bool(node.attributes.get("transA", 0)))
     output = node.outputs[0]
     if lowering.dtype(output) != FLOAT32:
-        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}")
+        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}; cast to float32")
     if not lowering.is_constant(node.inputs[1]):
         _computed_gemm(lowering, node, left, alpha, beta)
         return
@@ -38,11 +38,11 @@ def gemm(lowering: Lowering, node: Node) -> None:
 
 
 def matmul(lowering: Lowering, node: Node) -> None:
-    """A vector operand is a matrix of one row, or of one column, that is left out of the result's shape."""
+    """Multiply. A vector operand is a matrix of one row or one column, and the result's shape omits that axis."""
     left, right = node.inputs
     output, ranks = node.outputs[0], [lowering.shape(name).rank for name in node.inputs]
     if lowering.dtype(output) != FLOAT32:
-        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}")
+        raise Uncovered(f"TFLite multiplies matrices of float32, not of {lowering.dtype(output)}; cast to float32")
     if lowering.is_constant(right) and ranks[0] > 1 and ranks[1] == 2:
         weights = lowering.value(right, "the weights").T
         bias = np.zeros(len(weights), np.float32)
@@ -55,7 +55,7 @@ def matmul(lowering: Lowering, node: Node) -> None:
 
 
 def _general(lowering: Lowering, node: Node) -> None:
-    """BATCH_MATMUL, its operands brought to one rank of at least two."""
+    """Write BATCH_MATMUL, with operands of one rank of at least two."""
     output, shapes = node.outputs[0], [lowering.shape(name) for name in node.inputs]
     result = lowering.shape(output)
     if shapes[0].rank == 1:
@@ -79,7 +79,7 @@ def _general(lowering: Lowering, node: Node) -> None:
 
 
 def _computed_gemm(lowering: Lowering, node: Node, left: int, alpha: float, beta: float) -> None:
-    """Gemm of two computed matrices."""
+    """Write a Gemm of two computed matrices."""
     right = _matrix(lowering, node.inputs[1], bool(node.attributes.get("transB", 0)))
     output, shape = node.outputs[0], lowering.shape(node.outputs[0])
     is_sum, is_scaled = bool(node.input(2)), alpha != 1
@@ -93,7 +93,7 @@ def _computed_gemm(lowering: Lowering, node: Node, left: int, alpha: float, beta
 
 
 def _constant_left(lowering: Lowering, node: Node) -> None:
-    """A * X = (X' * A')': the constant is on the side that FULLY_CONNECTED has its weights on."""
+    """A * X = (X' * A')', so that the constant becomes the weights of FULLY_CONNECTED."""
     weights = lowering.value(node.inputs[0], "the weights")
     output, rank = node.outputs[0], lowering.shape(node.inputs[1]).rank
     swap = (*range(rank - 2), rank - 1, rank - 2)

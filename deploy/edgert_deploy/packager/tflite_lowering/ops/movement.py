@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing: reshapes, transposes, joins, cuts, look-ups."""
+"""Operators that move elements and compute nothing: reshapes, transpositions, joins, cuts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 
 
 def reshape(lowering: Lowering, node: Node) -> None:
-    """Reshape, Flatten, Squeeze, Unsqueeze: ONNX's shape inference has worked out the new shape."""
+    """Write Reshape, Flatten, Squeeze or Unsqueeze: ONNX's shape inference has computed the new shape."""
     source, output = node.inputs[0], node.outputs[0]
     if _flattens_features(lowering, node):
         lowering.feature_order[output] = _channels_last_order(lowering.shape(source).dims[1:])
@@ -31,7 +31,7 @@ def reshape(lowering: Lowering, node: Node) -> None:
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
-    """Whether a channels-last value is flattened for constant weights only, which are then permuted instead."""
+    """Whether only constant weights read a flattened channels-last value: they are permuted instead of the value."""
     source, output = node.inputs[0], node.outputs[0]
     if lowering.layout(source) is not Layout.CHANNELS_LAST:
         return False
@@ -45,12 +45,12 @@ def _flattens_features(lowering: Lowering, node: Node) -> bool:
 
 
 def _channels_last_order(item: tuple[int, ...]) -> NDArray[np.intp]:
-    """Where each element of a flattened channels-last item lies in the flattened ONNX item."""
+    """Return the position in the flattened ONNX item of each element of a flattened channels-last item."""
     return np.moveaxis(np.arange(int(np.prod(item))).reshape(item), 0, -1).reshape(-1)
 
 
 def transpose(lowering: Lowering, node: Node) -> None:
-    """Between the two layouts, a transposition is only another name for the same tensor."""
+    """Transpose. Between the two layouts this only renames the tensor."""
     source, output = node.inputs[0], node.outputs[0]
     rank = lowering.shape(source).rank
     order = tuple(int(i) for i in node.attributes.get("perm", reversed(range(rank))))
@@ -63,14 +63,14 @@ def transpose(lowering: Lowering, node: Node) -> None:
 
 
 def expand(lowering: Lowering, node: Node) -> None:
-    """Broadcasting to a shape that the batch is no part of, or that the value has its batch in already."""
+    """Broadcast to a shape without the batch, or one whose batch the value has already."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = lowering.shape(source), lowering.shape(output)
     if before == after:
         lowering.alias(output, Layout.NATIVE, lowering.native(source))
         return
     if after.signature.count(-1) > before.signature.count(-1):
-        raise Uncovered("expanding a computed value to the batch is not covered")
+        raise Uncovered("it expands a computed value to the batch; export the model with its batch fixed to 1")
     held = before
     while held.rank < after.rank:
         held = held.with_axis(0, 1)
@@ -86,7 +86,7 @@ def tile(lowering: Lowering, node: Node) -> None:
     repeats = lowering.value(node.inputs[1], "the repeats").reshape(-1)
     shape = lowering.shape(source)
     if any(length == -1 and n != 1 for length, n in zip(shape.signature, repeats, strict=True)):
-        raise Uncovered("repeating the batch is not covered")
+        raise Uncovered("it repeats the batch; export the model with its batch fixed to 1")
     inputs = [lowering.native(source), lowering.index_constant(repeats, "repeats")]
     lowering.emit("TILE", inputs, [lowering.define(output)])
 
@@ -99,19 +99,19 @@ def concat(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(node.outputs[0])
     axis = int(node.attributes["axis"]) % shape.rank
     if shape.signature[axis] == -1:
-        raise Uncovered("joining along the batch is not covered")
+        raise Uncovered("it joins along the batch; export the model with its batch fixed to 1")
     inputs = [_joined(lowering, node, name, layout) for name in node.inputs]
     output = lowering.define(node.outputs[0], layout)
     lowering.emit("CONCATENATION", inputs, [output], axis=lowering.axis(axis, shape.rank, layout))
 
 
 def _joined(lowering: Lowering, node: Node, name: str, layout: Layout) -> int:
-    """An operand of a join; a constant that ONNX expanded to the batch (a class token) is expanded here too."""
+    """Return an operand of a join. A constant that ONNX expands to the batch (a class token) is expanded here too."""
     if name not in lowering.graph.expanded_constants:
         return lowering.tensor(name, layout)
     peer = next((n for n in node.inputs if lowering.shape(n).signature[0] == -1), None)
     if peer is None or lowering.dtype(peer) != FLOAT32 or layout is not Layout.NATIVE:
-        raise Uncovered(f"{name!r} depends on the batch")
+        raise Uncovered(f"{name!r} depends on the batch; export the model with its batch fixed to 1")
     shape = lowering.shape(peer)
     one = BatchShape((*shape.dims[:1], *(1,) * (shape.rank - 1)), (*shape.signature[:1], *(1,) * (shape.rank - 1)))
     label = f"{node.outputs[0]}_expanded"
@@ -127,7 +127,7 @@ def split(lowering: Lowering, node: Node) -> None:
     shape = lowering.shape(source)
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     if shape.signature[axis] == -1:
-        raise Uncovered("splitting the batch is not covered")
+        raise Uncovered("it splits the batch; export the model with its batch fixed to 1")
     place = lowering.axis(axis, shape.rank, layout)
     start = 0
     for output in node.outputs:
@@ -148,7 +148,7 @@ def slice_(lowering: Lowering, node: Node) -> None:
     begin, stride = [0] * rank, [1] * rank
     for axis, start, step in zip(axes, starts, steps, strict=True):
         if shape.signature[axis] == -1 and (start != 0 or step != 1 or cut.signature[axis] != -1):
-            raise Uncovered("cutting the batch is not covered")
+            raise Uncovered("it cuts the batch; export the model with its batch fixed to 1")
         place = lowering.axis(axis, shape.rank, layout)
         begin[place], stride[place] = _start(start, shape.dims[axis], step), step
     piece = lowering.laid_out(cut, layout)
@@ -160,7 +160,7 @@ def slice_(lowering: Lowering, node: Node) -> None:
 
 
 def _start(start: int, length: int, step: int) -> int:
-    """ONNX's start, counted from the front and kept inside the axis."""
+    """Return ONNX's start, counted from the front and clipped to the axis."""
     start = start + length if start < 0 else start
     return min(max(start, 0), length - 1 if step < 0 else length)
 
@@ -168,7 +168,7 @@ def _start(start: int, length: int, step: int) -> int:
 def _strided(
     lowering: Lowering, tensor: int, begin: list[int], stride: list[int], piece: BatchShape, output: int
 ) -> None:
-    """The end is where the last element plus one step lies; masks leave the batch, and ends before 0, open."""
+    """Write STRIDED_SLICE. The end is one step after the last element; masks open the batch and ends before 0."""
     last = [b + n * s for b, n, s in zip(begin, piece.dims, stride, strict=True)]
     open_ends = [i for i, (end, n) in enumerate(zip(last, piece.signature, strict=True)) if n == -1 or end < 0]
     inputs = [tensor, *(lowering.index_constant(values, "cut") for values in (begin, last, stride))]
@@ -179,7 +179,7 @@ def _strided(
 
 
 def space_to_depth(lowering: Lowering, node: Node) -> None:
-    """TFLite's order of channels is that of ONNX's DCR mode; for CRD they are put in order by a look-up."""
+    """Move blocks to channels. TFLite's order of channels is ONNX's DCR mode; a look-up reorders them for CRD."""
     output, block = node.outputs[0], int(node.attributes["blocksize"])
     source = lowering.channels_last(node.inputs[0])
     if node.attributes.get("mode", "DCR") == "DCR":
@@ -194,7 +194,7 @@ def space_to_depth(lowering: Lowering, node: Node) -> None:
 
 
 def depth_to_space(lowering: Lowering, node: Node) -> None:
-    """As SpaceToDepth; CRD is PixelShuffle."""
+    """Move channels to blocks, the reverse of `space_to_depth`. CRD is PixelShuffle."""
     source, block = lowering.channels_last(node.inputs[0]), int(node.attributes["blocksize"])
     if node.attributes.get("mode", "DCR") == "CRD":
         shape = lowering.laid_out(lowering.shape(node.inputs[0]), Layout.CHANNELS_LAST)

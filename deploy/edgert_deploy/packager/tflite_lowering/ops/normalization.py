@@ -1,4 +1,4 @@
-"""The normalizations. A BatchNormalization comes here only where no convolution could take it in."""
+"""The normalizations. Only a BatchNormalization that no convolution could absorb gets here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST_DEVIATION = 1e-9
 
 
 def layer_normalization(lowering: Lowering, node: Node) -> None:
-    """Over the axes from `axis` on; scale and bias have their shape."""
+    """Normalize over the axes from `axis` on; scale and bias have their shape."""
     shape = lowering.shape(node.inputs[0])
     normal = _normalized(lowering, node, lowering.native(node.inputs[0]), shape, _axes_from(node, shape.rank))
     for name, tensor in zip(node.outputs[1:], (normal.mean, normal.inverse), strict=False):
@@ -44,7 +44,7 @@ def _epsilon(node: Node) -> float:
 
 
 def instance_normalization(lowering: Lowering, node: Node) -> None:
-    """Over the spatial axes; a scale and a bias a channel."""
+    """Normalize over the spatial axes, with a scale and a bias per channel."""
     image = _Image.of(lowering, node)
     axes = [axis for axis in range(1, image.shape.rank) if axis != image.channel]
     normal = _normalized(lowering, node, image.tensor, image.shape, axes).result
@@ -53,7 +53,7 @@ def instance_normalization(lowering: Lowering, node: Node) -> None:
 
 
 def mean_variance_normalization(lowering: Lowering, node: Node) -> None:
-    """(x - mean) / deviation. ONNX adds 1e-9 to the deviation, which matters where that is 0, and the result is 0."""
+    """(x - mean) / deviation. ONNX adds 1e-9 to the deviation, so that a deviation of 0 gives 0."""
     source, output = node.inputs[0], node.outputs[0]
     layout, rank = lowering.layout(source), lowering.shape(source).rank
     shape = lowering.laid_out(lowering.shape(source), layout)
@@ -65,7 +65,7 @@ def mean_variance_normalization(lowering: Lowering, node: Node) -> None:
 
 @dataclass(frozen=True)
 class _Normal:
-    """The tensors of a normalised value, and of the mean and the inverse deviation that made it."""
+    """The tensors of a normalized value, its mean and its inverse deviation."""
 
     result: int
     mean: int
@@ -118,9 +118,9 @@ def _scale_and_shift(lowering: Lowering, node: Node, normal: int, scale: int, of
 
 
 def batch_normalization(lowering: Lowering, node: Node) -> None:
-    """Two constants a channel: x * factor + offset."""
+    """x * factor + offset, with two constants per channel."""
     if node.attributes.get("training_mode", 0) or any(node.outputs[1:]):
-        raise Uncovered("training mode is not covered; export the model for inference")
+        raise Uncovered("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (lowering.value(name, f"{name!r}").astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + _epsilon(node))
     image = _Image.of(lowering, node)
@@ -129,8 +129,10 @@ def batch_normalization(lowering: Lowering, node: Node) -> None:
 
 @dataclass(frozen=True)
 class _Image:
-    """A node's input with its channels along the axis `channel`, and of rank 4 at most: TFLite's older INT8 kernels
-    broadcast no further, so that the depth and the height of a volume are one axis here."""
+    """A node's input with its channels along the axis `channel`, of rank 4 at most.
+
+    TFLite's older INT8 kernels broadcast up to rank 4, so that the depth and the height of a volume become one axis.
+    """
 
     lowering: Lowering
     tensor: int
@@ -151,7 +153,7 @@ class _Image:
         return cls(lowering, tensor, shape, channel, layout)
 
     def scale_and_shift(self, node: Node, tensor: int, scale: NDArray[Any], offset: NDArray[Any]) -> None:
-        """`node`'s result: `tensor`, of this shape, times a constant a channel and plus another."""
+        """Make `node`'s result: `tensor`, of this shape, times one constant per channel plus another."""
         output = node.outputs[0]
         dims = [-1 if axis == self.channel else 1 for axis in range(self.shape.rank)]
         for code, values in (("MUL", scale), ("ADD", offset)):
@@ -165,9 +167,9 @@ class _Image:
 
 
 def lp_normalization(lowering: Lowering, node: Node) -> None:
-    """x over its p-norm along one axis; TFLite has an operator for p = 2 along the last one.
+    """Divide x by its p-norm along one axis; TFLite has an operator for p = 2 along the last one.
 
-    A norm below 1e-6 counts as 1e-6, as in that operator: zeros stay zeros.
+    A norm below 1e-6 counts as 1e-6, like in that operator: zeros stay zeros.
     """
     source, output, power = node.inputs[0], node.outputs[0], int(node.attributes.get("p", 2))
     shape = lowering.shape(source)
@@ -187,10 +189,10 @@ def lp_normalization(lowering: Lowering, node: Node) -> None:
 
 
 def local_response_normalization(lowering: Lowering, node: Node) -> None:
-    """TFLite takes the channels on both sides, and alpha for one of them."""
+    """TFLite takes the number of channels on each side, and alpha per channel."""
     rank, size = lowering.shape(node.inputs[0]).rank, int(node.attributes["size"])
     if rank not in (3, 4):
-        raise Uncovered(f"{rank - 2} spatial axes; one and two are covered")
+        raise Uncovered(f"the input has {rank - 2} spatial axes, and one or two are covered; reshape it before")
     lowering.emit(
         "LOCAL_RESPONSE_NORMALIZATION",
         [lowering.channels_last(node.inputs[0])],

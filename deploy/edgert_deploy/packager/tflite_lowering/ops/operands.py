@@ -1,4 +1,4 @@
-"""Operands that broadcast against each other, in one layout; and element-wise operators in a row."""
+"""Operands in one layout that broadcast against each other, and sequences of element-wise operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT64 = np.dtype("int64")
 
 
 class Steps:
-    """Element-wise operators in a row over one value's shape and layout; the last one makes the node's result."""
+    """A sequence of element-wise operators in one value's shape and layout; the last one makes the node's result."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
         self.lowering, self.node = lowering, node
@@ -38,7 +38,7 @@ class Steps:
         shape: BatchShape | None = None,
         **options: Any,
     ) -> int:
-        """A step of the value's own shape and dtype, or of `shape` and `dtype`."""
+        """Write a step of the value's own shape and dtype, or of `shape` and `dtype`."""
         output = self.lowering.scratch(f"{self.node.outputs[0]}_step", shape or self.shape, dtype or self.dtype)
         return self._write(code, inputs, output, activation, **options)
 
@@ -71,11 +71,11 @@ class Operands:
         self.dtype = lowering.dtype(names[-1])
 
     def define(self) -> int:
-        """The tensor of the node's result."""
+        """Return the tensor of the node's result."""
         return self.lowering.define(self.node.outputs[0], self.layout)
 
     def scratch(self, shape: BatchShape, dtype: np.dtype[Any] | None = None) -> int:
-        """A tensor of a `shape` given in ONNX's order."""
+        """Return a new tensor; `shape` is in ONNX's order."""
         laid = self.lowering.laid_out(shape, self.layout)
         return self.lowering.scratch(f"{self.node.outputs[0]}_step", laid, dtype or self.dtype)
 
@@ -83,7 +83,7 @@ class Operands:
         self.lowering.emit(code, self.tensors, [self.define()], **options)
 
     def joined(self, code: str, output: int | None = None) -> int:
-        """All operands, two at a time, through the binary operator `code`; into `output` where it is given."""
+        """Join all operands, two at a time, by the binary operator `code`; into `output` where it is given."""
         held, shape = self.tensors[0], self.shapes[0]
         for place, (operand, other) in enumerate(zip(self.tensors[1:], self.shapes[1:], strict=True), start=2):
             shape = broadcast(shape, other)
@@ -100,7 +100,7 @@ class Operands:
 
 
 def broadcast(one: BatchShape, other: BatchShape) -> BatchShape:
-    """The shape of two values of one rank that broadcast against each other."""
+    """Return the shape of two values of one rank that broadcast against each other."""
     pairs = list(zip(one.dims, other.dims, one.signature, other.signature, strict=True))
     dims = tuple(b if a == 1 else a for a, b, _, _ in pairs)
     signature = tuple(-1 if -1 in (s, t) else (b if a == 1 else a) for a, b, s, t in pairs)
@@ -113,7 +113,7 @@ def _of_rank(shape: BatchShape, rank: int) -> BatchShape:
 
 
 def broadcast_constant(lowering: Lowering, array: NDArray[Any], name: str, rank: int, layout: Layout) -> int:
-    """`array` as the operand of a value of `rank` in `layout`: its axes moved along with that value's."""
+    """Write `array` as the operand of a value of `rank` in `layout`, with its axes in the same order."""
     if layout is Layout.CHANNELS_LAST and array.size > 1:
         array = channels_last_constant(array, rank)
     if array.dtype not in TENSOR_TYPES:
@@ -128,9 +128,9 @@ def channels_last_constant(array: NDArray[Any], rank: int) -> NDArray[Any]:
 
 
 def comparable_zero(lowering: Lowering, label: str) -> int:
-    """A float 0, cut out of a constant with another element.
+    """Return a float 0 that is cut out of a constant with another element.
 
-    A constant of zeros alone gets a scale of 1 from the quantiser, at which TFLite's INT8 comparisons abort.
+    The quantiser gives a constant of zeros alone a scale of 1, at which TFLite's INT8 comparisons abort.
     """
     pair = lowering.constant([0.0, 0.5], f"{label}_pair")
     return lowering.cut(pair, [0], [1], lowering.scratch(f"{label}_zero", BatchShape.fixed(1)))

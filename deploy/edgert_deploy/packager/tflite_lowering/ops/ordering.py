@@ -1,4 +1,4 @@
-"""Operators that compare elements along an axis: the index of the largest, the largest few."""
+"""Operators that order elements along an axis: ArgMax, ArgMin, TopK."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def arg(code: str) -> Write:
 
 
 def _arg(lowering: Lowering, node: Node, code: str) -> None:
-    """TFLite finds the first of equal elements; the last one is the first of the reversed axis."""
+    """Find an index. TFLite finds the first of equal elements; the last one is the first of the reversed axis."""
     source, output = node.inputs[0], node.outputs[0]
     shape, kept = lowering.shape(source), bool(node.attributes.get("keepdims", 1))
     axis = int(node.attributes.get("axis", 0)) % shape.rank
     if lowering.dtype(source) not in (FLOAT32, INT32):
-        raise Uncovered(f"{lowering.dtype(source)} is not covered; cast to float32 or int32")
+        raise Uncovered(f"TFLite compares float32 and int32 here, not {lowering.dtype(source)}; cast to one of them")
     dtype, place = lowering.dtype(output), lowering.index_constant([axis], "axis")
     reduced_shape, x = shape.without_axis(axis), lowering.native(source)
     from_the_end = bool(node.attributes.get("select_last_index", 0))
@@ -33,7 +33,9 @@ def _arg(lowering: Lowering, node: Node, code: str) -> None:
     lowering.emit(code, [x, place], [found], outputType=TENSOR_TYPES[dtype])
     if from_the_end:
         if shape.signature[axis] == -1:
-            raise Uncovered("select_last_index over the batch is not covered")
+            raise Uncovered(
+                "select_last_index needs the length of the batch; export the model with its batch fixed to 1"
+            )
         last = lowering.constant(shape.dims[axis] - 1, f"{output}_last", dtype)
         counted = lowering.scratch(f"{output}_counted", reduced_shape, dtype) if kept else target
         found = lowering.arithmetic("SUB", [last, found], counted)
@@ -42,7 +44,7 @@ def _arg(lowering: Lowering, node: Node, code: str) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """TOPK_V2 takes the largest of the last axis: another axis is moved there, and signs are turned for the smallest."""
+    """Find the k largest. TOPK_V2 takes the last axis: another one is moved there; for the smallest, signs are inverted."""
     source, (values, indices) = node.inputs[0], (*node.outputs, "")[:2]
     shape, result = lowering.shape(source), lowering.shape(values or indices)
     axis, dtype = int(node.attributes.get("axis", -1)) % shape.rank, lowering.dtype(source)
@@ -72,7 +74,7 @@ def top_k(lowering: Lowering, node: Node) -> None:
 
 
 def _mirrored(lowering: Lowering, x: int, output: int, dtype: np.dtype[np.generic]) -> int:
-    """Order reversed, value for value: -x, or -1 - x for integers, where every value has a counterpart."""
+    """Reverse the order of values: -x, or -1 - x for integers, where every value has a counterpart."""
     if dtype == FLOAT32:
         return lowering.arithmetic("MUL", [x, lowering.constant(-1.0, "minus_one")], output)
     return lowering.arithmetic("SUB", [lowering.constant(-1, "minus_one", dtype), x], output)

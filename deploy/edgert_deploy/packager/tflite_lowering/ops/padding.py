@@ -1,4 +1,4 @@
-"""Pad: constants, mirrors and repeats around a value; what is padded by less than nothing is cut."""
+"""Pad: constants, mirrored or repeated elements around a value; negative padding cuts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import FLOAT32, Layout, Lowering, Uncovered
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 
-# schema MirrorPadMode: whether the element at the edge is repeated itself.
+# schema MirrorPadMode: whether the element at the edge is repeated.
 MIRROR_REFLECT, MIRROR_SYMMETRIC = 0, 1
-# ONNX's modes by numpy's names for them.
+# ONNX's modes, and numpy's names for them.
 LOOKED_UP = {"edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 
 
 @dataclass(frozen=True)
 class Padding:
-    """A tensor under way, and how much goes before and after each of its axes, [rank, 2]."""
+    """A tensor, and the amounts before and after each of its axes, [rank, 2]."""
 
     tensor: int
     shape: BatchShape
@@ -39,19 +39,19 @@ def pad(lowering: Lowering, node: Node) -> None:
     shape = lowering.laid_out(lowering.shape(source), layout)
     amounts = _amounts(lowering, node, shape.rank, layout)
     if any(length == -1 and amount.any() for length, amount in zip(shape.signature, amounts, strict=True)):
-        raise Uncovered("padding the batch is not covered")
+        raise Uncovered("it pads the batch; export the model with its batch fixed to 1")
     padding = _cut(lowering, node, Padding(lowering.tensor(source, layout), shape, amounts))
     if mode == "constant":
         tensor = _pad_with_constant(lowering, node, padding, layout)
     elif mode in LOOKED_UP:
         tensor = _pad_with_itself(lowering, node, padding, mode)
     else:
-        raise Uncovered(f"mode {mode!r} is not covered")
+        raise Uncovered(f"mode {mode!r} is not covered; use constant, {', '.join(LOOKED_UP)}")
     lowering.alias(output, layout, tensor)
 
 
 def _amounts(lowering: Lowering, node: Node, rank: int, layout: Layout) -> NDArray[np.int32]:
-    """Before and after each axis of the tensor in `layout`."""
+    """Return the amounts before and after each axis of the tensor in `layout`."""
     onnx_rank = lowering.shape(node.inputs[0]).rank
     pads = lowering.integers(node, "pads", 1) or []
     axes = lowering.integers(node, "axes", 3) or list(range(onnx_rank))
@@ -62,7 +62,7 @@ def _amounts(lowering: Lowering, node: Node, rank: int, layout: Layout) -> NDArr
 
 
 def _cut(lowering: Lowering, node: Node, padding: Padding) -> Padding:
-    """The same without the negative amounts."""
+    """Apply and remove the negative amounts."""
     if padding.amounts.min(initial=0) == 0:
         return padding
     begin = np.maximum(-padding.amounts[:, 0], 0)
@@ -73,7 +73,7 @@ def _cut(lowering: Lowering, node: Node, padding: Padding) -> Padding:
 
 
 def _pad_with_constant(lowering: Lowering, node: Node, padding: Padding, layout: Layout) -> int:
-    """Of floats, zeros first and then the value added where they are: the quantiser leaves that of PADV2 in float32."""
+    """Pad with a value. Floats get zeros, to which the value is added: the quantiser leaves PADV2 in float32."""
     output, dtype, value = node.outputs[0], lowering.dtype(node.inputs[0]), _value(lowering, node)
     shape = padding.padded_shape()
     inputs = [padding.tensor, lowering.index_constant(padding.amounts, "pads")]
@@ -98,7 +98,7 @@ def _value(lowering: Lowering, node: Node) -> Any:
 
 
 def _pad_with_itself(lowering: Lowering, node: Node, padding: Padding, mode: str) -> int:
-    """MIRROR_PAD where it does this, else a look-up along each axis."""
+    """Write MIRROR_PAD where it has the mode, else a look-up along each axis."""
     output, dtype = node.outputs[0], lowering.dtype(node.inputs[0])
     widest = padding.amounts.max(axis=1)
     mirrors = mode == "reflect" and bool((widest < padding.shape.dims).all())

@@ -1,8 +1,7 @@
-"""MaxPool, AveragePool, LpPool: over two axes at a time, because a pool over boxes is one over each of its axes.
+"""MaxPool, AveragePool, LpPool: over two axes at a time, because a pool over boxes is a pool over each axis in turn.
 
-A window that TFLite has no option for (dilated, or padded in a way that zeros cannot stand for) has its
-elements laid side by side along its axis first, by a look-up; it is then a plain one, as far from the
-next as it is long.
+TFLite has no option for some windows: dilated ones, or padding that zeros do not imitate. A look-up then puts the
+elements of every window side by side along its axis, and the window becomes a plain one whose stride is its length.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from edgert_deploy.packager.tflite_lowering.ops.windows import (
 
 @dataclass(frozen=True)
 class Plane:
-    """A channels-last tensor of rank 4 on its way through a pooling node called `name`."""
+    """An intermediate channels-last tensor of rank 4 of a pooling node called `name`."""
 
     lowering: Lowering
     name: str
@@ -39,13 +38,13 @@ class Plane:
     dtype: np.dtype[Any]
 
     def made(self, code: str, inputs: list[int], shape: BatchShape, step: str, **options: Any) -> Plane:
-        """What an operator makes of this and `inputs`."""
+        """Return the result of an operator on this and `inputs`."""
         tensor = self.lowering.scratch(f"{self.name}_{step}", shape, self.dtype)
         self.lowering.emit(code, [self.tensor, *inputs], [tensor], **options)
         return replace(self, tensor=tensor, shape=shape)
 
     def reshaped(self, dims: tuple[int, ...]) -> Plane:
-        """With other axes, the first of which has the batch in it."""
+        """Return the plane with other axes, the first of which includes the batch."""
         if dims == self.shape.dims:
             return self
         shape = BatchShape(dims, (-1 if self.shape.signature[0] == -1 else dims[0], *dims[1:]))
@@ -58,8 +57,8 @@ class Plane:
         )
         return replace(self, tensor=tensor, shape=window.padded(self.shape))
 
-    def laid_side_by_side(self, place: int, elements: NDArray[np.intp]) -> Plane:
-        """With `elements` [outputs, kernel] of the axis `place` in a row."""
+    def side_by_side(self, place: int, elements: NDArray[np.intp]) -> Plane:
+        """Return the plane with `elements` [outputs, kernel] along the axis `place`."""
         indices = self.lowering.index_constant(elements.reshape(-1), "elements")
         shape = self.shape.with_length(place, elements.size)
         return self.made("GATHER", [indices], shape, "elements", axis=place, batchDims=0)
@@ -72,7 +71,7 @@ class Plane:
         return self.made(code, [], shape, "pooled", padding=int(padding), **strides, **kernel)
 
     def scaled(self, factors: NDArray[Any]) -> Plane:
-        """Times a factor per position, [height, width], or one for all."""
+        """Return the plane times a factor per position, [height, width], or one for all."""
         if (factors == 1).all():
             return self
         constant = self.lowering.constant(factors[None, :, :, None], f"{self.name}_factors")
@@ -81,15 +80,15 @@ class Plane:
 
 def max_pool(lowering: Lowering, node: Node) -> None:
     if len(node.outputs) > 1 and node.outputs[1]:
-        raise Uncovered("the indices of MaxPool are not covered")
+        raise Uncovered("its second output, the indices, is not covered; export the model without it")
     non_negative = lowering.is_non_negative(node.inputs[0])
     _pool(lowering, node, lambda plane, window: _max(plane, window, non_negative))
 
 
 def _max(plane: Plane, window: Window, non_negative: bool) -> Plane:
-    """Padding must not win: zeros where nothing is below, else elements of the same window.
+    """Take maxima in which padding never wins: zeros if no value is below, else elements of the same window.
 
-    Minus infinity would do in float32, and take the whole INT8 range with it.
+    Minus infinity would work in float32, but would take up the whole INT8 range.
     """
     plane, window = _undilated_max(plane, window)
     if window.padding is not None:
@@ -110,7 +109,7 @@ def _can_mirror(axis: WindowAxis) -> bool:
 def _undilated_max(
     plane: Plane, window: Window, also: Callable[[WindowAxis], bool] = lambda axis: False
 ) -> tuple[Plane, Window]:
-    """Dilated axes, and those that `also` names, laid side by side; an element of the window stands for padding."""
+    """Put windows along dilated axes, and those of `also`, side by side; padding repeats an element of the window."""
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation == 1 and not also(axis):
@@ -118,15 +117,15 @@ def _undilated_max(
         read = axis.elements()
         inside = (read >= 0) & (read < axis.size)
         if not inside.any(axis=1).all():
-            raise Uncovered("a window that lies in the padding altogether is not covered")
+            raise Uncovered("one of its windows covers padding only; export the model with less padding")
         first = np.take_along_axis(read, inside.argmax(axis=1)[:, None], axis=1)
-        plane = plane.laid_side_by_side(i + 1, np.where(inside, read, first))
-        axes[i] = axis.laid_side_by_side()
+        plane = plane.side_by_side(i + 1, np.where(inside, read, first))
+        axes[i] = axis.side_by_side()
     return plane, Window(tuple(axes))
 
 
 def average_pool(lowering: Lowering, node: Node) -> None:
-    """TFLite leaves padding out of the mean under SAME; elsewhere a factor per position puts that right."""
+    """Take means. TFLite excludes padding only under SAME; elsewhere a factor per position corrects the mean."""
     counted = bool(node.attributes.get("count_include_pad", 0))
 
     def average(plane: Plane, window: Window) -> Plane:
@@ -140,19 +139,19 @@ def average_pool(lowering: Lowering, node: Node) -> None:
 
 
 def _mean_with_zeros(plane: Plane, window: Window) -> Plane:
-    """The mean over whole windows, in which padding counts as zeros."""
+    """Return the mean over whole windows, in which padding counts as zeros."""
     if window.padding != schema.Padding.VALID:
         plane = plane.padded(window)
     axes = list(window.axes)
     for i, axis in enumerate(axes):
         if axis.dilation != 1:
-            plane = plane.laid_side_by_side(i + 1, axis.elements() + axis.before)
-            axes[i] = axis.laid_side_by_side()
+            plane = plane.side_by_side(i + 1, axis.elements() + axis.before)
+            axes[i] = axis.side_by_side()
     return plane.pooled("AVERAGE_POOL_2D", Window(tuple(axes)))
 
 
 def lp_pool(lowering: Lowering, node: Node) -> None:
-    """The p-th root of the sum of the p-th powers: that of their mean, times the p-th root of their number."""
+    """Take the p-th root of the sum of p-th powers: the root of their mean, times the p-th root of their number."""
     power = float(node.attributes.get("p", 2))
     area = int(np.prod(node.attributes["kernel_shape"]))
     _pool(
@@ -186,7 +185,7 @@ def _powers(plane: Plane, power: float) -> Plane:
 
 
 def _root(plane: Plane, power: float, count: int) -> Plane:
-    """The root of `count` times the mean that `plane` holds."""
+    """Return the root of `count` times the mean in `plane`."""
     if power == 2:
         plane = plane.made("SQRT", [], plane.shape, "root")
     elif power != 1:
@@ -206,7 +205,7 @@ def _pool(
     before: Callable[[Plane], Plane] = _as_it_is,
     after: Callable[[Plane], Plane] = _as_it_is,
 ) -> None:
-    """`pool` over the last two axes and, where there are three, over the first one."""
+    """Apply `pool` to the last two axes and, where there are three, to the first one."""
     window = window_of(lowering, node, [int(k) for k in node.attributes["kernel_shape"]])
     source, output = node.inputs[0], node.outputs[0]
     shape = lowering.laid_out(lowering.shape(source), Layout.CHANNELS_LAST)

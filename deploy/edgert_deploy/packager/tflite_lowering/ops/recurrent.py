@@ -1,8 +1,7 @@
-"""RNN, GRU and LSTM, unrolled: one group of plain operators a step, so that each step has INT8 scales of its own.
+"""RNN, GRU and LSTM, unrolled: one group of plain operators per step, so that each step has INT8 scales of its own.
 
-TFLite has a sequence operator for LSTM alone, which keeps its state between runs and takes neither a
-direction nor a sequence's length. What does not depend on the state, the product with the input, is one
-FULLY_CONNECTED over all steps.
+TFLite has a sequence operator for LSTM alone, which keeps its state between runs and takes neither a direction nor a
+sequence's length. The product with the input does not depend on the state: it is one FULLY_CONNECTED over all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
 hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states [directions, batch, hidden].
@@ -20,16 +19,16 @@ from edgert_deploy.packager.tflite_lowering.lowering import Lowering, Uncovered
 from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.cells import KINDS, Activation, Cell, State, activations_of
 
-# A step is some 15 operators a direction: beyond this a file is slower to load than it is worth.
+# A step is some 15 operators per direction; beyond this limit the file loads too slowly.
 STEPS_MAX = 512
-# Places among the inputs of ONNX's operators; the last two are LSTM's.
+# Positions among the inputs of ONNX's operators; only LSTM has the last two.
 BIAS, LENGTHS, INITIAL_HIDDEN, INITIAL_MEMORY, PEEPHOLES = 3, 4, 5, 6, 7
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """What a node's directions share: X, the shape of a state, and which items are not over yet at each step.
+    """X, the shape of a state, and the items that have not ended at each step: shared by a node's directions.
 
     `masks` is [steps, batch, 1], or None where no item ends before the others.
     """
@@ -47,7 +46,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Run:
-    """One direction when it is over: the results of its steps in the order of time, and the state that is left."""
+    """The outcome of one direction: the results of its steps in the order of time, and the last state."""
 
     results: list[int]
     last: State
@@ -71,9 +70,11 @@ def recurrent(lowering: Lowering, node: Node) -> None:
 def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
     x, recurrent_shape = lowering.shape(node.inputs[0]), lowering.shape(node.inputs[2])
     if x.signature[0] == -1 or x.signature[2] == -1:
-        raise Uncovered("the number of steps is open; export the model with a fixed one")
+        raise Uncovered("the number of steps is open; export the model with a fixed number")
     if x.dims[0] > STEPS_MAX:
-        raise Uncovered(f"{x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so run the model on shorter pieces")
+        raise Uncovered(
+            f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
+        )
     state = x.without_axis(0).with_length(1, recurrent_shape.dims[2])
     return _Sequence(lowering, node, x, state, _masks(lowering, node, x.dims[0]))
 
@@ -89,7 +90,7 @@ def _masks(lowering: Lowering, node: Node, steps: int) -> NDArray[np.float32] | 
 
 
 def _activations(node: Node, directions: int) -> list[list[Activation]]:
-    """Those of each direction."""
+    """Return the activations of each direction."""
     default = KINDS[node.op_type].activations
     names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.attributes.get("activations", ())]
     found = activations_of(
@@ -101,7 +102,7 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
 
 
 def _initial(sequence: _Sequence, place: int, directions: int) -> list[int | None]:
-    """A state to begin with, for each direction."""
+    """Return the initial state of each direction."""
     lowering, name = sequence.lowering, sequence.node.input(place)
     if not name:
         return [None] * directions
@@ -133,12 +134,12 @@ def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) ->
 
 
 def _given(sequence: _Sequence, direction: int) -> list[int]:
-    """What the input adds to the gates at each step, [batch, gates * hidden]."""
+    """Return the input's contribution to the gates at each step, [batch, gates * hidden]."""
     lowering, node = sequence.lowering, sequence.node
     weights = lowering.value(node.inputs[1], "W")[direction]
     bias, recurrent_bias = (b.copy() for b in _biases(sequence, direction))
     if node.op_type == "GRU" and node.attributes.get("linear_before_reset", 0):
-        recurrent_bias[2 * sequence.state.dims[1] :] = 0  # the reset gate comes between
+        recurrent_bias[2 * sequence.state.dims[1] :] = 0  # the reset gate is applied first
     inputs = [
         lowering.native(node.inputs[0]),
         lowering.constant(weights, f"{_name(node)}_weights"),
@@ -151,7 +152,7 @@ def _given(sequence: _Sequence, direction: int) -> list[int]:
 
 
 def _biases(sequence: _Sequence, direction: int) -> NDArray[np.float32]:
-    """That of the input and that of the state, [2, gates * hidden]."""
+    """Return the biases of the input and of the state, [2, gates * hidden]."""
     lowering, node = sequence.lowering, sequence.node
     width = KINDS[node.op_type].gates * sequence.state.dims[1]
     if not node.input(BIAS):
@@ -181,7 +182,7 @@ def _parts(state: State) -> tuple[int | None, int | None]:
 
 
 def _kept(cell: Cell, mask: int, old: int | None, new: int | None) -> int | None:
-    """`new` where an item is not over yet, else `old`."""
+    """Return `new` for items that have not ended, else `old`."""
     if new is None:
         return None
     if old is None:
@@ -193,7 +194,7 @@ def _kept(cell: Cell, mask: int, old: int | None, new: int | None) -> int | None
 
 
 def _write_results(sequence: _Sequence, runs: list[_Run]) -> None:
-    """Y, [steps, directions, batch, hidden]."""
+    """Write Y, [steps, directions, batch, hidden]."""
     lowering, node = sequence.lowering, sequence.node
     if not lowering.is_read(node.outputs[0]):
         return
@@ -205,7 +206,7 @@ def _write_results(sequence: _Sequence, runs: list[_Run]) -> None:
 
 
 def _stack(sequence: _Sequence, tensors: list[int], axis: int, shape: BatchShape, name: str) -> None:
-    """`tensors` of `shape`, one a direction, along a new axis: the value `name`."""
+    """Join `tensors` of `shape`, one per direction, along a new axis into the value `name`."""
     lowering = sequence.lowering
     if len(tensors) == 1:
         lowering.reshape(tensors[0], shape.with_axis(axis, 1), lowering.define(name))
@@ -214,7 +215,7 @@ def _stack(sequence: _Sequence, tensors: list[int], axis: int, shape: BatchShape
 
 
 def _unpacked(lowering: Lowering, tensor: int, count: int, shape: BatchShape, name: str) -> list[int]:
-    """The elements of a tensor's first axis."""
+    """Split a tensor along its first axis."""
     if count == 1:
         return [lowering.reshape(tensor, shape, lowering.scratch(name, shape))]
     outputs = [lowering.scratch(name, shape) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Reductions over axes, with what is done to the elements before and to the result after; global pooling."""
+"""Reductions over axes, with operators on the elements before and on the result after; global pooling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_BOOLEANS = {"REDUCE_MAX": "REDUCE_ANY", "REDUCE_MIN": "REDUCE_ALL"}
 
 @dataclass(frozen=True)
 class Axes:
-    """What is reduced: `places` in the tensor that is read, which has `layout`; and how the result lies."""
+    """The reduced axes: `places` in a tensor of `layout`, and the layout of the result."""
 
     places: list[int]
     keep: bool
@@ -27,7 +27,7 @@ class Axes:
 
 
 def reduction(code: str, before: str = "", after: str = "") -> Write:
-    """Return what writes after(reduce(before(x))): the outer two are unary operators of TFLite, or SQUARE, a MUL."""
+    """Return a writer of after(reduce(before(x))); the outer two are unary operators of TFLite, or SQUARE, a MUL."""
 
     def write(lowering: Lowering, node: Node) -> None:
         axes = _axes(lowering, node)
@@ -46,7 +46,7 @@ def reduction(code: str, before: str = "", after: str = "") -> Write:
 
 
 def log_sum_exp(lowering: Lowering, node: Node) -> None:
-    """The largest element is taken out of the exponentials, which cannot overflow then."""
+    """Subtract the largest element before the exponentials, so that they cannot overflow."""
     axes = _axes(lowering, node)
     output, x = node.outputs[0], lowering.tensor(node.inputs[0], axes.layout)
     shape = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
@@ -85,7 +85,7 @@ def cumulative_sum(lowering: Lowering, node: Node) -> None:
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
-    """Without axes all are reduced, or none where `noop_with_empty_axes` says so."""
+    """Return the axes to reduce: without any given, all of them, or none with `noop_with_empty_axes`."""
     rank = lowering.shape(node.inputs[0]).rank
     given = lowering.integers(node, "axes", 1)
     if not given:
@@ -98,15 +98,15 @@ def _laid_axes(lowering: Lowering, node: Node, axes: list[int], keep: bool) -> A
     rank, held = lowering.shape(node.inputs[0]).rank, lowering.layout(node.inputs[0])
     keep = keep or not axes
     if held is Layout.CHANNELS_LAST and not keep and axes != list(range(2, rank)):
-        held = Layout.NATIVE  # what is left would lie in neither order
+        held = Layout.NATIVE  # the rest would be in neither order
     places = [lowering.axis(axis, rank, held) for axis in axes]
     if held is Layout.CHANNELS_LAST and rank == 3 and not keep:
-        places.append(1)  # the height that a value of rank 3 is given
+        places.append(1)  # the added height of a value of rank 3
     return Axes(places, keep, held, held if keep else Layout.NATIVE)
 
 
 def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, output: int | None) -> int:
-    """`x` reduced, into `output` where there is one."""
+    """Reduce `x`, into `output` where there is one."""
     shape = lowering.laid_out(lowering.shape(node.outputs[0]), axes.result_layout)
     if not axes.places:
         return x if output is None else lowering.reshape(x, shape, output)
@@ -118,7 +118,7 @@ def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, outp
 
 
 def _summed(lowering: Lowering, node: Node, x: int, axes: Axes, target: int, shape: BatchShape) -> int:
-    """Of floats, the mean times the count: the quantiser gives SUM's result the scale of its elements, and it overflows."""
+    """Sum. For floats this is mean times count: the quantiser gives SUM's result the scale of its elements, and clips it."""
     source = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
     counts, places = [source.signature[place] for place in axes.places], lowering.index_constant(axes.places, "axes")
     if lowering.dtype(node.inputs[0]) != FLOAT32 or min(counts) < 1:

@@ -1,7 +1,7 @@
-"""Resize and Upsample: TFLite's operator where it takes the same samples, else an exact one of our own.
+"""Resize and Upsample: TFLite's operator where it takes the same samples, else an exact composition.
 
-Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are
-products of one factor an axis.
+Nearest is a look-up along each axis. Every other mode is a matrix along each axis, because its weights are products of
+one factor per axis.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops.operands import broadcast_constant
 from edgert_deploy.packager.tflite_lowering.ops.sampling import Sampling, nearest_of_tflite, weights_of_tflite
 
-# What two computations of a weight in float32 may differ by, on an axis of some thousand elements.
+# The largest difference of two computations of a weight in float32, on an axis of some thousand elements.
 WEIGHT_TOLERANCE = 1e-4
 # TFLite's options (alignCorners, halfPixelCenters).
 BILINEAR_RULES = ((False, True), (True, False), (False, False))
-# The ranks at which TFLite's operators serve: images, and signals with a height of one.
+# The ranks that TFLite's operators take: images, and signals with a height of one.
 TFLITE_RANKS = (3, 4)
 
 
@@ -36,13 +36,13 @@ def resize(lowering: Lowering, node: Node) -> None:
     samplings = _samplings(lowering, node)
     signature = lowering.shape(node.inputs[0]).signature
     if any(signature[axis] == -1 for axis in samplings):
-        raise Uncovered("resizing the batch is not covered")
+        raise Uncovered("it resizes the batch; export the model with its batch fixed to 1")
     mode = str(node.attributes.get("mode", "nearest"))
     if mode == "nearest":
         _nearest(lowering, node, samplings)
         return
     if lowering.dtype(node.inputs[0]) != FLOAT32:
-        raise Uncovered(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not covered; cast to float32 first")
+        raise Uncovered(f"mode {mode!r} on {lowering.dtype(node.inputs[0])} is not covered; cast to float32 before")
     coefficient = float(node.attributes.get("cubic_coeff_a", -0.75))
     antialias, exclude = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
     weights = {axis: s.weights(mode, coefficient, antialias, exclude) for axis, s in samplings.items()}
@@ -55,7 +55,7 @@ def resize(lowering: Lowering, node: Node) -> None:
 
 
 def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
-    """The axes that change, by their place in ONNX's order."""
+    """Return the axes that change, by their position in ONNX's order."""
     before, after = (lowering.shape(name).dims for name in (node.inputs[0], node.outputs[0]))
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     scales = _scales(lowering, node, axes)
@@ -71,7 +71,7 @@ def _samplings(lowering: Lowering, node: Node) -> dict[int, Sampling]:
 
 
 def _coordinate_rule(node: Node) -> str:
-    """Resize of opset 10 and Upsample are asymmetric, and have no attribute to say so."""
+    """Return ONNX's rule. Resize of opset 10 and Upsample are asymmetric, and have no attribute for it."""
     if "coordinate_transformation_mode" in node.attributes:
         return str(node.attributes["coordinate_transformation_mode"])
     return "half_pixel" if _is_modern(node) else "asymmetric"
@@ -82,7 +82,7 @@ def _is_modern(node: Node) -> bool:
 
 
 def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
-    """ONNX's own factor for each of `axes`, or that which its lengths come to."""
+    """Return ONNX's own factor for each of `axes`, or the quotient of its lengths."""
     if "scales" in node.attributes:
         return [float(s) for s in node.attributes["scales"]]
     given = node.input(2 if _is_modern(node) else 1)
@@ -101,9 +101,9 @@ def _scales(lowering: Lowering, node: Node, axes: list[int]) -> list[float]:
 
 
 def _bilinear_rule(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]]) -> tuple[bool, bool] | None:
-    """The options under which RESIZE_BILINEAR has these weights, or None."""
+    """Return the options under which RESIZE_BILINEAR has these weights, or None."""
     for rule in BILINEAR_RULES:
-        if _serves(lowering, node, weights) and all(
+        if _has_operator(lowering, node, weights) and all(
             np.allclose(matrix, weights_of_tflite(matrix.shape[1], len(matrix), *rule), atol=WEIGHT_TOLERANCE)
             for matrix in weights.values()
         ):
@@ -111,7 +111,7 @@ def _bilinear_rule(lowering: Lowering, node: Node, weights: dict[int, NDArray[An
     return None
 
 
-def _serves(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int, Any]) -> bool:
+def _has_operator(lowering: Lowering, node: Node, axes: Sequence[int] | dict[int, Any]) -> bool:
     return lowering.shape(node.inputs[0]).rank in TFLITE_RANKS and all(axis >= 2 for axis in axes)
 
 
@@ -122,7 +122,7 @@ def _emit_tflite(lowering: Lowering, node: Node, code: str, align_corners: bool,
     lowering.emit(code, inputs, [output], alignCorners=align_corners, halfPixelCenters=half_pixel)
 
 
-# --- our own
+# --- compositions
 
 
 def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> None:
@@ -131,7 +131,11 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
     inside = _inside(samplings, lowering.shape(node.inputs[0]).rank)
     for half in (False, True):
         theirs = (nearest_of_tflite(s.length, s.outputs, half) for s in samplings.values())
-        if inside is None and _serves(lowering, node, picked) and all(map(np.array_equal, picked.values(), theirs)):
+        if (
+            inside is None
+            and _has_operator(lowering, node, picked)
+            and all(map(np.array_equal, picked.values(), theirs))
+        ):
             _emit_tflite(lowering, node, "RESIZE_NEAREST_NEIGHBOR", False, half)
             return
     source, output = node.inputs[0], node.outputs[0]
@@ -151,14 +155,14 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
 def _by_matrices(
     lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
 ) -> None:
-    """Each axis, moved to the end, through FULLY_CONNECTED, whose INT8 kernel is exact to its rounding."""
+    """Multiply each axis, moved to the end, by its matrix: the INT8 kernel of FULLY_CONNECTED is exact to its rounding."""
     source, output = node.inputs[0], node.outputs[0]
     rank = lowering.shape(source).rank
     layout = lowering.layout(source) if rank > 3 else Layout.NATIVE
     tensor, shape = lowering.tensor(source, layout), lowering.shape(source)
     wanted = CHANNELS_LAST_ORDERS[rank] if layout is Layout.CHANNELS_LAST else tuple(range(rank))
     order = wanted
-    # Where the order is left alone, the axis at the end goes first.
+    # While the order is unchanged, the axis at the end needs no transposition.
     for axis in sorted(weights, key=order.index, reverse=True):
         matrix = weights[axis]
         turned = (*(a for a in order if a != axis), axis)
@@ -183,7 +187,7 @@ def _turned(
 
 
 def _with_outside(lowering: Lowering, node: Node, tensor: int, samplings: dict[int, Sampling], layout: Layout) -> int:
-    """Plus the value of what lies outside of the image, where `tensor` has zeros."""
+    """Add the value of the outside of the image, where `tensor` has zeros."""
     value, output = float(node.attributes.get("extrapolation_value", 0.0)), node.outputs[0]
     shape = lowering.shape(output)
     inside = _inside(samplings, shape.rank)
@@ -196,7 +200,7 @@ def _with_outside(lowering: Lowering, node: Node, tensor: int, samplings: dict[i
 
 
 def _inside(samplings: dict[int, Sampling], rank: int) -> NDArray[np.bool_] | None:
-    """Where the outputs are that lie on every axis (of length 1 along axes that do not change); None: all do."""
+    """Return which outputs are inside the image (with length 1 along unchanged axes); None: all are."""
     held = np.ones((1,) * rank, np.bool_)
     for axis, sampling in samplings.items():
         held = held & ~sampling.is_outside().reshape(-1, *(1,) * (rank - 1 - axis))

@@ -1,7 +1,7 @@
-"""Where Resize samples an axis and what it weighs each element by: ONNX's rules, and those of TFLite's own operators.
+"""The positions and the weights with which Resize samples an axis: ONNX's rules, and those of TFLite's own operators.
 
-Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) where that is
-silent; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
+Source: the specification of ONNX's Resize, and its reference (onnx/reference/ops/op_resize.py) for what that leaves
+open; tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Sampling:
     last: float = 1.0
 
     def positions(self) -> NDArray[np.float32]:
-        """Where each output lies on the axis, in elements; in float32, as runtimes round where nearest lies between two."""
+        """Return the position of each output on the axis, in elements; in float32, to round like runtimes do."""
         x, half = np.arange(self.outputs, dtype=np.float32), np.float32(0.5)
         scale = np.float32(self.scale)
-        resized = np.float32(self.scale * self.length)  # not a whole number where the scale does not make it one
+        resized = np.float32(self.scale * self.length)  # may be no whole number
         placed: NDArray[np.float32] = (x + half) / scale - half
         match self.rule:
             case "asymmetric":
@@ -48,13 +48,13 @@ class Sampling:
         return placed
 
     def is_outside(self) -> NDArray[np.bool_]:
-        """Which outputs lie off the axis and are given a value of their own; only a crop has such."""
+        """Return which outputs are outside the axis and get the extrapolation value; only a crop has any."""
         x = self.positions()
         outside: NDArray[np.bool_] = (x < 0) | (x > self.length - 1)
         return outside & (self.rule == "tf_crop_and_resize")
 
     def nearest(self, rounding: str) -> NDArray[np.intp]:
-        """Which element each output takes."""
+        """Return the element that each output takes."""
         x = self.positions()
         rounded = {
             "floor": np.floor(x),
@@ -68,7 +68,7 @@ class Sampling:
     def weights(
         self, mode: str, coefficient: float = -0.75, antialias: bool = False, exclude_outside: bool = False
     ) -> NDArray[np.float32]:
-        """What each output weighs each element by, [outputs, length]: elements off the axis are those at its end."""
+        """Return the weight of each element for each output, [outputs, length]; the axis is extended by its end elements."""
         shrink = min(self.scale, 1.0) if antialias else 1.0
         reach = int(np.ceil(REACH[mode] / shrink)) + 1
         x = self.positions()[:, None].astype(np.float64)
@@ -97,14 +97,14 @@ def _kernel(distance: NDArray[np.float64], mode: str, a: float) -> NDArray[np.fl
 
 
 def nearest_of_tflite(length: int, outputs: int, half_pixel: bool) -> NDArray[np.intp]:
-    """Which element RESIZE_NEAREST_NEIGHBOR takes for each output."""
+    """Return the element that RESIZE_NEAREST_NEIGHBOR takes for each output."""
     x = (np.arange(outputs, dtype=np.float32) + np.float32(0.5 if half_pixel else 0)) * np.float32(length / outputs)
     picked: NDArray[np.intp] = np.clip(np.floor(x), 0, length - 1).astype(np.intp)
     return picked
 
 
 def weights_of_tflite(length: int, outputs: int, align_corners: bool, half_pixel: bool) -> NDArray[np.float32]:
-    """What RESIZE_BILINEAR weighs each element by, [outputs, length]."""
+    """Return the weight of each element in RESIZE_BILINEAR, [outputs, length]."""
     aligned = align_corners and outputs > 1
     scale = np.float32((length - 1) / (outputs - 1) if aligned else length / outputs)
     x: NDArray[np.floating[Any]] = np.arange(outputs, dtype=np.float32)

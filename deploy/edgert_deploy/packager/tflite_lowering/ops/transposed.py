@@ -1,7 +1,6 @@
-"""ConvTranspose: a convolution that makes every phase of the stride as channels, which are then laid out, and a cut.
+"""ConvTranspose: a convolution whose channels are the phases of the stride, a rearrangement of them, and a cut.
 
-TRANSPOSE_CONV itself takes the output's shape, batch included, as a constant, and knows neither groups
-nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is
+TRANSPOSE_CONV itself takes the output's shape as a constant, with the batch, and has neither groups nor dilations. Along one axis, with stride s and a kernel w of up to m * s elements, output s * q + r is
 the sum over j < m of x[q - j] * w[r + s * j]: an ordinary convolution per phase r.
 """
 
@@ -22,7 +21,7 @@ from edgert_deploy.packager.tflite_lowering.ops.windows import with_lengths
 
 @dataclass(frozen=True)
 class TransposedAxis:
-    """One axis of a ConvTranspose; `taps` are input elements that one output element sees at most."""
+    """One axis of a ConvTranspose; one output element reads at most `taps` input elements."""
 
     size: int
     outputs: int
@@ -41,7 +40,7 @@ class TransposedAxis:
         return self.before == 0 and self.outputs == self.positions * self.stride
 
 
-# The height that a one-dimensional one lacks.
+# The missing height of a one-dimensional ConvTranspose.
 NO_AXIS = TransposedAxis(1, 1, 1, 1, 0, 1)
 
 
@@ -49,24 +48,26 @@ def conv_transpose(lowering: Lowering, node: Node) -> None:
     source, output = node.inputs[0], node.outputs[0]
     weights = lowering.value(node.inputs[1], "the kernel")
     if weights.ndim not in SPATIAL_RANKS:
-        raise Uncovered(f"{weights.ndim - 2} spatial axes; one to three are covered")
+        raise Uncovered(
+            f"the kernel has {weights.ndim - 2} spatial axes, and one to three are covered; export the model without it"
+        )
     if -1 in lowering.shape(source).signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis")
+        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
     axes = _axes(lowering, node, weights.shape[2:])
     whole_shape = lowering.laid_out(lowering.shape(output), Layout.CHANNELS_LAST)
     whole_shape = with_lengths(whole_shape, [axis.positions * axis.stride for axis in axes])
     deep = _phases(lowering, node, axes, as_2d(weights))
     if all(axis.is_whole for axis in axes):
-        _lay_out(lowering, deep, axes, whole_shape, lowering.define(output, Layout.CHANNELS_LAST), output)
+        _rearrange(lowering, deep, axes, whole_shape, lowering.define(output, Layout.CHANNELS_LAST), output)
         return
     whole = lowering.scratch(f"{output}_whole", whole_shape)
-    _lay_out(lowering, deep, axes, whole_shape, whole, output)
+    _rearrange(lowering, deep, axes, whole_shape, whole, output)
     begin, size = [0, *(axis.before for axis in axes), 0], [-1, *(axis.outputs for axis in axes), -1]
     lowering.cut(whole, begin, size, lowering.define(output, Layout.CHANNELS_LAST))
 
 
 def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[TransposedAxis]:
-    """The axes of the window; the number of outputs is ONNX's own and has output_padding in it."""
+    """Return the axes of the window; the number of outputs is ONNX's own and includes output_padding."""
     sizes, outputs = (lowering.shape(name).dims[2:] for name in (node.inputs[0], node.outputs[0]))
     rank, axes = len(kernel), []
     for i in range(rank):
@@ -83,7 +84,7 @@ def _axes(lowering: Lowering, node: Node, kernel: tuple[int, ...]) -> list[Trans
 
 
 def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
-    """How much is cut off in front: declared, or the half of what is too much for the shape that was asked for."""
+    """Return the amount to cut off at the front: the declared one, or half of the surplus over the wanted shape."""
     scheme = node.attributes.get("auto_pad", "NOTSET")
     if scheme.startswith("SAME") or "output_shape" in node.attributes:
         surplus = max(surplus, 0)
@@ -92,7 +93,7 @@ def _padding_before(node: Node, axis: int, rank: int, surplus: int) -> int:
 
 
 def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights: NDArray[Any]) -> int:
-    """Every phase of every position, as channels: phase by phase, and within one ONNX's channels."""
+    """Return all phases of all positions as channels: phase by phase, each with ONNX's channels."""
     output, groups = node.outputs[0], int(node.attributes.get("group", 1))
     count, channels = int(np.prod([axis.stride for axis in axes])), weights.shape[1] * groups
     bias = lowering.value(node.input(2), "the bias") if node.input(2) else np.zeros(channels, np.float32)
@@ -118,7 +119,7 @@ def _phases(lowering: Lowering, node: Node, axes: list[TransposedAxis], weights:
 
 
 def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[Any]:
-    """[in, out, *kernel] -> [phase * out, in, *taps], the taps backwards."""
+    """Turn [in, out, *kernel] into [phase * out, in, *taps], with the taps reversed."""
     spatial = len(axes)
     whole = np.zeros((*weights.shape[:2], *(axis.taps * axis.stride for axis in axes)), weights.dtype)
     places = [np.arange(n) * axis.dilation for n, axis in zip(weights.shape[2:], axes, strict=True)]
@@ -129,10 +130,10 @@ def _phase_kernel(weights: NDArray[Any], axes: list[TransposedAxis]) -> NDArray[
     return kernel.reshape(-1, weights.shape[0], *(axis.taps for axis in axes))
 
 
-def _lay_out(
+def _rearrange(
     lowering: Lowering, deep: int, axes: list[TransposedAxis], shape: BatchShape, output: int, name: str
 ) -> None:
-    """Phases from channels to where they belong: DEPTH_TO_SPACE, or axis by axis what it does."""
+    """Move phases from channels to their positions: DEPTH_TO_SPACE, or the same axis by axis."""
     strides = [axis.stride for axis in axes]
     if len(axes) == 2 and strides[0] == strides[1]:
         lowering.emit("DEPTH_TO_SPACE", [deep], [output], blockSize=strides[0])

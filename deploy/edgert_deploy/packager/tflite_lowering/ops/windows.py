@@ -1,6 +1,6 @@
 """The windows that convolution and pooling slide over a channels-last tensor: sizes, strides, padding.
 
-One-dimensional ones are two-dimensional with a height of one.
+One-dimensional windows are two-dimensional with a height of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIRROR_SYMMETRIC = 1  # schema MirrorPadMode: the edge element itself is repeate
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """A window along one axis. `before` and `after` are the padding that its positions truly read."""
+    """A window along one axis. `before` and `after` are the padding that its positions read."""
 
     size: int
     outputs: int
@@ -33,7 +33,7 @@ class WindowAxis:
 
     @property
     def is_same(self) -> bool:
-        """Whether TFLite's SAME means this padding."""
+        """Whether this is the padding of TFLite's SAME."""
         total = self.before + self.after
         return self.outputs == -(-self.size // self.stride) and self.before == total // 2
 
@@ -42,37 +42,37 @@ class WindowAxis:
         return self.before == self.after == 0
 
     def elements(self) -> NDArray[np.intp]:
-        """Which elements each position reads, [outputs, kernel]; those below 0 and from `size` on are padding."""
+        """Return the elements that each position reads, [outputs, kernel]; those below 0 and from `size` on are padding."""
         starts = np.arange(self.outputs) * self.stride - self.before
         read: NDArray[np.intp] = starts[:, None] + np.arange(self.kernel) * self.dilation
         return read
 
     def counts(self, with_padding: bool) -> NDArray[np.intp]:
-        """How many elements each position takes in; padding that ceil_mode added never counts."""
+        """Return the number of elements that each position counts; padding that ceil_mode added never counts."""
         first, end = (-self.before, self.size + self.declared_after) if with_padding else (0, self.size)
         read = self.elements()
         counts: NDArray[np.intp] = ((read >= first) & (read < end)).sum(axis=1)
         return counts
 
-    def laid_side_by_side(self) -> WindowAxis:
-        """The same window over a tensor in which every position has its elements to itself."""
+    def side_by_side(self) -> WindowAxis:
+        """Return this window for a tensor in which each position has elements of its own."""
         length = self.outputs * self.kernel
         return WindowAxis(length, self.outputs, self.kernel, self.kernel, 1, 0, 0, 0)
 
 
-# The axis that a window lacks.
+# The missing axis of a one-dimensional window.
 NO_AXIS = WindowAxis(1, 1, 1, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Axes in their order in the tensor: height and width, or depth, height and width."""
+    """The axes in the tensor's order: height and width, or depth, height and width."""
 
     axes: tuple[WindowAxis, ...]
 
     @property
     def padding(self) -> int | None:
-        """TFLite's padding scheme, or None where it has none and a PAD must come first."""
+        """TFLite's padding scheme, or None where a PAD must come first."""
         if all(axis.is_valid for axis in self.axes):
             return int(schema.Padding.VALID)
         return int(schema.Padding.SAME) if all(axis.is_same for axis in self.axes) else None
@@ -85,12 +85,12 @@ class Window:
 
 
 def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
-    """The window of a Conv or a pooling node."""
+    """Return the window of a Conv or a pooling node."""
     shape = lowering.shape(node.inputs[0])
     if shape.rank not in SPATIAL_RANKS:
-        raise Uncovered(f"{shape.rank - 2} spatial axes; one to three are covered")
+        raise Uncovered(f"the input has {shape.rank - 2} spatial axes, and one to three are covered; reshape it before")
     if -1 in shape.signature[1:]:
-        raise Uncovered("the batch is part of a spatial axis")
+        raise Uncovered("the batch is part of a spatial axis; export the model with its batch fixed to 1")
     spatial, attributes = len(kernel), node.attributes
     pads = list(attributes.get("pads", [0] * 2 * spatial))
     axes = [
@@ -111,7 +111,7 @@ def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
 def _window_axis(
     size: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], auto_pad: str
 ) -> WindowAxis:
-    """`outputs` is ONNX's own count, so that ceil_mode is in it already."""
+    """Return the axis of a window; `outputs` is ONNX's own count, which includes ceil_mode."""
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before, declared_after = pads
     if auto_pad.startswith("SAME"):
@@ -134,7 +134,7 @@ def pad_window(
     dtype: np.dtype[Any] = FLOAT32,
     mirrored: bool = False,
 ) -> int:
-    """`source` with the padding that `window` reads: zeros, or the elements at the edge mirrored."""
+    """Return `source` with the padding that `window` reads: zeros, or the mirrored elements at the edge."""
     padded = lowering.scratch(f"{name}_padded", window.padded(shape), dtype)
     inputs = [source, lowering.index_constant(window.pads(), "pads")]
     if mirrored:
@@ -145,7 +145,7 @@ def pad_window(
 
 
 def with_lengths(shape: BatchShape, lengths: list[int]) -> BatchShape:
-    """A channels-last `shape` with other lengths of its spatial axes."""
+    """Return a channels-last `shape` with other lengths of its spatial axes."""
     for place, length in enumerate(lengths, start=1):
         shape = shape.with_length(place, length)
     return shape
