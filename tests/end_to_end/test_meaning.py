@@ -106,7 +106,7 @@ def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool,
         pytest.skip(f"{engine} is not installed")
     done = shell(
         "build", "colour.onnx", "--calibration", "photos", "--holdout", "photos", "--labels", "labels.txt", "--preprocess",
-        "pre.toml", "--devices", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
+        "pre.toml", "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
         "colour.edgert", *(["--fold-preprocess"] if fold else []),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
