@@ -94,7 +94,12 @@ def test_everything_that_is_not_covered_is_listed_at_once() -> None:
         ("y = Conv(x, w)", {"x": (2, 5, 5, 5, 5)}, {"w": random(3, 2, 3, 3, 3, 3)}, "4 spatial axes"),
         ("y, i = MaxPool<kernel_shape=[2,2]>(x)", IMAGE, {}, "indices"),
         ("y = LRN<size=3>(x)", {"x": (2, 3, 4, 5)}, {}, "3 spatial axes"),
-        ("y = Pad(x, p)", IMAGE, {"p": ints(1, 0, 0, 0, 0, 0, 0, 0)}, "it pads the batch; export the model with its batch fixed to 1"),
+        (
+            "y = Pad(x, p)",
+            IMAGE,
+            {"p": ints(1, 0, 0, 0, 0, 0, 0, 0)},
+            "it pads the batch; export the model with its batch fixed to 1",
+        ),
         ("y = Concat<axis=0>(x, x)", IMAGE, {}, "along the batch"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
