@@ -82,7 +82,7 @@ def slow(path: Path, model: str, going: Going) -> int:
     return done
 
 
-def crowd(path: Path, model: str, going: Going) -> int:
+def many_connections(path: Path, model: str, going: Going) -> int:
     """Open thousands of connections and send only the beginning of a hello."""
     held: deque[socket.socket] = deque()
     done = 0
@@ -169,7 +169,7 @@ ATTACKS = {
     "malformed frames": malformed,
     "truncated frames": truncated,
     "slow senders": slow,
-    "thousands of connections": crowd,
+    "thousands of connections": many_connections,
     "all connections held": holding,
     "descriptors attached": descriptors,
     "answers never read": never_reading,

@@ -1,4 +1,4 @@
-"""The committed example: small, honest about what it was trained on, and as its script says."""
+"""The example model: small, accurate, and with a hold-out that was never trained on."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support.paths import DIGITS
 
 
-def test_fp32_is_right_on_98_percent_of_the_holdout(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:
+def test_fp32_reaches_98_percent_on_the_holdout(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:
     assert len(digits_holdout) >= 350
     scores = reference_outputs(digits_source, digits_holdout)[0]
     assert (scores.argmax(axis=1) == digits_holdout.labels).mean() >= 0.98
 
 
-def test_no_sample_of_the_holdout_calibrates(
+def test_no_holdout_sample_is_a_calibration_sample(
     digits_calibration: CalibrationSet, digits_holdout: CalibrationSet
 ) -> None:
     seen = {image.tobytes() for image in digits_calibration.inputs["image"]}
     assert not [image for image in digits_holdout.inputs["image"] if image.tobytes() in seen]
 
 
-def test_values_are_pixels_as_preprocessing_gives_them(
+def test_values_are_pixels_after_preprocessing(
     digits_source: SourceModel, digits_holdout: CalibrationSet
 ) -> None:
     preprocess = read_preprocess(DIGITS / "preprocess.toml", digits_source)

@@ -1,4 +1,4 @@
-"""The ready configurations are tried in the real tools: mosquitto, promtool, mqtt-exporter, mqtt2prometheus, Node.js."""
+"""The example configurations work in the real tools: mosquitto, promtool, mqtt-exporter, mqtt2prometheus, Node.js."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tool(name: str, install: str) -> str:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Broker]:
-    """A mosquitto with the access list that ships, and a password for everyone."""
+    """Run a mosquitto with the shipped access list and one password for all users."""
     folder = tmp_path / "broker"
     folder.mkdir()
     for user in ("pi-07", "ops", "exporter"):
@@ -62,7 +62,7 @@ def as_user(broker: Broker, user: str) -> MqttSettings:
 
 
 def taken(broker: Broker, user: str, topic: str) -> bool:
-    """Whether the broker takes a message of `user` for `topic`."""
+    """Return whether the broker accepts a message of `user` for `topic`."""
     answers: list[str | None] = []
     connection = Connection(as_user(broker, user), on_acknowledged=lambda _, refused: answers.append(refused))
     connection.open()
@@ -73,7 +73,7 @@ def taken(broker: Broker, user: str, topic: str) -> bool:
     return answers == [None]
 
 
-def test_a_device_writes_below_its_own_name_only_and_only_those_who_may_read_do(guarded: Broker) -> None:
+def test_a_device_writes_only_its_own_topics_and_only_readers_may_read(guarded: Broker) -> None:
     own, other, elsewhere = Topics("plant-a", "pi-07"), Topics("plant-a", "pi-08"), Topics("plant-b", "pi-07")
     assert taken(guarded, "pi-07", own.status)
     assert taken(guarded, "pi-07", own.hist("digits"))
@@ -96,13 +96,13 @@ def test_a_device_writes_below_its_own_name_only_and_only_those_who_may_read_do(
             connection.pump(0.05)
         return bool(heard["ops"] and heard["exporter"])
 
-    until(arrived, "those who may read hear it")
-    assert heard["pi-07"] == [], "a device reads nothing, its own neither"
+    until(arrived, "readers receive it")
+    assert heard["pi-07"] == [], "a device reads nothing, not even its own messages"
     for connection in connections:
         connection.close()
 
 
-def test_the_broker_s_configuration_is_one_that_mosquitto_takes(tmp_path: Path) -> None:
+def test_mosquitto_accepts_the_configuration(tmp_path: Path) -> None:
     text = (FOLDER / "mosquitto.conf").read_text()
     with Broker.in_folder(tmp_path / "b", secured=True) as secured:
         folder = secured.folder
@@ -127,14 +127,14 @@ def test_the_broker_s_configuration_is_one_that_mosquitto_takes(tmp_path: Path) 
 # --- Prometheus and Grafana -----------------------------------------------------------------
 
 
-def test_prometheus_takes_the_rules_and_each_alert_fires_when_it_should() -> None:
+def test_prometheus_accepts_the_rules_and_each_alert_fires_when_it_should() -> None:
     promtool = tool("promtool", "apt-get install prometheus")
     for words in (("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")):  # fmt: skip
         done = subprocess.run([promtool, *words], cwd=FOLDER, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_query_of_the_dashboard_is_one_and_asks_for_series_that_the_bridge_serves(tmp_path: Path) -> None:
+def test_every_query_of_the_dashboard_is_valid_and_names_series_of_the_exporter(tmp_path: Path) -> None:
     promtool = tool("promtool", "apt-get install prometheus")
     dashboard = json.loads((FOLDER / "grafana-dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -155,7 +155,7 @@ def test_every_query_of_the_dashboard_is_one_and_asks_for_series_that_the_bridge
 
 @pytest.fixture(scope="module")
 def mqtt_exporter() -> str:
-    """mqtt-exporter in an environment of its own, as it pins what it needs; kept from run to run."""
+    """Return mqtt-exporter in its own environment, because it pins its requirements; kept from run to run."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgert-test" / MQTT_EXPORTER
     program = folder / "bin" / "mqtt-exporter"
     if not program.exists():
@@ -167,7 +167,7 @@ def mqtt_exporter() -> str:
 
 
 def shown(words: list[str], port: int, topic: str, log: Path, **environment: str) -> dict[str, float]:
-    """What an exporter shows at `port` of the device that reports at `topic`, once it shows anything."""
+    """Return what an exporter at `port` shows of the device that reports at `topic`."""
     found: dict[str, float] = {}
     flat = topic.replace("/", "_")  # as mqtt-exporter writes it
 
@@ -194,7 +194,9 @@ def shown(words: list[str], port: int, topic: str, log: Path, **environment: str
 
 @pytest.fixture
 def reporting(tmp_path: Path) -> Iterator[tuple[Broker, str]]:
-    """A broker, and a device that reports to it again and again, as an exporter hears only what comes while it listens."""
+    """Run a broker and a device that reports repeatedly, because an exporter sees only messages that arrive while it
+    runs.
+    """
     pi, stop = Pi("pi-07"), threading.Event()
     sent = pi.window(NOW_MS, [2.0] * 5, errors=1)
     fields = json.loads(sent[1][1]) | {"temp_c": 51.5, "lat_p99_ms": 2.02}
@@ -213,7 +215,7 @@ def reporting(tmp_path: Path) -> Iterator[tuple[Broker, str]]:
             thread.join(10)
 
 
-def test_mqtt_exporter_shows_a_device_s_figures(
+def test_mqtt_exporter_shows_the_metrics_of_a_device(
     mqtt_exporter: str, reporting: tuple[Broker, str], tmp_path: Path
 ) -> None:
     lines = (FOLDER / "mqtt-exporter.env").read_text().splitlines()
@@ -224,7 +226,7 @@ def test_mqtt_exporter_shows_a_device_s_figures(
     assert (figures["edgert_device_req_total"], figures["edgert_device_temp_c"]) == (6, 51.5)
 
 
-def test_mqtt2prometheus_shows_a_device_s_figures(reporting: tuple[Broker, str], tmp_path: Path) -> None:
+def test_mqtt2prometheus_shows_the_metrics_of_a_device(reporting: tuple[Broker, str], tmp_path: Path) -> None:
     exporter = tool("prometheus-mqtt-exporter", "apt-get install prometheus-mqtt-exporter")
     broker, topic = reporting
     text = (FOLDER / "mqtt2prometheus.yml").read_text()
@@ -236,7 +238,7 @@ def test_mqtt2prometheus_shows_a_device_s_figures(reporting: tuple[Broker, str],
     assert [figures[f"edgert_device_{name}"] for name in names] == [6, 1, 2.02, 51.5]
 
 
-def test_the_functions_of_the_node_red_flow_say_what_is_worth_saying(tmp_path: Path) -> None:
+def test_the_node_red_flow_reports_errors_slow_windows_and_crashes(tmp_path: Path) -> None:
     node = tool("node", "apt-get install nodejs")
     flow: list[dict[str, Any]] = json.loads((FOLDER / "node-red-flow.json").read_text())
     nodes = {entry["id"]: entry for entry in flow}
