@@ -1,4 +1,4 @@
-"""The daemon as apps and operators meet it: the real process, real sockets, models of the null engine."""
+"""The daemon as apps and operators see it: the real process, real sockets, models of the null engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.devices import Device, a_device, wait_until
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Device]:
-    """A device with two models, shared by the tests that leave it as it was."""
+    """A device with two models, shared by tests that do not change it."""
     with a_device() as device:
         device.deploy()
         device.deploy(model="sum", op="sum")
@@ -55,7 +55,7 @@ def test_a_client_gets_its_own_answer(serving: Device) -> None:
         assert client.metadata("echo")["release"] == 1
 
 
-def test_a_response_says_where_the_time_went(serving: Device) -> None:
+def test_a_response_has_the_time_of_each_stage(serving: Device) -> None:
     with serving.client() as client:
         first = client.infer("echo", ITEM + 1, trace=True)
         again = client.infer("echo", ITEM + 1, trace=True)
@@ -78,9 +78,7 @@ def test_a_response_says_where_the_time_went(serving: Device) -> None:
     ],
     ids=["shape", "dtype", "name", "empty", "too-many", "text"],
 )
-def test_inputs_that_do_not_fit_are_refused_and_the_connection_lives_on(
-    serving: Device, inputs: object, says: str
-) -> None:
+def test_wrong_inputs_are_refused_and_the_connection_stays_open(serving: Device, inputs: object, says: str) -> None:
     with serving.client() as client:
         with pytest.raises(RequestError, match=says):
             client.infer("echo", inputs)  # type: ignore[call-overload]  # wrong on purpose
@@ -99,18 +97,18 @@ def test_who_would_wait_for_ever_is_answered(serving: Device, timeout_s: float) 
     assert asyncio.run(ask()) == ITEM.tolist()
 
 
-def test_a_status_tells_what_it_can_where_the_spool_cannot_be_opened() -> None:
+def test_status_works_without_a_readable_spool() -> None:
     with a_device(started=False) as device:
         device.state.spool.mkdir(parents=True)
         assert device.run("status")["telemetry"]["waiting"] == 0
 
 
-def test_an_unknown_model_is_named_with_those_there_are(serving: Device) -> None:
+def test_an_unknown_model_is_refused_with_the_known_names(serving: Device) -> None:
     with serving.client() as client, pytest.raises(ModelNotFound, match="echo, sum"):
         client.infer("nothing", ITEM)
 
 
-def test_no_daemon_says_how_to_start_one(tmp_path: os.PathLike[str]) -> None:
+def test_without_a_daemon_the_message_says_how_to_start_one(tmp_path: os.PathLike[str]) -> None:
     with pytest.raises(DaemonUnreachable, match="edgertd start"):
         Client(f"{tmp_path}/none.sock").infer("echo", ITEM)
 
@@ -135,7 +133,7 @@ def test_many_threads_share_one_client(serving: Device) -> None:
     ],
     ids=["http", "zeros", "long-hello", "no-hello", "garbage-later", "not-for-the-daemon"],
 )
-def test_what_is_not_the_protocol_gets_an_error_and_the_end(serving: Device, data: bytes) -> None:
+def test_a_broken_protocol_gets_an_error_and_ends_the_connection(serving: Device, data: bytes) -> None:
     with raw(serving) as sock:
         sock.sendall(data)
         frame = read_frame(sock)
@@ -143,13 +141,13 @@ def test_what_is_not_the_protocol_gets_an_error_and_the_end(serving: Device, dat
             frame = read_frame(sock)
         assert frame.kind == wire.ERROR
         assert wire.error_of(frame).code == "request.protocol"
-        with contextlib.suppress(ConnectionResetError):  # what it did not read is thrown away with the connection
+        with contextlib.suppress(ConnectionResetError):  # unread data is dropped with the connection
             assert sock.recv(1) == b""
     with serving.client() as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_a_hello_in_single_bytes_with_requests_right_behind_is_served(serving: Device) -> None:
+def test_a_hello_in_single_bytes_followed_by_requests_is_served(serving: Device) -> None:
     tensor = wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), ITEM.tobytes())
     requests = b"".join(b"".join(wire.frame(wire.INFER, request_id=i, tensors=[tensor])) for i in (1, 2, 3))
     with raw(serving) as sock:
@@ -163,7 +161,7 @@ def test_a_hello_in_single_bytes_with_requests_right_behind_is_served(serving: D
             assert frame.tensors[0].data == ITEM.tobytes()
 
 
-def test_a_client_that_says_nothing_keeps_nobody_waiting(serving: Device) -> None:
+def test_a_silent_client_delays_no_other(serving: Device) -> None:
     with raw(serving), serving.client() as client:
         assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
@@ -181,14 +179,14 @@ def test_hot_swaps_under_load_lose_no_request() -> None:
         assert device.model()["serving"]["release"] == 7
 
 
-def test_a_killed_worker_costs_its_own_requests_only_and_comes_back() -> None:
+def test_a_killed_worker_fails_its_own_requests_only_and_restarts() -> None:
     with a_device() as device:
-        device.deploy(delay_s=0.005)  # so that there are requests in flight whenever it is killed
+        device.deploy(delay_s=0.005)  # so that requests are always in flight
         device.deploy(model="other")
         with load(device) as (releases, errors), load(device, "other", threads=2) as (_, other_errors):
             pid = device.model()["serving"]["pid"]
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: bool(errors), "the requests in flight are told")
+            wait_until(lambda: bool(errors), "the requests in flight fail")
             told_at = len(releases)
             wait_until(lambda: len(releases) > told_at + 200, "the model serves again")
         assert other_errors == []
@@ -199,7 +197,7 @@ def test_a_killed_worker_costs_its_own_requests_only_and_comes_back() -> None:
         assert serving["crashes"] == 1
 
 
-def test_a_version_that_keeps_crashing_gives_way_to_the_good_one_before() -> None:
+def test_a_version_that_keeps_crashing_is_rolled_back() -> None:
     with a_device() as device:
         device.deploy()
         device.deploy(release=2)
@@ -230,7 +228,7 @@ def test_a_version_that_fails_its_trial_never_serves(bad: dict[str, object], cod
         assert device.model()["live"]["release"] == 1
 
 
-def test_a_trial_that_nobody_confirms_ends_by_itself() -> None:
+def test_an_unconfirmed_trial_rolls_back_at_its_end() -> None:
     with a_device() as device:
         device.deploy()
         device.run("install", os.fspath(device.bundle(release=2)))
@@ -250,7 +248,7 @@ def test_rolling_back_makes_the_version_before_live() -> None:
             assert client.infer("echo", ITEM, trace=True).release == 1
 
 
-def test_stopping_answers_or_refuses_every_request() -> None:
+def test_a_stop_answers_or_refuses_every_request() -> None:
     with a_device() as device:
         device.deploy(delay_s=0.01)
         with load(device) as (releases, errors):
@@ -261,7 +259,7 @@ def test_stopping_answers_or_refuses_every_request() -> None:
         assert not device.socket.exists()
 
 
-def test_a_killed_daemon_is_started_again_and_serves_what_it_served() -> None:
+def test_a_killed_daemon_restarts_and_serves_the_same_versions() -> None:
     with a_device() as device:
         device.deploy()
         with device.client() as client:
@@ -286,7 +284,7 @@ def test_two_daemons_never_share_a_state_folder() -> None:
         assert "already" in done.stderr
 
 
-def test_a_request_past_its_time_is_refused_and_the_client_goes_on() -> None:
+def test_a_request_past_its_deadline_is_refused_and_the_client_continues() -> None:
     with a_device() as device:
         device.deploy(delay_s=0.3)
         with device.client() as client:
@@ -295,7 +293,7 @@ def test_a_request_past_its_time_is_refused_and_the_client_goes_on() -> None:
             assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
 
 
-def test_requests_at_once_form_batches() -> None:
+def test_simultaneous_requests_form_batches() -> None:
     with a_device("[serving]\nbatch_max = 8\n") as device:
         device.deploy(delay_s=0.02)
         with device.client() as client, ThreadPoolExecutor(8) as pool:
@@ -304,7 +302,7 @@ def test_requests_at_once_form_batches() -> None:
         assert device.model()["serving"]["requests"]["requests"] >= 64
 
 
-def test_more_connections_than_allowed_are_told_to_come_back() -> None:
+def test_connections_beyond_the_limit_are_told_to_retry() -> None:
     with a_device("[serving]\nconnections_max = 2\n") as device:
         device.deploy()
         held = [raw(device) for _ in range(2)]
@@ -321,7 +319,7 @@ def test_more_connections_than_allowed_are_told_to_come_back() -> None:
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_a_client_that_kept_its_connections_finds_a_daemon_that_was_started_again() -> None:
+def test_a_client_with_kept_connections_finds_a_restarted_daemon() -> None:
     with a_device() as device:
         device.deploy()
         with device.client() as client:
@@ -331,7 +329,7 @@ def test_a_client_that_kept_its_connections_finds_a_daemon_that_was_started_agai
             assert client.infer("echo", ITEM * 2)["y"].tolist() == (ITEM * 2).tolist()
 
 
-def test_a_swap_sends_what_waits_to_the_new_version_however_long_the_queue() -> None:
+def test_a_swap_sends_waiting_requests_to_the_new_version() -> None:
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.deploy(delay_s=0.2)
         with device.client(timeout_s=120) as client, ThreadPoolExecutor(80) as pool:
@@ -343,7 +341,7 @@ def test_a_swap_sends_what_waits_to_the_new_version_however_long_the_queue() -> 
         assert [float(a.outputs["y"][0, 0]) for a in answers] == [float(i) for i in range(80)]
 
 
-def test_something_else_in_the_sockets_place_is_left_alone() -> None:
+def test_a_foreign_file_at_the_socket_path_is_not_removed() -> None:
     with a_device(started=False) as device:
         device.socket.write_text("precious")
         answer = device.run("start", code=7)
@@ -351,16 +349,16 @@ def test_something_else_in_the_sockets_place_is_left_alone() -> None:
         assert device.socket.read_text() == "precious"
 
 
-def test_a_daemon_whose_state_folder_was_removed_ends() -> None:
+def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
     with a_device() as device:
         pid = device.run("status")["daemon"]["pid"]
         shutil.rmtree(device.state.root)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon has noticed", timeout_s=60)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon noticed", timeout_s=60)
         device.prepare()
 
 
 def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
-    """A profile may prefer one engine twice, in INT8 and in FP32; each has golden answers of its own."""
+    """A profile may prefer one engine twice, in INT8 and in FP32; each has its own golden answers."""
     with a_device() as device:
         device.deploy(first=("null", b"?"))  # it does not load
         checked = device.run("check", "echo")
@@ -377,7 +375,7 @@ def test_a_check_knows_which_of_two_artifacts_of_one_engine_serves() -> None:
         ("edgert.worker.worker", {"cryptography", "onnxruntime", "paho"}),
     ],
 )
-def test_a_process_loads_no_more_than_it_needs(module: str, heavy: set[str]) -> None:
+def test_a_process_imports_only_what_it_needs(module: str, heavy: set[str]) -> None:
     code = f"import sys, {module}; print(sorted(sys.modules.keys() & {heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""A state folder on a disk that is full: the daemon lives, what serves goes on, and a trial ends when there is room."""
+"""A full disk: the daemon and the live version keep working, and a trial ends once there is space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEM = np.ones((1, 4), np.float32)
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    """A running device whose state lies on a small file system of its own."""
+    """A running device whose state folder is a small filesystem."""
     with a_device(started=False) as device:
         config = device.state.config.read_text()
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", device.state.root], check=False)
@@ -38,7 +38,7 @@ def device() -> Iterator[Device]:
 
 
 def fill(device: Device) -> Path:
-    """Take every byte that is left, the last page of the log included."""
+    """Write until the disk is full, including the last page of the log."""
     ballast = device.state.root / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_crashed_worker_comes_back_and_the_daemon_lives(device: Device) -> None:
+def test_a_crashed_worker_restarts_and_the_daemon_survives(device: Device) -> None:
     status = device.run("status")
     daemon, worker = status["daemon"]["pid"], device.model()["serving"]["pid"]
     fill(device)
@@ -64,7 +64,7 @@ def test_a_crashed_worker_comes_back_and_the_daemon_lives(device: Device) -> Non
     assert alive(daemon)
 
 
-def test_an_install_is_refused_and_what_serves_goes_on(device: Device) -> None:
+def test_an_install_is_refused_and_the_live_version_serves(device: Device) -> None:
     bundle = device.bundle(release=2)
     fill(device)
     assert device.run("install", os.fspath(bundle), code=7)["error"]["code"] == "device.storage_failed"
@@ -72,7 +72,7 @@ def test_an_install_is_refused_and_what_serves_goes_on(device: Device) -> None:
         assert client.infer("echo", ITEM, trace=True).release == 1
 
 
-def test_a_trial_that_ends_meanwhile_is_rolled_back_as_soon_as_there_is_room(device: Device) -> None:
+def test_a_trial_that_ended_is_rolled_back_once_there_is_space(device: Device) -> None:
     device.run("install", os.fspath(device.bundle(release=2)))
     device.run("activate", "echo", "--trial-s", "2")
     ballast = fill(device)

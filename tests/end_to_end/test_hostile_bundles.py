@@ -1,6 +1,7 @@
-"""Bundles meant to do harm: each is refused with an error of its own, nothing goes live, nothing is written elsewhere.
+"""Hostile bundles: each is refused with its own error, nothing goes live, nothing is written elsewhere.
 
-tests/device/bundle/test_bundle_file.py flips every byte of a bundle and cuts it at every offset; here it is what an install leaves behind.
+tests/device/bundle/test_bundle_file.py flips every byte of a bundle and cuts it at every offset; these tests check
+what an install leaves behind.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BLOCK = 512
 
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
-    """A device on which release 3 of `echo` serves."""
+    """A device with release 3 of `echo` live."""
     device = Device(tmp_path / "device")
     device.prepare()
     install(device.bundle(release=3), device.state, read_config(device.state))
@@ -57,7 +58,7 @@ def device(tmp_path: Path) -> Device:
 
 
 def everything(folder: Path) -> dict[str, str]:
-    """Every file, folder and link below `folder`, with what it holds; locks excepted."""
+    """Return every file, folder and link below `folder` with its content, except locks."""
     found = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
@@ -71,7 +72,7 @@ def everything(folder: Path) -> dict[str, str]:
 
 
 def refused(device: Device, bundle: Path, error: type[EdgeRTError] | tuple[type[EdgeRTError], ...]) -> None:
-    """The device refuses it, and is byte for byte as before."""
+    """Assert that the device refuses the bundle and does not change by a byte."""
     world = device.folder.parent
     before = everything(world)
     with pytest.raises(error):
@@ -80,7 +81,7 @@ def refused(device: Device, bundle: Path, error: type[EdgeRTError] | tuple[type[
 
 
 def all_refused(device: Device, folder: Path, bundles: Iterable[bytes]) -> None:
-    """As `refused`, of many: what any of them left or changed would be there in the end."""
+    """Do the same as `refused` for many bundles; check the device once at the end."""
     path, config = folder / "hostile.edgert", read_config(device.state)
     path.touch()
     before = everything(device.folder.parent).keys(), everything(device.folder)
@@ -108,7 +109,7 @@ def test_ten_thousand_flipped_bits_in_the_payload_are_all_noticed(tmp_path: Path
 
 
 def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
-    """The envelope's header, the envelope, its padding; and some of the payload."""
+    """In the envelope's header, the envelope, its padding, and some of the payload."""
     new = make_null_bundle(tmp_path / "new", device.key, release=4, padding_bytes=4096)
     whole, chance = new.read_bytes(), random.Random(SEED)
     with open_bundle(new, None) as bundle:
@@ -117,15 +118,15 @@ def test_a_flipped_bit_in_any_byte_of_the_manifest_leaves_nothing_behind(device:
     all_refused(device, tmp_path, (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in places))
 
 
-def test_a_bundle_that_ends_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
+def test_a_bundle_cut_anywhere_leaves_nothing_behind(device: Device, tmp_path: Path) -> None:
     whole = make_null_bundle(tmp_path / "new", device.key, release=4).read_bytes()
     assert len(whole) > CUTS_BELOW
     lengths = [*range(CUTS_BELOW + 1), *range(CUTS_BELOW, len(whole), 149)]
     all_refused(device, tmp_path, (whole[:length] for length in lengths))
 
 
-def test_halves_of_two_bundles_make_no_third(device: Device, tmp_path: Path) -> None:
-    """Same names, same sizes, both signed by the key that is trusted: cut and joined at every block."""
+def test_parts_of_two_bundles_do_not_form_a_third(device: Device, tmp_path: Path) -> None:
+    """Same names and sizes, both signed by a trusted key: cut and joined at every block."""
     one = make_null_bundle(tmp_path / "one", device.key, release=4, padding_bytes=2048).read_bytes()
     two = make_null_bundle(tmp_path / "two", device.key, release=5, padding_bytes=2048).read_bytes()
     assert len(one) == len(two)
@@ -133,18 +134,18 @@ def test_halves_of_two_bundles_make_no_third(device: Device, tmp_path: Path) -> 
     for at in range(BLOCK, len(one), BLOCK):
         for first, second in ((one, two), (two, one)):
             mixed = first[:at] + second[at:]
-            if mixed not in (one, two):  # their ends are the same zeros
+            if mixed not in (one, two):  # both end with the same zeros
                 path.write_bytes(mixed)
                 refused(device, path, BundleError)
 
 
-def test_an_older_release_played_again_is_refused(device: Device, tmp_path: Path) -> None:
+def test_a_replayed_older_release_is_refused(device: Device, tmp_path: Path) -> None:
     refused(device, make_null_bundle(tmp_path / "old", device.key, release=2), ReleaseTooOld)
     refused(device, make_null_bundle(tmp_path / "same", device.key, release=3, op="sum"), BundleError)
 
 
-def test_a_bundle_whose_time_is_over_is_refused_by_a_clock_that_is_right(device: Device, tmp_path: Path) -> None:
-    """Not by one that follows no time source: it says so. And what is installed serves on, whatever the clock says."""
+def test_an_expired_bundle_is_refused_by_a_synchronised_clock(device: Device, tmp_path: Path) -> None:
+    """A clock without a time source accepts it and reports that. Installed versions serve at any time."""
     path = make_null_bundle(tmp_path / "timed", device.key, release=4, expires="2027-02-19T08:00:00Z")
     over_s, said = expiry_time("2027-02-19T08:00:00Z"), list[str]()
     config, before = read_config(device.state), everything(device.state.models / "echo")
@@ -167,15 +168,15 @@ def test_a_bundle_whose_time_is_over_is_refused_by_a_clock_that_is_right(device:
             install(wrong, device.state, config)
 
 
-def test_a_key_that_is_not_trusted_is_refused(device: Device, tmp_path: Path) -> None:
+def test_an_untrusted_key_is_refused(device: Device, tmp_path: Path) -> None:
     refused(device, make_null_bundle(tmp_path / "foreign", new_key(), release=4), SignatureInvalid)
 
 
-# --- signed by the key that is trusted, as by a host that was taken over ----------------------------------
+# --- signed by a trusted key, as by a compromised host ---------------------------------------------------
 
 
 def signed(path: Path, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A bundle whose manifest says what `change` made of it, each file under the name and the size it claims."""
+    """Return a bundle whose manifest was changed by `change`, with each file under the claimed name and size."""
     source = make_null_bundle(path.parent / "source", key, release=4)
     with open_bundle(source, None) as bundle:
         value = json.loads(bundle.envelope.payload)
@@ -198,7 +199,7 @@ def header(name: str, size: int) -> bytes:
     ["../evil", "a/../../../evil", "/tmp/edgert-evil", "null/../../evil", "./evil", "a//evil", "..", ".", "", "a\0b", "a\nb",
      "manifest.dsse.json", "state.json/x"],
 )  # fmt: skip
-def test_a_signed_name_that_leads_elsewhere_is_refused(device: Device, tmp_path: Path, name: str) -> None:
+def test_a_signed_path_outside_the_slot_is_refused(device: Device, tmp_path: Path, name: str) -> None:
     def rename(value: dict[str, Any]) -> None:
         value["files"][-1]["path"] = name
         for artifact in value["artifacts"]:
@@ -210,7 +211,9 @@ def test_a_signed_name_that_leads_elsewhere_is_refused(device: Device, tmp_path:
 
 
 @pytest.mark.parametrize("size", [FILE_BYTES_MAX, FILE_BYTES_MAX + 1, -1, 2**63])
-def test_a_signed_size_that_no_disk_holds_is_refused_before_a_byte(device: Device, tmp_path: Path, size: int) -> None:
+def test_a_signed_size_beyond_the_disk_is_refused_before_the_first_byte(
+    device: Device, tmp_path: Path, size: int
+) -> None:
     def grow(value: dict[str, Any]) -> None:
         value["files"][-1]["size_bytes"] = size
 
@@ -222,7 +225,7 @@ def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path:
     for claimed in (ENVELOPE_BYTES_MAX + 1, 8**11 - 1):
         path.write_bytes(header(ENVELOPE_NAME, claimed))
         with path.open("r+b") as file:
-            file.truncate(2**40)  # sparse: a terabyte that takes no room
+            file.truncate(2**40)  # sparse: a terabyte that needs no space
         with pytest.raises(BundleCorrupt):
             install(path, device.state, read_config(device.state))
     whole = make_null_bundle(tmp_path / "new", device.key, release=4)
@@ -234,8 +237,8 @@ def test_an_envelope_or_a_tail_of_any_size_is_not_read(device: Device, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"L", b"x", b"g", b"S"])
-def test_no_kind_of_entry_but_a_regular_file_is_taken(device: Device, tmp_path: Path, kind: bytes) -> None:
-    """Hard link, symbolic link, device nodes, folder, pipe, and the extensions that rename or inflate what follows."""
+def test_only_regular_files_are_accepted(device: Device, tmp_path: Path, kind: bytes) -> None:
+    """Hard link, symbolic link, device nodes, folder, pipe, and extensions that rename or inflate the next entry."""
     path = make_null_bundle(tmp_path / "new", device.key, release=4)
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as archive:
@@ -250,7 +253,7 @@ def test_no_kind_of_entry_but_a_regular_file_is_taken(device: Device, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["stage", "b"])
-def test_a_link_laid_where_a_bundle_is_unpacked_is_not_followed(device: Device, tmp_path: Path, name: str) -> None:
+def test_a_link_in_the_stage_folder_is_not_followed(device: Device, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").write_text("untouched")

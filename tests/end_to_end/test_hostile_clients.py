@@ -1,4 +1,4 @@
-"""Clients that mean harm or know no better: memory and descriptors stay bounded, and a good client is served on."""
+"""Hostile or broken clients: memory and descriptors stay bounded, and a good client is served."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(device: Device) -> Iterator[None]:
-    """Before and after each test the daemon holds the same descriptors, about the same memory, and serves."""
+    """Check that the daemon has the same descriptors and about the same memory after each test, and serves."""
     wait_until(lambda: device.serving()["connections"] == 0, "the clients of the test before are gone")
     pids, before = _pids(device), _held(device)
     yield
     with device.client() as client:
         assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
-    assert _pids(device) == pids  # nobody died of it
+    assert _pids(device) == pids  # no process ended
     wait_until(lambda: _descriptors(device) <= before[0] + 1, "the descriptors are back")
     assert _held(device)[1] < before[1] + GROWTH_MB_MAX
 
@@ -65,7 +65,7 @@ def _held(device: Device) -> tuple[int, float]:
 
 
 def ends(sock: socket.socket) -> bool:
-    """Whether the daemon answers with nothing but whole frames and then closes."""
+    """Return whether the daemon answers with whole frames only and then closes."""
     frames = FrameBuffer()
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):
@@ -107,7 +107,7 @@ def test_frames_cut_short_anywhere_end_the_connection(device: Device) -> None:
 
 
 @pytest.mark.parametrize("body", [2**20, 2**31, 2**40, 2**64 - 64, 2**64 - 1], ids=hex)
-def test_lengths_that_lie_cost_no_memory(device: Device, body: int) -> None:
+def test_false_lengths_cost_no_memory(device: Device, body: int) -> None:
     header = wire.HEADER.pack(wire.MAGIC, wire.VERSION, wire.INFER, 0, 1, 0, 0, 0, 1, 0, body, *(0,) * 6)
     for hello in (HELLO, b""):
         with raw(device) as sock:
@@ -126,24 +126,24 @@ def test_a_tensor_that_claims_more_than_its_frame_is_refused(device: Device) -> 
         assert ends(sock)
 
 
-def test_a_crowd_that_says_nothing_keeps_nobody_out(device: Device) -> None:
-    crowd = []
+def test_many_silent_connections_keep_no_client_out(device: Device) -> None:
+    silent = []
     try:
         for _ in range(CROWD):
-            sock = socket.socket(socket.AF_UNIX)  # it blocks where the backlog is full
+            sock = socket.socket(socket.AF_UNIX)  # it blocks when the backlog is full
             sock.connect(os.fspath(device.socket))
             sock.send(HELLO[:10])
-            crowd.append(sock)
+            silent.append(sock)
         with device.client(timeout_s=5.0) as client:
             for _ in range(20):
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         assert _descriptors(device) < PENDING_MAX + 200
     finally:
-        for sock in crowd:
+        for sock in silent:
             sock.close()
 
 
-def test_a_flood_is_taken_in_at_a_bounded_rate_and_none_of_it_is_lost(tmp_path: Path) -> None:
+def test_a_flood_is_accepted_at_a_bounded_rate_and_no_connection_is_lost(tmp_path: Path) -> None:
     now_s, routed = [0.0], 0
 
     def route(sock: socket.socket, hello: dict[str, object]) -> None:
@@ -181,14 +181,14 @@ def test_a_flood_is_taken_in_at_a_bounded_rate_and_none_of_it_is_lost(tmp_path: 
         assert routed == BURST_MAX + 100
 
 
-def test_more_clients_than_allowed_are_refused_with_a_word_and_the_others_served(device: Device) -> None:
-    crowd, refused = [], 0
+def test_clients_beyond_the_limit_are_refused_with_an_error_and_the_others_served(device: Device) -> None:
+    silent, refused = [], 0
     with device.client() as client:
-        client.infer("echo", ITEM)  # a good client that was there before
+        client.infer("echo", ITEM)  # a good client that connected before
         try:
             for _ in range(100):
                 sock = raw(device)
-                crowd.append(sock)
+                silent.append(sock)
                 sock.sendall(HELLO)
                 frame = read_frame(sock)
                 refused += frame.kind == wire.ERROR and wire.error_of(frame).code == "unavailable.overloaded"
@@ -196,7 +196,7 @@ def test_more_clients_than_allowed_are_refused_with_a_word_and_the_others_served
             for _ in range(20):
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
         finally:
-            for sock in crowd:
+            for sock in silent:
                 sock.close()
 
 
@@ -232,7 +232,7 @@ def test_a_client_that_never_reads_costs_its_own_connection_only(device: Device)
                 assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
 
 
-def test_slow_senders_keep_nobody_waiting(device: Device) -> None:
+def test_slow_senders_delay_no_other_client(device: Device) -> None:
     with contextlib.ExitStack() as held:
         slow = [held.enter_context(raw(device)) for _ in range(20)]
         data = HELLO + request()
@@ -247,14 +247,14 @@ def test_slow_senders_keep_nobody_waiting(device: Device) -> None:
             assert [read_frame(sock).kind, read_frame(sock).kind] == [wire.WELCOME, wire.RESULT]
 
 
-def test_who_connects_and_leaves_at_once_leaves_nothing(device: Device) -> None:
+def test_a_client_that_disconnects_at_once_leaves_nothing_behind(device: Device) -> None:
     for i in range(500):
         with raw(device) as sock:
             if i % 2:
                 sock.sendall(HELLO)
 
 
-def test_the_control_socket_takes_no_nonsense(device: Device) -> None:
+def test_the_control_socket_refuses_invalid_commands(device: Device) -> None:
     assert device.state.control_socket.stat().st_mode & 0o777 == 0o600
     assert device.socket.stat().st_mode & 0o777 == 0o660
     for data in (
@@ -273,7 +273,7 @@ def test_the_control_socket_takes_no_nonsense(device: Device) -> None:
             assert b'"error"' in sock.recv(65536)
 
 
-def test_as_many_descriptors_as_the_system_allows_are_taken(device: Device) -> None:
+def test_the_daemon_raises_its_limit_of_descriptors(device: Device) -> None:
     limits = Path(f"/proc/{_pids(device)[0]}/limits").read_text()
     soft, hard = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
     assert soft == hard == str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -286,7 +286,7 @@ def test_as_many_descriptors_as_the_system_allows_are_taken(device: Device) -> N
     ("serving", "allowed"),
     [
         (ServingConfig(), True),
-        (ServingConfig(allow_uids=(12345,)), True),  # the daemon's own user always may
+        (ServingConfig(allow_uids=(12345,)), True),  # the daemon's own user may always connect
         (ServingConfig(allow_gids=(12345,)), True),
     ],
 )
@@ -333,12 +333,12 @@ def test_only_listed_users_and_groups_may_connect() -> None:
         assert ask(4243, 4243) == [wire.ERROR, 14]
 
 
-def test_a_group_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_an_unknown_group_is_reported(tmp_path: Path) -> None:
     with a_device('socket_group = "no-such-group"\n', started=False) as device:
         assert device.run("start", code=7)["error"]["message"].count("no-such-group") == 1
 
 
-def test_a_hello_that_never_ends_is_cut_off(device: Device) -> None:
+def test_an_endless_hello_is_cut_off(device: Device) -> None:
     with raw(device) as sock:
         sock.sendall(HELLO[:70])
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A bad engine costs its own requests in flight and nothing else: each fault, injected; and what the daemon makes of it."""
+"""A faulty engine fails its own requests in flight and nothing else: each fault is injected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def magic(fault: str) -> np.ndarray[Any, Any]:
 
 
 def events(device: Device, name: str = "") -> list[dict[str, Any]]:
-    """What the device has told the fleet so far; with `name`, those events alone, once there is one."""
+    """Return the events that the device reported so far; with `name`, wait for those events."""
 
     def told() -> list[dict[str, Any]]:
         with contextlib.closing(sqlite3.connect(device.state.spool)) as spool:
@@ -55,7 +55,7 @@ def events(device: Device, name: str = "") -> list[dict[str, Any]]:
 
 
 def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0) -> EdgeRTError:
-    """The error that a request gets which makes the engine do `fault`."""
+    """Return the error of a request that makes the engine do `fault`."""
     with device.client() as client, pytest.raises(EdgeRTError) as caught:
         client.infer(model, magic(fault), cache=False, timeout_s=timeout_s)
     return caught.value
@@ -63,7 +63,7 @@ def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0
 
 @pytest.fixture
 def pair() -> Iterator[Device]:
-    """A device with a model on the fault engine beside a sound one; runs are limited to a second."""
+    """A device with a model on the fault engine and a sound one; a run may last a second."""
     with a_device("[serving]\nrun_s_max = 1.0\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(model="other")
@@ -122,14 +122,14 @@ def test_a_leak_past_the_hard_limit_is_a_crash() -> None:
     with a_device("[serving]\nworker_mb_max = 100\nbatch_max = 1\n") as device:
         device.put(engine="fault", program={"runs": [{"fault": "leak", "value": 7.0, "mb": 300}]})
         with device.client() as client:
-            with contextlib.suppress(WorkerLost):  # it may be looked at while it still runs
+            with contextlib.suppress(WorkerLost):  # the run may still be going on
                 client.infer("echo", np.full_like(ITEM, 7.0), cache=False)
             wait_until(lambda: device.serving()["crashes"] == 1, "it is killed")
             wait_until(lambda: device.serving()["state"] == "ready", "it is back")
             assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
 
 
-def test_a_crash_at_load_on_trial_brings_the_version_before_back() -> None:
+def test_a_crash_at_load_on_trial_rolls_back() -> None:
     with a_device() as device:
         device.put()
         device.run(
@@ -142,7 +142,7 @@ def test_a_crash_at_load_on_trial_brings_the_version_before_back() -> None:
             assert client.infer("echo", ITEM, trace=True).release == 1
 
 
-def test_three_crashes_bring_the_good_version_back_but_never_one_that_failed_too() -> None:
+def test_three_crashes_roll_back_to_a_good_version_but_never_to_one_that_failed() -> None:
     with a_device("[serving]\nbatch_max = 1\n") as device:
         device.put(engine="fault")
         device.put(release=2, engine="fault")
@@ -165,9 +165,9 @@ def test_three_crashes_bring_the_good_version_back_but_never_one_that_failed_too
         assert "quarantined" in error.message
 
 
-def test_a_worker_that_the_kernel_kills_is_back_and_nobody_else_notices(pair: Device) -> None:
+def test_a_worker_killed_by_the_kernel_restarts_and_others_are_not_affected(pair: Device) -> None:
     pid = pair.serving()["pid"]
-    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > 0  # it goes before the supervisor does
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > 0  # the kernel kills it before the supervisor
     other = pair.serving("other")["pid"]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pair.serving()["pid"] not in (None, pid), "it is back")
@@ -177,7 +177,7 @@ def test_a_worker_that_the_kernel_kills_is_back_and_nobody_else_notices(pair: De
 # --- engine preference ----------------------------------------------------------------------------
 
 
-def test_where_the_first_engine_does_not_load_the_next_serves_and_it_is_told() -> None:
+def test_the_next_engine_serves_if_the_first_does_not_load_and_status_says_so() -> None:
     with a_device() as device:
         device.put(first=("fault", b'{"op": "copy", "load": {"fault": "raise"}}'))
         state = device.serving()
@@ -189,7 +189,7 @@ def test_where_the_first_engine_does_not_load_the_next_serves_and_it_is_told() -
         assert (degraded["model"], degraded["model_version"]) == ("echo", "r1")
 
 
-def test_strict_serves_on_the_first_engine_or_not_at_all() -> None:
+def test_strict_serves_on_the_first_engine_only() -> None:
     with a_device("[serving]\nstrict = true\n") as device:
         device.put()
         device.run("install", os.fspath(device.bundle(release=2, first=("fault", b"?"))))
@@ -201,9 +201,9 @@ def test_strict_serves_on_the_first_engine_or_not_at_all() -> None:
 
 
 def test_no_request_fails_over_many_swaps_under_load() -> None:
-    """SWAPS swaps between two good releases, CLIENTS clients that never pause."""
+    """SWAPS swaps between two good releases with CLIENTS clients that never pause."""
     with a_device("[serving]\nbatch_max = 1\n") as device:
-        device.put(delay_s=0.003)  # the engine never rests, the processors have time to start the next worker
+        device.put(delay_s=0.003)  # the engine is always busy, yet processor time is left to start the next worker
         device.put(release=2, delay_s=0.003)
         store = SlotStore(device.state.models / "echo")
         with load(device, threads=CLIENTS) as (releases, errors):
@@ -271,7 +271,7 @@ class OneService:
         return [name for name, _ in self.told]
 
 
-def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() -> None:
+def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() -> None:
     with a_device(started=False) as device:
         marker = device.folder / "broken"
         program = {"load": {"fault": "segfault", "while": os.fspath(marker)}}
@@ -300,8 +300,8 @@ def test_a_quarantined_model_is_tried_again_ever_more_slowly_until_it_loads() ->
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -> None:
-    """A TensorRT plan that is built anew takes minutes; an engine that says nothing is taken for stuck."""
+def test_an_engine_that_reports_progress_is_not_taken_for_stuck(speaks: bool) -> None:
+    """A rebuild of a TensorRT plan takes minutes; an engine without progress is taken for stuck."""
     with a_device(started=False) as device:
         fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
         install(device.bundle(engine="fault", program={"load": fault}), device.state, read_config(device.state))
@@ -329,7 +329,7 @@ def test_an_engine_that_says_what_takes_it_so_long_is_waited_for(speaks: bool) -
 
 
 class GatedSession:
-    """A session whose runs last until the test lets them end."""
+    """A session whose runs last until the test ends them."""
 
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()

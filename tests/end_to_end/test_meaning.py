@@ -1,7 +1,7 @@
-"""Tensors carry meaning: whatever form a picture comes in, each engine's artifact is shown what it was trained on.
+"""Images keep their meaning: in every form of input, each artifact receives the values that it was trained on.
 
-The model sees BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. Once the device computes that, once the
-model does, as `--fold-preprocess` has it.
+The model takes BGR in NCHW, FP32 around 0; the client sends RGB in NHWC, UINT8. The device converts, or with
+`--fold-preprocess` the model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ socket = "/run/edgert/edgert.sock"
 
 
 def bgr_model() -> Any:
-    """[N, 3, 24, 32], normalised BGR -> how much there is of red, green and blue."""
+    """Return [N, 3, 24, 32], normalised BGR -> the amount of red, green and blue."""
     body = """
         c = Conv <kernel_shape = [1, 1]> (image, w, b)
         g = GlobalAveragePool (c) f = Flatten (g) scores = Gemm (f, swap)
@@ -100,7 +100,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module", params=[*((engine, False) for engine in ENGINES), ("openvino", True)], ids=str)
 def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool, Client]]:
-    """A daemon that serves the INT8 artifact of one engine."""
+    """Run a daemon that serves the INT8 artifact of one engine."""
     engine, fold = request.param
     if importlib.util.find_spec(ENGINES[engine]) is None:
         pytest.skip(f"{engine} is not installed")
@@ -123,11 +123,11 @@ def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool,
 
 
 def amounts(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What the model says of a picture of its own size: four times the mean of red, green and blue."""
+    """Return the expected answer for an image of the model's size: four times the mean of red, green and blue."""
     return np.asarray(picture.reshape(-1, 3).mean(axis=0) / 255 * 4)
 
 
-def test_frames_files_and_batches_mean_what_they_are(served: tuple[bool, Client]) -> None:
+def test_frames_files_and_batches_give_the_right_amounts(served: tuple[bool, Client]) -> None:
     _, client = served
     for i, label in enumerate(LABELS):
         exact, other = tinted(label, 24, 32, 7), tinted(label, 200, 301, 8)
@@ -140,7 +140,7 @@ def test_frames_files_and_batches_mean_what_they_are(served: tuple[bool, Client]
     assert client.infer("colour", batch)["scores_classes"].ravel().tolist() == [0, 1, 2]
 
 
-def test_the_models_own_tensor_is_taken_as_it_is_and_any_other_refused(served: tuple[bool, Client]) -> None:
+def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(served: tuple[bool, Client]) -> None:
     fold, client = served
     picture = tinted("green", 24, 32)
     normalised = ((picture[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1)[None]
@@ -184,7 +184,7 @@ def test_tflite_takes_no_folded_model(source: SourceModel) -> None:
         check_source(folded(source, PLAIN_RULE)[0], "tflite", "raspberry-pi-4")
 
 
-def test_what_cannot_be_folded_is_refused(tmp_path: Path) -> None:
+def test_rules_that_cannot_be_folded_are_refused(tmp_path: Path) -> None:
     vector = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     with pytest.raises(ConfigInvalid, match="FP32 of 4 axes"):
         folded(vector, Preprocess("x"))

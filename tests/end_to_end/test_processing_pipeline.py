@@ -1,4 +1,4 @@
-"""A picture in, its meaning out: `edgert build` with folders of images, a real daemon, a client that sends files."""
+"""An image in, labels or boxes out: `edgert build` with folders of images, a real daemon, a client that sends files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.devices import Device, a_device
 from tests.support.images import encoded, photo, png_header
 from tests.support.shell import Shell
 
-COLOURS = {"blue": 2, "green": 1, "red": 0}  # folders, and the channel that they have most of
+COLOURS = {"blue": 2, "green": 1, "red": 0}  # folders, and their dominant channel
 LABELS = ("red", "green", "blue")
 SIDE = 320
 
@@ -35,13 +35,13 @@ def tinted(label: str, height: int, width: int, seed: int = 0) -> NDArray[np.uin
 
 
 def colour_model() -> Any:
-    """[N, 3, 32, 32] -> how much there is of each channel."""
+    """Return [N, 3, 32, 32] -> the amount of each channel."""
     body = "g = GlobalAveragePool(image) f = Flatten(g) scores = Gemm(f, w)"
     return models.model("float[N,3,32,32] image) => (float[N,3] scores", body, {"w": 4 * np.eye(3, dtype=np.float32)})
 
 
 def bright_model() -> Any:
-    """[N, 3, 320, 320] -> [N, 5, 4]: four times the box around all that is brighter than half, as YOLO gives it."""
+    """Return [N, 3, 320, 320] -> [N, 5, 4]: four times the box around the bright part, as YOLO gives it."""
     body = """
         red = Slice (image, zero, one, axis)
         bright = Greater (red, half)
@@ -79,7 +79,7 @@ def bright_model() -> Any:
 
 
 def lamp(height: int, width: int, box: tuple[int, int, int, int]) -> NDArray[np.uint8]:
-    """Dark, with a lit rectangle (left, top, right, bottom)."""
+    """Return a dark image with a lit rectangle (left, top, right, bottom)."""
     picture = np.full((height, width, 3), 20, np.uint8)
     left, top, right, bottom = box
     picture[top:bottom, left:right] = 235
@@ -119,7 +119,7 @@ def device(shell: Shell) -> Iterator[Device]:
         shell, key, "colour.onnx", "--calibration", "calibration", "--holdout", "holdout", "--labels", "labels.txt",
         "--preprocess", "imagenet", "--out", "colour.edgert",
     )  # fmt: skip
-    assert made["targets"][0]["metric"] == "top1"  # the folders' names are the labels
+    assert made["targets"][0]["metric"] == "top1"  # the names of the folders are the labels
     assert made["targets"][0]["fp32"] == 1.0
     build(
         shell, key, "bright.onnx", "--calibration", "lamps", "--holdout", "lamps", "--labels", "lamp.txt",
@@ -149,14 +149,14 @@ def named(client: Client, answer: dict[str, NDArray[Any]]) -> str:
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_file_goes_in_and_its_label_comes_out(client: Client, label: str, form: str, kind: Any) -> None:
+def test_a_file_gets_its_label(client: Client, label: str, form: str, kind: Any) -> None:
     answer = client.infer("colour", kind(encoded(tinted(label, 200, 301), form)))
     assert named(client, answer) == label
     assert answer["scores"].shape == (3,)  # one file, so no batch axis
     assert 0.33 < float(answer["scores_probabilities"][0]) <= 1.0
 
 
-def test_files_frames_and_tensors_of_one_picture_agree(client: Client) -> None:
+def test_files_frames_and_tensors_of_one_image_agree(client: Client) -> None:
     picture = tinted("green", 200, 300)
     by_file = client.infer("colour", encoded(picture, "PNG"))["scores"]
     by_frame = client.infer("colour", picture)["scores"]
@@ -174,7 +174,7 @@ def test_several_files_are_one_batch(client: Client) -> None:
     assert answer["scores_classes"].ravel().tolist() == [0, 1, 2]
 
 
-def test_the_stages_tell_where_the_time_went_and_a_hit_decodes_nothing(client: Client) -> None:
+def test_stages_are_timed_and_a_cache_hit_decodes_nothing(client: Client) -> None:
     file = encoded(tinted("red", 900, 1200, seed=7))
     first = client.infer("colour", file, trace=True)
     again = client.infer("colour", file, trace=True)
@@ -206,7 +206,7 @@ def test_a_bad_file_costs_only_its_own_request(client: Client, bad: bytes) -> No
     ],
 )
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "frame"])
-def test_boxes_lie_in_the_picture_that_was_sent(
+def test_boxes_have_the_coordinates_of_the_sent_image(
     client: Client, form: str, height: int, width: int, box: tuple[int, int, int, int]
 ) -> None:
     picture = lamp(height, width, box)
@@ -221,7 +221,7 @@ def test_boxes_lie_in_the_picture_that_was_sent(
     assert (answer["detected_classes"][1:] == -1).all()
 
 
-def test_who_sends_the_models_tensor_gets_the_models_answer_too(client: Client) -> None:
+def test_a_client_that_sends_the_models_tensor_gets_the_models_outputs_too(client: Client) -> None:
     tensor = np.zeros((1, 3, SIDE, SIDE), np.float32)
     tensor[0, 0, 10:20, 30:50] = 1.0
     answer = client.infer("bright", tensor)
@@ -229,7 +229,7 @@ def test_who_sends_the_models_tensor_gets_the_models_answer_too(client: Client) 
     assert answer["detected_boxes"][0, 0].tolist() == [30, 10, 50, 20]
 
 
-def test_inspect_says_what_the_device_does(shell: Shell) -> None:
+def test_inspect_shows_the_processing_rules(shell: Shell) -> None:
     said = shell("bundle", "inspect", "bright.edgert").stdout
     assert "JPEG and PNG files" in said
     assert f"letterbox to {SIDE} x {SIDE}, bilinear, pad 114" in said
@@ -237,7 +237,7 @@ def test_inspect_says_what_the_device_does(shell: Shell) -> None:
     assert "crop to 32 x 32, bilinear, shorter side 37" in shell("bundle", "inspect", "colour.edgert").stdout
 
 
-def test_calibration_sees_what_the_device_sees(shell: Shell) -> None:
+def test_calibration_uses_the_values_that_the_device_computes(shell: Shell) -> None:
     from edgert.bundle.rules import Preprocess, Resize
     from edgert_deploy.packager.samples.samples import load_samples
     from edgert_deploy.packager.sources.source_model import load_source

@@ -1,6 +1,6 @@
 """The whole path over a real sshd: bare device, bootstrap, deploy, answers, hot swap, rollback, and every refusal.
 
-The real model is built with the real command. A device that refuses goes on serving what it had.
+The real command builds the real model. A device that refuses a bundle keeps serving the live version.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tests.support.trees import another_tree
 
 DIGITS = ROOT / "examples" / "digits"
 COMMAND_S_MAX = 280
-# The device is this very machine: where systemd runs here, no unit of ours may be left in it.
-KEEPER = ("--service", "monitor", "--engines", "first")
+# The device is this machine: leave no unit in its systemd.
+MONITOR = ("--service", "monitor", "--engines", "first")
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 @dataclass
 class World:
-    """One host with its configuration and one device behind a real sshd."""
+    """One host with its configuration, and one device behind a real sshd."""
 
     folder: Path
     sshd: SshDevice
@@ -61,7 +61,7 @@ class World:
         return self.sshd.state / "edgert.sock"
 
     def edgert(self, *words: object, tree: Path = ROOT) -> tuple[int, dict[str, Any]]:
-        """`edgert WORDS --json` of a source tree in a process of its own: exit code and what it printed."""
+        """Run `edgert WORDS --json` of a source tree in its own process; return exit code and output."""
         environment = {
             **os.environ,
             "EDGERT_CONFIG_DIR": str(self.folder / "conf"),
@@ -97,7 +97,7 @@ class World:
         return RemoteDaemon(open_transport(device), device)
 
     def live(self) -> dict[str, Any]:
-        """What the device says of the slots of `digits`."""
+        """Return the status of the slots of `digits`."""
         daemon = self.daemon()
         try:
             digits = daemon.status().model("digits")
@@ -109,7 +109,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A device that was bare, then added and bootstrapped over SSH."""
+    """Add and bootstrap a bare device over SSH."""
     with running_sshd(tmp_path_factory.mktemp("e2e")) as sshd:
         made = World(tmp_path_factory.mktemp("host"), sshd)
         assert made.edgert("keys", "new")[0] == 0
@@ -120,7 +120,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         code, refused = made.deploy(made.build(1))
         assert (code, refused["error"]["code"]) == (7, "device.not_bootstrapped")
         try:
-            code, ready = made.edgert("bootstrap", "board", *KEEPER)
+            code, ready = made.edgert("bootstrap", "board", *MONITOR)
             assert code == 0, ready
             assert ready["devices"][0]["changed"][0] == "environment"
             yield made
@@ -130,7 +130,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def serving(world: World) -> World:
-    """The device with release 2 of the real model live."""
+    """A device with release 2 of the real model live."""
     code, answer = world.deploy(world.build(2))
     assert code == 0, answer
     assert world.live()["live"]["release"] == 2
@@ -146,15 +146,15 @@ def accuracy(world: World) -> float:
 
 def test_bootstrap_again_changes_nothing(world: World) -> None:
     pid = world.daemon().status().daemon.pid
-    code, again = world.edgert("bootstrap", "board", *KEEPER)
+    code, again = world.edgert("bootstrap", "board", *MONITOR)
     assert (code, again["devices"][0]["changed"]) == (0, [])
     daemon = again["devices"][0]["status"]["daemon"]
     assert (daemon["running"], daemon["pid"]) == (True, pid)
     assert again["devices"][0]["status"]["engines"]["onnxruntime"]
 
 
-def test_two_hosts_that_set_up_one_bare_device_at_once_leave_it_whole(tmp_path: Path) -> None:
-    """Without a claim each emptied the environment that the other was filling."""
+def test_two_hosts_that_bootstrap_one_device_at_once_do_not_interfere(tmp_path: Path) -> None:
+    """Without a claim each would empty the environment that the other fills."""
     with running_sshd(tmp_path / "sshd") as sshd:
         hosts = [World(tmp_path / name, sshd) for name in ("one", "two")]
         for host in hosts:
@@ -200,24 +200,24 @@ def test_deploy_answer_swap_under_load_and_roll_back(world: World) -> None:
     assert (code, asked["devices"][0]["status"]["models"][0]["serving"]["state"]) == (0, "ready")
 
 
-def test_an_engine_that_does_not_load_leaves_the_old_environment(serving: World) -> None:
+def test_an_engine_that_does_not_load_keeps_the_old_environment(serving: World) -> None:
     venv = serving.sshd.home / "edgert" / "venv"
     before = venv.resolve()
-    code, answer = serving.edgert("bootstrap", "board", *KEEPER[:2], "--engines", "tensorrt")
+    code, answer = serving.edgert("bootstrap", "board", *MONITOR[:2], "--engines", "tensorrt")
     assert (code, answer["error"]["code"]) == (7, "device.engine_missing"), answer
     assert venv.resolve() == before
     assert list((serving.sshd.home / "edgert" / "venvs").iterdir()) == [before]
     assert_serves_on(serving)
 
 
-def test_another_runtime_is_tried_under_the_keeper_too(serving: World) -> None:
+def test_a_runtime_goes_on_trial_under_the_monitor_too(serving: World) -> None:
     newer, venv = another_tree(serving.folder / "newer"), serving.sshd.home / "edgert" / "venv"
     before = venv.resolve()
-    code, done = serving.edgert("bootstrap", "board", *KEEPER, "--upgrade", tree=newer)
+    code, done = serving.edgert("bootstrap", "board", *MONITOR, "--upgrade", tree=newer)
     assert (code, done["devices"][0]["changed"]) == (0, ["runtime"]), done
     assert venv.resolve() == before.with_name(done["devices"][0]["runtime"]["id"]) != before
     assert_serves_on(serving)
-    code, back = serving.edgert("bootstrap", "board", *KEEPER, "--rollback")
+    code, back = serving.edgert("bootstrap", "board", *MONITOR, "--rollback")
     assert (code, venv.resolve()) == (0, before), back
     assert_serves_on(serving)
 
@@ -271,14 +271,14 @@ def test_a_broken_model_is_rolled_back(serving: World, fault: dict[str, Any], re
         assert code == 9
         assert answer["devices"][0]["serving"] == 2
         assert f"[{reason}]" in error["message"]
-    else:  # an engine that compiles at install refuses then: nothing was switched, so nothing went back
+    else:  # an engine that compiles at install refuses there, before the switch
         assert (code, error["code"]) == (7, reason)
     assert load.failures == []
     assert load.releases == {2}
     assert_serves_on(serving)
 
 
-def test_a_changed_host_key_is_refused_and_nothing_is_sent(
+def test_a_changed_host_key_is_refused_before_anything_is_sent(
     serving: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with running_sshd(tmp_path_factory.mktemp("impostor")) as impostor:
@@ -290,7 +290,7 @@ def test_a_changed_host_key_is_refused_and_nothing_is_sent(
             assert (code, answer["error"]["code"]) == (6, "device.host_key_mismatch")
             assert "Accepted" not in impostor.log
             assert not impostor.state.exists()
-            # One device that is refused holds up no other.
+            # A refused device delays no other.
             code, both = serving.deploy(serving.build(2), "all")
             assert code == 6
             assert {d["device"]: d["result"] for d in both["devices"]} == {"board": "unchanged", "moved": "failed"}
@@ -304,7 +304,7 @@ def the_key(world: World) -> Any:
 
 
 def refused_there(world: World, bundle: Path) -> str:
-    """The code with which the device itself refuses the bundle, whatever a host may have let through."""
+    """Return the error code with which the device itself refuses the bundle, without the host's checks."""
     daemon = world.daemon()
     remote = f"{world.sshd.state}/incoming/{bundle.name}"
     try:
@@ -325,7 +325,7 @@ def assert_serves_on(world: World) -> None:
 
 
 class Load:
-    """Threads that ask for answers without a pause, and note every failure and every release that answered."""
+    """Threads that send requests without a pause and record every failure and every release that answered."""
 
     def __init__(self, socket: Path, threads: int = 3) -> None:
         self.failures: list[str] = []

@@ -1,4 +1,6 @@
-"""From a request to the fleet's percentiles: a real daemon, its spool and forwarder, a real mosquitto, `edgert fleet watch`."""
+"""From a request to the percentiles of the fleet: a real daemon, its spool and forwarder, mosquitto, `edgert fleet
+watch`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
 def mqtt_config(broker: Broker, port: int = 0) -> str:
-    """What bootstrap writes for a broker with TLS and passwords; the device reaches it at `port`, where one is given."""
+    """Return what bootstrap writes for a broker with TLS and passwords; `port` overrides the port."""
     folder = broker.folder
     return f"""
 [serving]
@@ -38,14 +40,14 @@ password_file = "{folder / "password"}"
 
 
 def watch_words(broker: Broker, seconds: float) -> list[str]:
-    """`edgert fleet watch --json` as a command."""
+    """Return `edgert fleet watch --json` as a command."""
     words = ["fleet", "watch", "--broker", f"localhost:{broker.port}", "--tls", "--ca", broker.folder / "ca.pem"]
     login = ["--username", USER, "--password-file", broker.folder / "password", "--json", "--for", f"{seconds}s"]
     return [sys.executable, "-c", _MAIN, *map(str, (*words, *login))]
 
 
 def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
-    """What it says, in a process of its own."""
+    """Return its output."""
     done = subprocess.run(watch_words(broker, seconds), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -53,7 +55,7 @@ def watch(broker: Broker, seconds: float) -> list[dict[str, Any]]:
 
 @contextmanager
 def asked_all_the_time(device: Device) -> Iterator[None]:
-    """An app that goes on asking, so that every window has something to report."""
+    """Run an app that keeps sending requests, so that every window has a report."""
     over = threading.Event()
 
     def ask() -> None:

@@ -30,9 +30,7 @@ def test_no_holdout_sample_is_a_calibration_sample(
     assert not [image for image in digits_holdout.inputs["image"] if image.tobytes() in seen]
 
 
-def test_values_are_pixels_after_preprocessing(
-    digits_source: SourceModel, digits_holdout: CalibrationSet
-) -> None:
+def test_values_are_pixels_after_preprocessing(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:
     preprocess = read_preprocess(DIGITS / "preprocess.toml", digits_source)
     pixels = digits_holdout.inputs["image"] / preprocess.scale
     np.testing.assert_array_equal(pixels, pixels.round())
