@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import channel
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import Device, a_device, events, wait_until
 
 SWAPS = int(os.environ.get("EDGERT_TEST_SWAPS", "200"))
 CLIENTS = 16
@@ -39,19 +37,6 @@ CLIENTS = 16
 def magic(fault: str) -> np.ndarray[Any, Any]:
     value = next(value for value, name in MAGIC.items() if name == fault)
     return np.array([[1.0, value, 1.0, 1.0]], np.float32)
-
-
-def events(device: Device, name: str = "") -> list[dict[str, Any]]:
-    """Return the events that the device reported so far; with `name`, wait for those events."""
-
-    def told() -> list[dict[str, Any]]:
-        with contextlib.closing(sqlite3.connect(device.state.spool)) as spool:
-            rows = spool.execute("select payload from message where kind = 'event' order by id").fetchall()
-        values = [json.loads(row[0]) for row in rows]
-        return [value for value in values if name in ("", value["event"])]
-
-    wait_until(lambda: bool(told()), f"event {name} is told")
-    return told()
 
 
 def say(device: Device, fault: str, model: str = "echo", timeout_s: float = 20.0) -> EdgeRTError:

@@ -6,12 +6,13 @@ import json
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
     finally:
         device.run("stop")
         shutil.rmtree(device.folder, ignore_errors=True)
+
+
+def events(device: Device, name: str = "") -> list[dict[str, Any]]:
+    """What the device has told the fleet so far; with `name`, those events alone, once there is one."""
+
+    def told() -> list[dict[str, Any]]:
+        with closing(sqlite3.connect(device.state.spool)) as spool:
+            rows = spool.execute("select payload from message where kind = 'event' order by id").fetchall()
+        values = [json.loads(row[0]) for row in rows]
+        return [value for value in values if name in ("", value["event"])]
+
+    wait_until(lambda: bool(told()), f"event {name} is told")
+    return told()
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""Several models share one memory budget on a real device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgert.daemon.memory import (
+    IDLE_S_MIN,
+)
+from edgert.errors import EdgeRTError, Unavailable
+from edgert.protocol.control import ask
+from tests.support.clients import ITEM, load
+from tests.support.devices import Device, a_device, wait_until
+
+
+def states(device: Device) -> dict[str, str]:
+    models = ask(device.state.control_socket, {"op": "status"}, 10.0)["models"]
+    return {name: model["state"] for name, model in models.items()}
+
+
+def use(device: Device, model: str, timeout_s: float = 20.0) -> None:
+    with device.client() as client:
+        answer = client.infer(model, ITEM, cache=False, timeout_s=timeout_s)
+    assert answer["y"].tolist() == ITEM.tolist()
+
+
+@pytest.fixture(scope="module")
+def budget_for_two() -> int:
+    """A budget in MB that holds two null workers and not three."""
+    with a_device() as device:
+        device.put()
+        return round(float(device.serving()["memory_mb"]) * 2.5)
+
+
+def test_models_share_a_budget(budget_for_two: int) -> None:
+    config = f"[serving]\nmemory_mb = {budget_for_two}\n[models.pinned]\npinned = true\n"
+    with a_device(config) as device:
+        for model in ("pinned", "one", "two"):
+            device.put(model=model)
+            time.sleep(IDLE_S_MIN)
+        assert states(device) == {"pinned": "ready", "one": "unloaded", "two": "ready"}
+        pid = device.serving("two")["pid"]
+
+        use(device, "one")  # the client waits while it is loaded
+        assert states(device) == {"pinned": "ready", "one": "ready", "two": "unloaded"}
+        assert not Path(f"/proc/{pid}").exists()  # its memory is back
+        memory = ask(device.state.control_socket, {"op": "status"}, 10.0)["memory"]
+        assert memory["limit_mb"] == budget_for_two
+        assert 0 < memory["used_mb"] <= budget_for_two
+
+        time.sleep(IDLE_S_MIN)
+        with device.client() as client:  # a connection that was open moves, and finds the model again
+            client.infer("one", ITEM)
+            time.sleep(IDLE_S_MIN)
+            use(device, "two")
+            time.sleep(IDLE_S_MIN)
+            assert client.infer("one", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+        device.run("check", "two")
+
+        device.run("stop")
+        device.run("start")
+        wanted = {"pinned": "ready", "one": "unloaded", "two": "unloaded"}
+        wait_until(lambda: states(device) == wanted, "what is pinned is loaded, nothing else")
+        use(device, "two")
+        assert "unloaded" in device.log()
+
+
+def test_a_model_in_use_is_not_unloaded_and_the_other_asks_again(budget_for_two: int) -> None:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n") as device:
+        device.put(model="busy", delay_s=0.01)
+        time.sleep(IDLE_S_MIN)
+        device.put(model="late")
+        time.sleep(IDLE_S_MIN)
+        use(device, "busy")
+        with load(device, "busy", threads=2) as (_, errors):
+            with pytest.raises(Unavailable) as caught:
+                use(device, "late", timeout_s=2.0)
+            assert caught.value.retry_after_s is not None
+            assert states(device)["busy"] == "ready"
+        assert errors == []
+        use(device, "late")  # nobody asks the other any more
+
+
+def test_what_is_larger_than_the_whole_budget_is_refused_once_that_is_known() -> None:
+    with a_device("[serving]\nmemory_mb = 10\n") as device:
+        device.put()  # an estimate refuses nothing
+        with device.client() as client:
+            client.infer("echo", ITEM)
+        device.run("stop")
+        device.run("start")
+        began = time.monotonic()
+        with pytest.raises(EdgeRTError, match="memory_mb"):
+            use(device, "echo")
+        assert time.monotonic() - began < 10
+        assert states(device) == {"echo": "failed"}
+
+
+def test_without_a_budget_every_model_is_loaded_at_once() -> None:
+    with a_device() as device:
+        device.put(model="one")
+        device.put(model="two")
+        device.run("stop")
+        device.run("start")
+        wait_until(lambda: set(states(device).values()) == {"ready"}, "both are loaded")
+
+
+def test_a_new_version_is_swapped_in_beside_the_old_one_even_where_the_budget_holds_one(budget_for_two: int) -> None:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
+        device.put(delay_s=0.002)
+        with load(device, threads=2) as (releases, errors):
+            device.put(release=2, delay_s=0.002)
+            wait_until(lambda: 2 in releases, "the new one serves")
+        assert errors == []
+
+
+def test_requests_that_take_turns_between_models_are_all_answered(budget_for_two: int) -> None:
+    """Only one of the two fits: slow, and no answer lost."""
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
+        for model in ("one", "two"):
+            device.put(model=model)
+            time.sleep(IDLE_S_MIN)
+        with device.client() as client:
+            for turn in range(4):
+                model = ("one", "two")[turn % 2]
+                assert np.array_equal(client.infer(model, ITEM * turn, cache=False)["y"], ITEM * turn)

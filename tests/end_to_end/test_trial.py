@@ -1,0 +1,369 @@
+"""A trial with limits, on a real device: each limit broken brings the old version back with the reason; held, it stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgert.cli.claim import claiming
+from edgert.config import read_config
+from edgert.daemon.trial_watch import Phase
+from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
+from edgert.versions.boot_clock import BOOT_ID_VARIABLE
+from edgert.versions.claims import Claims
+from edgert.versions.install import install
+from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import State
+from edgert.versions.trial_limits import (
+    COMPARED_MIN,
+    REQUESTS_MIN,
+    TrialLimits,
+    parse_limits,
+)
+from edgert_deploy.common.parallel import Stop
+from edgert_deploy.devices.inventory import Device as Listed
+from edgert_deploy.devices.transports import LineSink, Result, open_transport
+from edgert_deploy.devices.transports.local import LocalTransport
+from edgert_deploy.rollout.deployment import Outcome, deploy_one
+from edgert_deploy.rollout.request import DeployRequest, read_offer
+from tests.support.devices import Device, a_device, events, wait_until
+
+ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+TRIAL_S_MAX = 120.0  # a busy machine needs long for a hundred golden samples
+FAILS_AT_7 = {"engine": "fault", "program": {"runs": [{"fault": "raise", "value": 7.0}]}}
+
+
+# --- on a device ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    """Release 1 of echo serves; tests put others on trial and leave nothing on trial."""
+    with a_device("[serving]\nbatch_max = 1\n") as one:
+        one.put()
+        yield one
+
+
+@contextmanager
+def traffic(device: Device, *values: float) -> Iterator[None]:
+    """An app that asks for ITEM times each of the values, in turn, as fast as it is answered."""
+    stop = threading.Event()
+
+    def ask_on() -> None:
+        with device.client() as client:
+            while not stop.is_set():
+                for value in values:
+                    try:
+                        client.infer("echo", ITEM * value, cache=False)
+                    except EdgeRTError:
+                        stop.wait(0.01)
+
+    thread = threading.Thread(target=ask_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+_releases = iter(range(2, 1000))
+
+
+def on_trial(device: Device, limits: TrialLimits, **bundle: Any) -> tuple[SlotStore, int]:
+    """Put a new release on trial with the limits of `limits`, and have it served."""
+    release = next(_releases)
+    install(device.bundle(release=release, **bundle), device.state, read_config(device.state))
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60.0, limits)
+    assert device.sync("echo")["release"] == release
+    return store, release
+
+
+def reason_of_return(device: Device, store: SlotStore, release: int) -> str:
+    """Why `release` went back, once that is so and the version before serves again."""
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    returned = store.read().rolled_back
+    assert returned is not None, "it was kept"
+    assert returned.release == release
+    wait_until(lambda: device.serving().get("release", release) != release, "the version before serves")
+    return returned.reason
+
+
+@pytest.mark.parametrize(
+    ("limit", "bundle", "values", "says"),
+    [
+        ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, the limit is at most 5 ms"),
+        ("error_rate=10%", FAILS_AT_7, (1.0, 7.0), r"error_rate is [45]\d.*the limit is at most 10%"),
+        ("rss_mb=5", {}, (), r"rss_mb is [\d.]+ MB, the limit is at most 5 MB"),
+        ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, the limit is at least 99% .* agree"),
+        ("min_requests=1000000", {}, (1.0,), r"min_requests is \d+, the limit is at least 1000000"),
+    ],
+    ids=["p99", "errors", "memory", "agreement", "min-requests"],
+)
+def test_a_broken_limit_brings_the_version_before_back_and_says_which(
+    device: Device, limit: str, bundle: dict[str, Any], values: tuple[float, ...], says: str
+) -> None:
+    limits = {name: value for name, value in parse_limits([limit]).items() if value is not None}
+    with traffic(device, *(values or (1.0,))):
+        store, release = on_trial(device, TrialLimits(limits, 1.0 if "min" in limit else 30.0), **bundle)
+        reason = reason_of_return(device, store, release)
+    assert re.search(says, reason), reason
+    (told,) = [event for event in events(device, "rolled_back") if event["release"] == release]
+    assert told["reason"] == reason[:300]
+    assert (told["broken"], told["limit"]) == (limit.partition("=")[0], pytest.approx(next(iter(limits.values()))))
+    assert device.model()["rolled_back"]["reason"] == reason
+
+
+def test_without_traffic_golden_samples_stand_in_but_not_for_agreement_nor_for_a_number_of_requests(
+    device: Device,
+) -> None:
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "error_rate": 0.0}, 0.5, unattended=True))
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    assert (store.read().rolled_back, store.read().ratchet) == (None, release)
+    (kept,) = [event for event in events(device, "kept") if event["release"] == release]
+    assert (kept["golden"], kept["requests"], kept["error_rate"]) == (REQUESTS_MIN, REQUESTS_MIN, 0.0)
+    store, release = on_trial(device, TrialLimits({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
+    assert "0 answers were compared, 20 are needed" in reason_of_return(device, store, release)
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
+    assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_return(
+        device, store, release
+    )
+
+
+def test_all_limits_held_is_for_the_host_to_confirm_and_not_before(device: Device) -> None:
+    limits = ("--limit", "p99_ms=60000", "--limit", "agreement=99%", "--limit", "error_rate=0", "--watch-s", "8")
+    release = next(_releases)
+    install(device.bundle(release=release), device.state, read_config(device.state))
+    with traffic(device, 1.0, 2.0):
+        device.run("activate", "echo", *limits)
+        assert "--force" in device.run("mark-good", "echo", code=7)["error"]["message"]
+        assert device.run("trial", "echo")["state"] in ("watching", "loading")
+        found = device.run("trial", "echo", "--wait")
+    assert (found["state"], found["release"], found["readings"]["failed"]) == ("held", release, 0)
+    assert found["readings"]["agreed"] == found["readings"]["compared"] >= COMPARED_MIN
+    assert [event["release"] for event in events(device, "limits_held")] == [release]
+    device.run("mark-good", "echo")
+    assert device.run("trial", "echo", "--digest", found["digest"])["state"] == "kept"
+
+
+def test_a_benchmark_never_counts_as_apps_in_a_trial_s_figures(device: Device) -> None:
+    on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 600.0))
+    words = ("bench", "--model", "echo", "--seconds", "0.1", "--clients", "1")
+    assert "edgertd trial echo --wait" in device.run(*words, code=7)["error"]["message"]
+    assert device.run("trial", "echo").get("readings", {"requests": 0})["requests"] == 0
+    device.run("rollback", "echo")
+    token = device.run("claim", "echo", "--by", "ann@desk")["token"]
+    assert "ann@desk" in device.run(*words, code=7)["error"]["message"]
+    device.run("release", token)
+    with claiming(device.state, "echo", "a benchmark"), pytest.raises(DeployUnderWay, match="a benchmark"):
+        Claims(device.state.root, "d-test").take("echo", "ann@desk", 60.0)
+    assert device.run(*words)["results"][0]["runs"] > 0
+    assert device.run("status")["claims"] == []
+
+
+def test_what_this_device_could_never_tell_is_refused_at_once(device: Device) -> None:
+    release = next(_releases)
+    install(device.bundle(release=release, item_shape=(4,)), device.state, read_config(device.state))
+    if device.run("status")["temp_c"] is None:
+        assert (
+            "no readable thermometer"
+            in device.run("activate", "echo", "--limit", "temp_c=80", code=7)["error"]["message"]
+        )
+    install(device.bundle(release=release, item_shape=(5,)), device.state, read_config(device.state))
+    told = device.run("activate", "echo", "--limit", "agreement=99%", code=7)["error"]["message"]
+    assert "other inputs" in told
+    assert device.model()["state"] == "staged"
+    device.run("rollback", "echo")
+
+
+def test_a_worker_that_ends_in_the_middle_brings_the_version_before_back(device: Device) -> None:
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0))
+    os.kill(device.serving()["pid"], signal.SIGKILL)
+    assert "killed by signal 9" in reason_of_return(device, store, release)
+
+
+def test_a_watch_begins_although_the_slots_were_held_when_the_version_came_up(device: Device) -> None:
+    release = next(_releases)
+    install(device.bundle(release=release), device.state, read_config(device.state))
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60.0, TrialLimits({}, 0.5, unattended=True))
+    with store.locked():
+        assert device.sync("echo")["release"] == release
+        device.serving()  # by now it has tried to
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    assert (store.read().rolled_back, store.read().ratchet) == (None, release)
+
+
+def test_golden_samples_that_cannot_be_read_end_the_watch_at_once(device: Device) -> None:
+    store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 2.0))
+    (store.live_folder(store.read()) / "golden/input-0.npy").write_bytes(b"")  # cards lose whole files
+    assert "p99_ms could not be measured" in reason_of_return(device, store, release)
+
+
+def test_a_verdict_that_the_slots_do_not_bear_out_yet_is_still_a_watch(device: Device) -> None:
+    """Else who waits for what becomes of it hears of no trial, and never why it went back."""
+    store, release = on_trial(device, TrialLimits({"rss_mb": 5.0}, 60.0))
+    wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
+    with store.locked():  # before the third look, which may end it
+        wait_until(lambda: (device.serving()["trial"] or {}).get("phase") == Phase.BROKEN, "the limit is broken")
+        found = device.run("trial", "echo")
+    assert (found["state"], found["release"]) == ("watching", release)
+    assert "rss_mb is" in device.run("trial", "echo", "--wait", "--digest", found["digest"], code=9)["error"]["message"]
+
+
+@pytest.mark.parametrize("limits", [("--watch-s", "60"), ()], ids=["watched", "ran-out"])
+def test_where_no_daemon_runs_who_asks_for_the_trial_ends_it(limits: tuple[str, ...]) -> None:
+    with a_device() as device:
+        device.put()
+        install(device.bundle(release=2), device.state, read_config(device.state))
+        store = SlotStore(device.state.models / "echo")
+        if limits:
+            device.run("activate", "echo", *limits)
+            wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
+            device.run("stop")
+        else:
+            device.run("stop")
+            store.activate(0.001)
+        told = device.run("trial", "echo", "--wait", code=9)["error"]["message"]
+        assert told.endswith("was cut off" if limits else "was not confirmed in time")
+        slots = store.read()
+        assert (slots.state, slots.live.release) == (State.STEADY, 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("rebooted", [False, True], ids=["daemon-killed", "power-cut"])
+def test_a_watch_that_was_cut_off_does_not_count(rebooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_device() as device:
+        device.put()
+        store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0}, 30.0, unattended=True))
+        wait_until(lambda: (store.read().limits or TrialLimits({})).started, "it is watched")
+        # Its monitor would start it again; a power cut takes that along.
+        pid = device.run("status")["daemon"]["pid"]
+        for process in (int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), pid):
+            os.kill(process, signal.SIGKILL)
+        if rebooted:
+            monkeypatch.setenv(BOOT_ID_VARIABLE, "b" * 32)
+        device.run("start")
+        reason = reason_of_return(device, store, release)
+        assert reason == (
+            "the device was restarted in the middle of the trial" if rebooted else "the watch of its limits was cut off"
+        )
+
+
+# --- from a host ----------------------------------------------------------------------------
+
+
+class CutLink(LocalTransport):
+    """A link to this machine that is dead from the first question about the trial on, for so many questions."""
+
+    def __init__(self, device: Listed, dead_for: int) -> None:
+        super().__init__(device)
+        self.dead_for = dead_for
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+    ) -> Result:
+        if self.dead_for and ("trial" in argv or self.dead_for > 100):
+            self.dead_for -= 1
+            raise DeviceUnreachable("the link is dead")
+        return super().run(argv, timeout_s, input, on_stderr)
+
+
+def deployed(
+    device: Device,
+    limits: TrialLimits,
+    transport: Callable[[Listed], Any] = open_transport,
+    stop: Stop | None = None,
+    **bundle: Any,
+) -> Outcome:
+    """What becomes of a new release that a host deploys."""
+    root = os.fspath(device.state.root)
+    path = device.bundle(release=next(_releases), **bundle)
+    rollout = DeployRequest(path, read_offer(path), limits.confirm_s, transport, limits=limits, stop=stop or Stop())
+    return deploy_one(rollout, Listed("here", "local", root, "this-machine", root), lambda line: None)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_deployment_tells_why_the_device_went_back_or_what_it_measured(device: Device) -> None:
+    before = device.model()["live"]["release"]
+    outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
+    assert outcome.error is not None
+    assert (outcome.result, outcome.error.code, outcome.serving) == ("failed", "deploy.rolled_back", before)
+    assert re.search(r"was rolled back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
+    assert outcome.error.message.endswith(f"Release {before} is live again")
+    held = deployed(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
+    assert held.error is None
+    assert (held.result, held.watched["readings"]["golden"] > 0) == ("live", True)  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_device_that_goes_back_between_two_steps_is_heard_with_its_reason(device: Device) -> None:
+    before = device.model()["live"]["release"]
+    store = SlotStore(device.state.models / "echo")
+
+    class GoesBack(LocalTransport):
+        def run(
+            self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+        ) -> Result:
+            if "mark-good" in argv:
+                active = store.read().live
+                assert active is not None
+                assert store.fail_trial(active.digest, "the worker ended")
+            return super().run(argv, timeout_s, input, on_stderr)
+
+    outcome = deployed(device, TrialLimits({}, 0.5), GoesBack)
+    assert outcome.error is not None
+    assert outcome.error.code == "deploy.rolled_back"
+    assert outcome.error.message.endswith(f"was rolled back: the worker ended. Release {before} is live again")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_link_that_comes_back_in_time_loses_nothing(device: Device) -> None:
+    outcome = deployed(device, TrialLimits({}, 2.0), lambda listed: CutLink(listed, 1))
+    assert outcome.result == "live"
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("unattended", [False, True])
+def test_a_link_that_is_lost_in_the_middle_leaves_the_device_to_decide(device: Device, unattended: bool) -> None:
+    before = device.model()["live"]["release"]
+    outcome = deployed(device, TrialLimits({}, 1.0, unattended, 6.0), lambda listed: CutLink(listed, 100))
+    assert isinstance(outcome.error, DeviceUnreachable)
+    assert ("keeps it if all limits hold" in outcome.error.message) is unattended
+    store = SlotStore(device.state.models / "echo")
+    wait_until(lambda: store.read().state is State.STEADY, "the trial ends", TRIAL_S_MAX)
+    slots = store.read()
+    assert (slots.ratchet > before) is unattended
+    if slots.rolled_back is not None:
+        told = device.run("trial", "echo", "--digest", slots.rolled_back.digest, code=9)["error"]["message"]
+        assert "all limits held, but the host did not confirm it within 6 s" in told
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_ctrl_c_in_the_middle_of_a_watch_takes_the_version_back(device: Device) -> None:
+    before, stop = device.model()["live"]["release"], Stop()
+
+    class Pressed(LocalTransport):
+        def run(
+            self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
+        ) -> Result:
+            if "trial" in argv:
+                stop.press()
+            return super().run(argv, timeout_s, input, on_stderr)
+
+    outcome = deployed(device, TrialLimits({}, 60.0), Pressed, stop)
+    assert (outcome.result, outcome.serving) == ("stopped", before)
