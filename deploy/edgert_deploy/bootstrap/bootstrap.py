@@ -38,7 +38,7 @@ QUICK_S_MAX = 60.0
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,11 @@ class BootstrapPlan:
 
 
 def bootstrap(
-    device: Device, profile: DeviceProfile, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
+    device: Device,
+    profile: DeviceProfile,
+    options: BootstrapOptions,
+    transport: Transport,
+    progress: Progress = lambda _: None,
 ) -> BootstrapResult:
     """Install, configure and start EdgeRT on `device`.
 
@@ -141,18 +145,22 @@ def bootstrap(
     runtime failed its trial, and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as held:
-        return apply(plan_bootstrap(device, profile, options, held, say), held, say)
+        return apply(plan_bootstrap(device, profile, options, held, progress), held, progress)
 
 
 def plan_bootstrap(
-    device: Device, profile: DeviceProfile, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
+    device: Device,
+    profile: DeviceProfile,
+    options: BootstrapOptions,
+    transport: Transport,
+    progress: Progress = lambda _: None,
 ) -> BootstrapPlan:
     """Look at the device and plan what has to change. Only a runtime trial that cannot succeed any more is ended.
 
     Raises as `bootstrap`.
     """
     facts = probe(transport, device.name)
-    say(describe(facts))
+    progress(describe(facts))
     unit = None if options.service == "monitor" else service.unit_for(device, facts)
     if unit is None and options.service == "systemd":
         raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
@@ -164,7 +172,7 @@ def plan_bootstrap(
             raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
         target = WheelTarget(facts.python, facts.machine, facts.glibc)
         wanted = options.engines_of(profile)
-        house = wheelhouse.prepare(target, wanted, say, refresh=options.refresh, shrink=not options.exactly)
+        house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly)
         loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
         plan = runtime.plan_runtime(
             there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded
@@ -172,9 +180,9 @@ def plan_bootstrap(
         if plan.action == "upgrade" and there.configured:
             runtime.live_models(device, transport)  # refuse before a byte is sent: a deployment may be under way
         for engine, why in house.lacking.items():
-            say(f"{engine} is left out: {why}")
+            progress(f"{engine} is left out: {why}")
         if plan.action == "keep":
-            say(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
+            progress(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
     files, config = wanted_files(
         device, profile, facts, options.keys, options.broker, options.settings, unit is not None, transport
     )
@@ -192,13 +200,13 @@ def plan_bootstrap(
     return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, there, house)
 
 
-def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) -> BootstrapResult:
+def apply(plan: BootstrapPlan, transport: Transport, progress: Progress = lambda _: None) -> BootstrapResult:
     """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
     device = plan.device
     done = BootstrapResult(device.name, plan.profile.name, plan.service)
     unit = _unit(plan, plan.config)
     if plan.runtime is not None and plan.house is not None:
-        _bring_runtime(plan, plan.runtime, plan.house, transport, say, done)
+        _bring_runtime(plan, plan.runtime, plan.house, transport, progress, done)
     _write(plan, [file for file in plan.files if file.change not in ("unit", "runtime.sh")], transport, done)
     if unit is not None:
         if not unit.user and service.give_to_user(transport, device):
@@ -208,13 +216,13 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
         service.enable(transport, device, unit)  # an interrupted bootstrap may have written only the file
     # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
     if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
-        say("starting the daemon")
+        progress("starting the daemon")
         service.restart(transport, device, unit)
         transport.run(["rm", "-f", _marker(device)], QUICK_S_MAX)
         if not done.changed:
             done.changed.append("daemon restarted")
     elif not RemoteDaemon(transport, device).status().daemon.running:
-        say("starting the daemon, which was not running")
+        progress("starting the daemon, which was not running")
         service.start(transport, device)
         done.changed.append("daemon started")
     done.status = RemoteDaemon(transport, device).status()
@@ -225,14 +233,16 @@ def apply(plan: BootstrapPlan, transport: Transport, say: Say = lambda _: None) 
 
 
 def use_previous_runtime(
-    device: Device, options: BootstrapOptions, transport: Transport, say: Say = lambda _: None
+    device: Device, options: BootstrapOptions, transport: Transport, progress: Progress = lambda _: None
 ) -> BootstrapResult:
     """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
     with setting_up(device, transport, make=False) as held:
-        return _use_previous_runtime(device, options, held, say)
+        return _use_previous_runtime(device, options, held, progress)
 
 
-def _use_previous_runtime(device: Device, options: BootstrapOptions, transport: Transport, say: Say) -> BootstrapResult:
+def _use_previous_runtime(
+    device: Device, options: BootstrapOptions, transport: Transport, progress: Progress
+) -> BootstrapResult:
     facts = probe(transport, device.name)
     there = runtime.look(transport, device) if device.kind.needs_runtime else RuntimeThere()
     if there.trial:
@@ -242,7 +252,7 @@ def _use_previous_runtime(device: Device, options: BootstrapOptions, transport: 
     unit = None if options.service == "monitor" else service.unit_for(device, facts)
     done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
     done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
-    _try_out(device, there.previous, facts, unit, options.trial_s, transport, say)
+    _try_out(device, there.previous, facts, unit, options.trial_s, transport, progress)
     done.changed.append("runtime")
     done.status = RemoteDaemon(transport, device).status()
     done.engines = list(done.status.engines)
@@ -250,7 +260,12 @@ def _use_previous_runtime(device: Device, options: BootstrapOptions, transport: 
 
 
 def _bring_runtime(
-    plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, transport: Transport, say: Say, done: BootstrapResult
+    plan: BootstrapPlan,
+    change: RuntimePlan,
+    house: Wheelhouse,
+    transport: Transport,
+    progress: Progress,
+    done: BootstrapResult,
 ) -> None:
     """Install the runtime if it has to change, and put it into use."""
     device = plan.device
@@ -262,14 +277,14 @@ def _bring_runtime(
     }
     _note_folders(plan, transport)
     if change.changes:
-        runtime.install(device, plan.facts, change, plan.there, house, plan.options.exactly, transport, say)
+        runtime.install(device, plan.facts, change, plan.there, house, plan.options.exactly, transport, progress)
     if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
         runtime.use_first(device, change, transport)
         done.changed.append("environment")
     _write(plan, [file for file in plan.files if file.change == "runtime.sh"], transport, done)
     if change.action == "upgrade" and plan.there.configured:
         models = runtime.live_models(device, transport)
-        say("testing the new runtime beside the one in use")
+        progress("testing the new runtime beside the one in use")
         try:
             runtime.self_test(device, change, models, transport)
         except RolledBack:
@@ -278,7 +293,7 @@ def _bring_runtime(
         unit = _unit(plan, config_there(device, transport))
         if unit is not None:
             _put_trial_unit(device, unit, transport)
-        _try_out(device, change.id, plan.facts, unit, plan.options.trial_s, transport, say, models)
+        _try_out(device, change.id, plan.facts, unit, plan.options.trial_s, transport, progress, models)
         done.changed.append("runtime")
 
 
@@ -304,14 +319,14 @@ def _try_out(
     unit: Unit | None,
     trial_s: float,
     transport: Transport,
-    say: Say,
+    progress: Progress,
     models: tuple[str, ...] | None = None,
 ) -> None:
     manager = "monitor" if unit is None else "user" if unit.user else "system"
-    say(f"trying runtime {wanted}: unless it serves within {trial_s:.0f} s, the device switches back")
+    progress(f"trying runtime {wanted}: unless it serves within {trial_s:.0f} s, the device switches back")
     try:
         live = runtime.live_models(device, transport) if models is None else models
-        runtime.try_out(device, wanted, live, manager, transport, say, trial_s)
+        runtime.try_out(device, wanted, live, manager, transport, progress, trial_s)
     except RolledBack:
         _wait_for_an_answer(device, transport)
         runtime.collect(device, transport)

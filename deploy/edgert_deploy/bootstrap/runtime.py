@@ -59,7 +59,7 @@ FINISH = """
 sync && printf %s "$2" >"$1/.complete.new" && sync && mv "$1/.complete.new" "$1/.complete" && rm -rf "$3" && sync
 """
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def install(
     house: Wheelhouse,
     exactly: bool,
     transport: Transport,
-    say: Say,
+    progress: Progress,
 ) -> tuple[str, ...]:
     """Make the complete environment `plan.id` beside the one in use; return the engines that load in it.
 
@@ -227,11 +227,11 @@ def install(
             f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
         )
     wheels = f"{device.home}/wheels"
-    say(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+    progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
     for wheel in house.wheels:
         if wheel.name in plan.send:
             transport.put(wheel, f"{wheels}/{wheel.name}")
-    say("making the environment" + (" from the one in use" if plan.base else ""))
+    progress("making the environment" + (" from the one in use" if plan.base else ""))
     if plan.base:
         _copy_venv(device, f"{device.home}/venvs/{plan.base}", venv, transport)
         _remove_packages(device, venv, there, house, transport)
@@ -244,7 +244,7 @@ def install(
         before = "; the old runtime stays in use" if there.current else ""
         raise EngineMissing(f"{device.name}: {'; '.join(lacking.values())}{before}")
     for engine, why in lacking.items():
-        say(f"{engine} is left out: {why}")
+        progress(f"{engine} is left out: {why}")
     about = {
         "edgert": plan.edgert,
         "engines": list(loading),
@@ -303,7 +303,7 @@ def try_out(
     models: Sequence[str],
     manager: str,
     transport: Transport,
-    say: Say,
+    progress: Progress,
     trial_s: float = TRIAL_S,
 ) -> None:
     """Have the device switch to `runtime` on trial, and wait for its decision.
@@ -326,7 +326,7 @@ def try_out(
         if of != runtime or verdict == "running":
             continue
         if verdict == "kept":
-            say("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
+            progress("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
             return
         raise RolledBack(f"{device.name}: the new runtime was rolled back, the old one is in use: {reason}")
     if lost is not None:

@@ -27,7 +27,7 @@ from edgert_deploy.devices.transports import Result, Transport
 REMOVE_S_MAX = 600.0
 CREDENTIALS = ("username", "password_file", "ca", "cert", "key")
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Removal:
 
 
 def uninstall(
-    device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, say: Say = lambda _: None
+    device: Device, transport: Transport, *, purge: bool, dry_run: bool = False, progress: Progress = lambda _: None
 ) -> Removal:
     """Remove what bootstrap made on `device`; with `purge` also models, keys and configuration.
 
@@ -49,16 +49,16 @@ def uninstall(
     if dry_run:
         return _removal(device, _run("show", device, purge, transport))
     with setting_up(device, transport, make=False) as held:
-        return _uninstall(device, held, purge, say)
+        return _uninstall(device, held, purge, progress)
 
 
-def _uninstall(device: Device, transport: Transport, purge: bool, say: Say) -> Removal:
-    say("stopping the daemon")
+def _uninstall(device: Device, transport: Transport, purge: bool, progress: Progress) -> Removal:
+    progress("stopping the daemon")
     first = _removal(device, _run("stop", device, purge, transport))
     _stop_daemon(device, transport)
     if not purge:
         _forget_broker(device, transport)
-    say("removing what bootstrap made")
+    progress("removing what bootstrap made")
     result = _run("remove", device, purge, transport)
     rest = _removal(device, result)
     if not result.ok:

@@ -126,7 +126,7 @@ class Wheelhouse:
 def prepare(
     target: WheelTarget,
     engines: Sequence[str],
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     *,
     refresh: bool = False,
     shrink: bool = False,
@@ -137,7 +137,7 @@ def prepare(
     used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
     with _COLLECTING:
-        return _prepare(target, engines, say, refresh, shrink)
+        return _prepare(target, engines, progress, refresh, shrink)
 
 
 _COLLECTING = threading.Lock()  # devices of one kind share a download
@@ -145,10 +145,10 @@ _OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once in 
 
 
 def _prepare(
-    target: WheelTarget, engines: Sequence[str], say: Callable[[str], None], refresh: bool, shrink: bool
+    target: WheelTarget, engines: Sequence[str], progress: Callable[[str], None], refresh: bool, shrink: bool
 ) -> Wheelhouse:
     if cache_folder() not in _OWN or not _OWN[cache_folder()].exists():
-        _OWN[cache_folder()] = own_wheel(say)
+        _OWN[cache_folder()] = own_wheel(progress)
     own = _OWN[cache_folder()]
     lacking: dict[str, str] = {}
     wanted = list(engines)
@@ -161,19 +161,19 @@ def _prepare(
     if not wanted:
         raise EngineMissing("; ".join(lacking.values()))
     try:
-        folder = _collected(own, wanted, target, say, refresh)
+        folder = _collected(own, wanted, target, progress, refresh)
     except ConfigInvalid:
         if not shrink or len(engines) == 1:
             raise
         for engine in list(wanted):  # find the engines without wheels
             try:
-                _collected(own, (engine,), target, say, refresh)
+                _collected(own, (engine,), target, progress, refresh)
             except ConfigInvalid as error:
                 wanted.remove(engine)
                 lacking[engine] = error.message
         if not wanted:
             raise
-        folder = _collected(own, wanted, target, say, refresh)
+        folder = _collected(own, wanted, target, progress, refresh)
     pins = {own.name: _sha256(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
@@ -181,7 +181,7 @@ def _prepare(
 
 
 def _collected(
-    own: Path, engines: Sequence[str], target: WheelTarget, say: Callable[[str], None], refresh: bool
+    own: Path, engines: Sequence[str], target: WheelTarget, progress: Callable[[str], None], refresh: bool
 ) -> Path:
     """Return the folder with the requirements of edgert and `engines` on `target`; fill it if it is new."""
     requirements = _direct_requirements(own, engines, target)
@@ -190,9 +190,9 @@ def _collected(
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
         named = f" with {', '.join(engines)}" if engines else ""
-        say(f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}")
+        progress(f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}")
         with _beside(folder) as partial:
-            _collect(partial, requirements, target, say)
+            _collect(partial, requirements, target, progress)
             lines = [f"{_sha256(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
             (partial / PINS_NAME).write_text("".join(lines))
     return folder
@@ -213,7 +213,7 @@ def _checked_pins(folder: Path) -> dict[str, str]:
     return pins
 
 
-def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
+def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """Build edgert's own wheel from this source tree, or repack the installed package.
 
     So a device always gets the code that its host runs. Repacking needs no index and no build tool.
@@ -223,10 +223,10 @@ def own_wheel(say: Callable[[str], None] = lambda _: None) -> Path:
     with tempfile.TemporaryDirectory(dir=kept_in) as folder:
         source = source_tree()
         if source is not None:
-            say(f"building edgert's wheel from {source}")
+            progress(f"building edgert's wheel from {source}")
             wheel = _build(source, Path(folder))
         else:
-            say("packing edgert's wheel from the installed package")
+            progress("packing edgert's wheel from the installed package")
             wheel = repack(installed_distribution(), Path(folder))
         kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
         kept.parent.mkdir(exist_ok=True)
@@ -320,7 +320,7 @@ def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelT
 
 
 def _collect(
-    folder: Path, requirements: Sequence[Requirement], target: WheelTarget, say: Callable[[str], None]
+    folder: Path, requirements: Sequence[Requirement], target: WheelTarget, progress: Callable[[str], None]
 ) -> None:
     wanted = list(requirements)
     for _ in range(ROUNDS_MAX):
@@ -328,7 +328,7 @@ def _collect(
         more = missing(requirements, list(folder.glob("*.whl")), target)
         if not more:
             return
-        say(f"also needed there: {', '.join(str(each) for each in more)}")
+        progress(f"also needed there: {', '.join(str(each) for each in more)}")
         wanted += more
     raise ConfigInvalid(f"the wheels for {target} are incomplete after {ROUNDS_MAX} downloads; missing: {wanted[-1]}")
 

@@ -25,7 +25,7 @@ from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.rollout.deployment import HELD, Outcome
-from edgert_deploy.rollout.request import DeployRequest, Say, read_offer
+from edgert_deploy.rollout.request import DeployRequest, Progress, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
 from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
 from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
@@ -297,9 +297,9 @@ def _trial_table() -> dict[str, Any]:
     return {} if project is None else project.trial
 
 
-def _make_ready(device: Device, transport: Transport, say_line: Say) -> None:
+def _make_ready(device: Device, transport: Transport, progress: Progress) -> None:
     """Bootstrap a folder on this machine with the default key. Other devices need a decision of the user."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
-    say_line("bootstrapping this machine as a device, with the default key")
-    set_up(device, load_profile(device.profile), BootstrapOptions(trusted_keys(("default",))), transport, say_line)
+    progress("bootstrapping this machine as a device, with the default key")
+    set_up(device, load_profile(device.profile), BootstrapOptions(trusted_keys(("default",))), transport, progress)

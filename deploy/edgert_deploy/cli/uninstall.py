@@ -41,7 +41,9 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory_fi
         purge = _agreed(devices, purge)
 
     def remove(device: Device, transport: Transport) -> Row:
-        return asdict(uninstall_from(device, transport, purge=purge, dry_run=dry_run, say=partial(say, device.name)))
+        return asdict(
+            uninstall_from(device, transport, purge=purge, dry_run=dry_run, progress=partial(say, device.name))
+        )
 
     results = run_on_each(devices, remove)
     lines = [line for row in results.rows if "error" not in row for line in _lines(row, dry_run)]

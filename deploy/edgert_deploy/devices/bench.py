@@ -29,39 +29,41 @@ from edgert_deploy.devices.transports import Transport
 
 BENCH_S_MAX = 3600.0  # an engine may compile first
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def bench_live_on(
-    device: Device, transport: Transport, model: str, seconds: float, clients: int, say: Say
+    device: Device, transport: Transport, model: str, seconds: float, clients: int, progress: Progress
 ) -> dict[str, Any]:
     """Return the answer of `edgertd bench --model`, which asks the live version as apps do."""
     words = ("bench", "--model", model, "--seconds", f"{seconds:g}", "--clients", str(clients))
-    return RemoteDaemon(transport, device, say).call(*words, timeout_s=BENCH_S_MAX)
+    return RemoteDaemon(transport, device, progress).call(*words, timeout_s=BENCH_S_MAX)
 
 
-def bench_bundle_on(device: Device, transport: Transport, path: Path, seconds: float, say: Say) -> dict[str, Any]:
+def bench_bundle_on(
+    device: Device, transport: Transport, path: Path, seconds: float, progress: Progress
+) -> dict[str, Any]:
     """Run the bundle's artifacts for the device, beside the live version of the model if there is one.
 
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
-    daemon = RemoteDaemon(transport, device, say)
+    daemon = RemoteDaemon(transport, device, progress)
     facts = daemon.status()
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
         _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, Path(folder))
         model = facts.model(bundle.manifest.model)
         beside = ("--model", model.model) if model is not None and model.live is not None else ()
-        return bench_folder(daemon, Path(folder), seconds, say, *beside)
+        return bench_folder(daemon, Path(folder), seconds, progress, *beside)
 
 
-def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, say: Say, *words: str) -> dict[str, Any]:
+def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: Progress, *words: str) -> dict[str, Any]:
     """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
     remote = f"{daemon.device.state}/incoming/bench-{uuid.uuid4().hex}"
     paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     try:
         for path in paths:
             name = path.relative_to(folder).as_posix()
-            say(f"sending {name}")
+            progress(f"sending {name}")
             daemon.transport.put(path, str(PurePosixPath(remote) / name))
         return daemon.call("bench", remote, *words, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
     finally:

@@ -19,18 +19,18 @@ _COMMAND_NOT_FOUND = (126, 127)
 
 
 class RemoteDaemon:
-    """The commands of `edgertd` on one device. Their lines on stderr go to `say`."""
+    """The commands of `edgertd` on one device. Their lines on stderr go to `progress`."""
 
-    def __init__(self, transport: Transport, device: Device, say: LineSink | None = None) -> None:
-        self.transport, self.device, self._say = transport, device, say
+    def __init__(self, transport: Transport, device: Device, progress: LineSink | None = None) -> None:
+        self.transport, self.device, self._progress = transport, device, progress
 
     def status(self) -> DeviceStatus:
         return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
         """Return the JSON of `edgertd WORDS --json`. Raises the error that it reports, or NotBootstrapped."""
-        say = None if words == ("status",) else self._say  # the device may have no edgertd yet
-        result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=say)
+        progress = None if words == ("status",) else self._progress  # the device may have no edgertd yet
+        result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=progress)
         value = _object(result.stdout)
         if result.ok and value is not None:
             return value

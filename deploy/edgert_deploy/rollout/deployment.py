@@ -29,7 +29,7 @@ from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaem
 from edgert_deploy.devices.service import start
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan
-from edgert_deploy.rollout.request import DeployRequest, Say
+from edgert_deploy.rollout.request import DeployRequest, Progress
 from edgert_deploy.rollout.transfer import Transfer
 from edgert_deploy.rollout.trial import watch_trial
 
@@ -76,19 +76,19 @@ class Outcome:
         }
 
 
-def deploy_one(request: DeployRequest, device: Device, say: Say) -> Outcome:
+def deploy_one(request: DeployRequest, device: Device, progress: Progress) -> Outcome:
     """Deploy to one device. An EdgeRTError becomes part of the outcome; none is raised."""
     begun = time.monotonic()
     try:
         transport = request.open_transport(device)
         try:
-            outcome = _Deployment(request, device, transport, say).run()
+            outcome = _Deployment(request, device, transport, progress).run()
         finally:
             transport.close()
     except EdgeRTError as error:
         outcome = _without_success(device, error)
     if outcome.error is not None:
-        say(f"{outcome.result} [{outcome.error.code}]")
+        progress(f"{outcome.result} [{outcome.error.code}]")
     return replace(outcome, seconds=time.monotonic() - begun)
 
 
@@ -108,16 +108,16 @@ def abandoned(request: DeployRequest, device: Device) -> Outcome:
 class _Deployment:
     """One deployment under way."""
 
-    def __init__(self, request: DeployRequest, device: Device, transport: Transport, say: Say) -> None:
-        self.request, self.device, self.transport, self.say = request, device, transport, say
-        self.daemon = RemoteDaemon(transport, device, say)
+    def __init__(self, request: DeployRequest, device: Device, transport: Transport, progress: Progress) -> None:
+        self.request, self.device, self.transport, self.progress = request, device, transport, progress
+        self.daemon = RemoteDaemon(transport, device, progress)
 
     def run(self) -> Outcome:
         if self.request.stop.asked:
             raise Interrupted("interrupted before anything was done")
         facts = self._facts()
         plan = make_plan(facts, self.request.offer, self.request.limits)
-        transfer = Transfer(self.request, self.daemon, self.say)
+        transfer = Transfer(self.request, self.daemon, self.progress)
         if self.request.dry_run:
             size = transfer.planned_bytes(facts) if Step.SEND in plan.steps else 0
             return Outcome(self.device.name, PLANNED, plan.steps, sent_bytes=size)
@@ -135,7 +135,7 @@ class _Deployment:
         except NotBootstrapped:
             if self.request.prepare is None or self.request.dry_run:
                 raise
-            self.request.prepare(self.device, self.transport, self.say)
+            self.request.prepare(self.device, self.transport, self.progress)
             return self.daemon.status()
 
     def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
@@ -146,7 +146,7 @@ class _Deployment:
             try:
                 if self.request.stop.asked:
                     raise Interrupted(f"interrupted before {step.value}")
-                self.say(step.value)
+                self.progress(step.value)
                 on_trial = on_trial or step in (Step.ACTIVATE, Step.CHECK)
                 watched = self._do(step, plan, claim, transfer) or watched
             except Interrupted as error:
@@ -164,7 +164,7 @@ class _Deployment:
                     raise
                 return self._rolled_back(plan, claim, step, error)
         changed = set(plan.steps) - {Step.START}
-        self.say(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
+        self.progress(f"release {plan.release} of {plan.model} is live" + ("" if changed else " already"))
         return Outcome(
             self.device.name,
             LIVE if changed else UNCHANGED,
@@ -191,7 +191,7 @@ class _Deployment:
             case Step.CHECK:
                 claim.call("check", plan.model, timeout_s=CHECK_S_MAX)
             case Step.WATCH:
-                return watch_trial(claim, plan, self.request.stop, self.say)
+                return watch_trial(claim, plan, self.request.stop, self.progress)
             case Step.MARK_GOOD:
                 claim.call("mark-good", plan.model)
         return None
@@ -249,7 +249,7 @@ def _without_success(device: Device, error: EdgeRTError, result: str = FAILED) -
 
 
 def _trial_end(request: DeployRequest) -> str:
-    """Say what a device does that the host loses in the middle of a trial."""
+    """Progress what a device does that the host loses in the middle of a trial."""
     if request.limits is not None and request.limits.unattended:
         return "the device keeps it if all limits hold, else it rolls back"
     lasts_s = request.trial_s + (request.limits.trial_s if request.limits else 0.0)

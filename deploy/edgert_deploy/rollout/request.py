@@ -16,7 +16,7 @@ from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.plan import Offer
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DeployRequest:
     offer: Offer
     trial_s: float
     open_transport: Callable[[Device], Transport]
-    prepare: Callable[[Device, Transport, Say], None] | None = None  # sets up a device that has no EdgeRT
+    prepare: Callable[[Device, Transport, Progress], None] | None = None  # sets up a device that has no EdgeRT
     dry_run: bool = False
     stop: Stop = field(default_factory=Stop)
     deltas: Deltas = field(default_factory=Deltas)

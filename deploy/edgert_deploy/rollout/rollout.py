@@ -20,7 +20,7 @@ from edgert_deploy.rollout.rollout_store import DONE, PAUSED, RUNNING, STOPPED, 
 
 PAUSE_STEP_S = 0.2  # how soon a stop ends the pause between two waves
 
-Say = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
+Progress = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
 
 
 def roll_out(
@@ -28,7 +28,7 @@ def roll_out(
     rollout: Rollout,
     request: DeployRequest,
     devices: Sequence[Device],
-    say: Say,
+    progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rollout:
     """Do what is left of `rollout` on its `devices`, and keep its file up to date; return it as it ends.
@@ -42,12 +42,12 @@ def roll_out(
         if not todo:
             continue
         if len(waves) > 1:
-            say("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
+            progress("", f"wave {number} of {len(waves)}: {len(todo)} device{'' if len(todo) == 1 else 's'}")
         journal.begin(len(todo))
         deploy_each(
             request,
             todo,
-            say,
+            progress,
             at_once=rollout.strategy.parallel,
             may_begin=lambda: request.stop.asked or not journal.too_many(),  # a stopped device reports the stop itself
             on_outcome=journal.add,
@@ -58,7 +58,7 @@ def roll_out(
             return journal.end(STOPPED, journal.complaint())
         if number < len(waves) and rollout.strategy.pause_s and journal.rollout.left:
             journal.end(PAUSED, f"after wave {number} of {len(waves)}")
-            say("", f"waiting {rollout.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
+            progress("", f"waiting {rollout.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
             until = time.monotonic() + rollout.strategy.pause_s
             while time.monotonic() < until and not request.stop.asked:
                 sleep(PAUSE_STEP_S)
@@ -72,7 +72,7 @@ def roll_out(
 def deploy_each(
     request: DeployRequest,
     devices: Sequence[Device],
-    say: Say,
+    progress: Progress,
     *,
     at_once: int = AT_ONCE_MAX,
     may_begin: Callable[[], bool] = lambda: True,
@@ -80,14 +80,14 @@ def deploy_each(
 ) -> list[Outcome]:
     """Deploy to each device, `at_once` at a time; return the outcomes in the order of `devices`.
 
-    Several threads call `say`, `may_begin` before each device (where it returns False, the device is held) and
+    Several threads call `progress`, `may_begin` before each device (where it returns False, the device is held) and
     `on_outcome` with each outcome as it comes. One device that does not answer delays no other.
     """
 
     def work(device: Device) -> Outcome:
         if not may_begin():
             return Outcome(device.name, HELD)
-        outcome = deploy_one(request, device, lambda line: say(device.name, line))
+        outcome = deploy_one(request, device, lambda line: progress(device.name, line))
         on_outcome(outcome)
         return outcome
 

@@ -17,7 +17,7 @@ from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
 from edgert_deploy.rollout.delta import DeviceFiles
-from edgert_deploy.rollout.request import DeployRequest, Say
+from edgert_deploy.rollout.request import DeployRequest, Progress
 
 QUICK_S_MAX = 60.0
 PROGRESS_BYTES = 1024**2  # smaller transfers end before anyone reads their progress
@@ -29,7 +29,7 @@ class Transfer:
 
     request: DeployRequest
     daemon: RemoteDaemon
-    say: Say
+    progress: Progress
     sent_bytes: int = 0
     send_s: float = 0.0
 
@@ -41,7 +41,7 @@ class Transfer:
 
     def planned_bytes(self, facts: DeviceStatus) -> int:
         """Return how many bytes `send` would send."""
-        planned = replace(self, say=lambda line: self.say(f"planned: {line}"))
+        planned = replace(self, progress=lambda line: self.progress(f"planned: {line}"))
         return planned._chosen(facts).stat().st_size
 
     def send(self, facts: DeviceStatus) -> None:
@@ -57,7 +57,7 @@ class Transfer:
         except BundleCorrupt as error:
             if self.sent_bytes >= self.request.offer.size_bytes:
                 raise
-            self.say(f"{error.message}; sending the whole bundle instead")
+            self.progress(f"{error.message}; sending the whole bundle instead")
             self._put(self.request.bundle)
             self._install(claim)
 
@@ -78,17 +78,17 @@ class Transfer:
             target = offer.manifest.target_for(facts.profile, facts.machine)
             delta = deltas.make(self.request.bundle, target, files)
         except OSError as error:
-            self.say(f"cannot make a delta in {deltas.folder} ({error.strerror}): sending the whole bundle")
+            self.progress(f"cannot make a delta in {deltas.folder} ({error.strerror}): sending the whole bundle")
             return None
         if delta.size_bytes >= offer.size_bytes:
             return None
-        self.say(f"sending {delta.described()}")
+        self.progress(f"sending {delta.described()}")
         return delta.path
 
     def _put(self, path: Path) -> None:
-        progress = _progress(self.say, self.request.stop)
+        on_bytes = _byte_progress(self.progress, self.request.stop)
         limit = self.request.bytes_per_s
-        self.daemon.transport.put(path, self.remote, progress, resumable=True, bytes_per_s=limit)
+        self.daemon.transport.put(path, self.remote, on_bytes, resumable=True, bytes_per_s=limit)
         self.sent_bytes += path.stat().st_size
 
     def _install(self, claim: HeldClaim) -> None:
@@ -98,17 +98,17 @@ class Transfer:
             self.remove()
 
 
-def _progress(say: Say, stop: Stop) -> Callable[[int, int], None]:
+def _byte_progress(progress: Progress, stop: Stop) -> Callable[[int, int], None]:
     """Report each tenth of a long transfer, and end it when the user stops."""
     reported = 0
 
-    def progress(done: int, total: int) -> None:
+    def on_bytes(done: int, total: int) -> None:
         nonlocal reported
         if stop.asked and done < total:
             raise Interrupted("interrupted during the transfer")
         tenth = 10 * done // total if total else 10
         if total >= PROGRESS_BYTES and tenth > reported:
             reported = tenth
-            say(f"sent {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+            progress(f"sent {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
-    return progress
+    return on_bytes

@@ -13,7 +13,7 @@ from edgert.errors import DaemonBusy, DeviceUnreachable, Interrupted, RolledBack
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.rollout.plan import Plan, Step
-from edgert_deploy.rollout.request import Say
+from edgert_deploy.rollout.request import Progress
 
 SLICE_S = 5.0  # how long one question waits on the device; between two of them Ctrl-C takes effect
 RETRY_S = 2.0
@@ -23,7 +23,7 @@ GRACE_S = 60.0  # for a slow device to report its decision after the end of the 
 
 
 def watch_trial(
-    claim: HeldClaim, plan: Plan, stop: Stop, say: Say, clock: Callable[[], float] = time.monotonic
+    claim: HeldClaim, plan: Plan, stop: Stop, progress: Progress, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
     """Wait for the device's decision on its trial; return its readings once all limits held.
 
@@ -32,7 +32,7 @@ def watch_trial(
     """
     limits, name = plan.limits, claim.daemon.device.name
     assert limits is not None  # else the plan has no such step
-    say(f"watched: {limits.described()}")
+    progress(f"watched: {limits.described()}")
     until = clock() + limits.trial_s + limits.confirm_s
     report_at_s = limits.watch_s * (1 - REPORT_SHARE)
     while True:
@@ -44,12 +44,12 @@ def watch_trial(
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
-            say(f"{error.message}; the trial goes on there, trying again")
+            progress(f"{error.message}; the trial goes on there, trying again")
             time.sleep(RETRY_S)
             continue
         state = str(found.get("state"))
         if state in ("held", "kept"):
-            say(f"all limits held: {found.get('text', '')}")
+            progress(f"all limits held: {found.get('text', '')}")
             return {key: found[key] for key in ("state", "readings", "text") if key in found}
         if state not in ("loading", "watching", "filling"):
             raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
@@ -61,4 +61,4 @@ def watch_trial(
         left_s = float(found.get("left_s", limits.watch_s))
         if left_s <= report_at_s:
             report_at_s -= limits.watch_s * REPORT_SHARE
-            say(f"{left_s:.0f} s left: {found.get('text', '')}")
+            progress(f"{left_s:.0f} s left: {found.get('text', '')}")
