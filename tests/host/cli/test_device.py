@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomlkit
 
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.cli import main as edgertd
 from edgert.config import read_config
-from edgert.errors import ConfigInvalid
 from edgert.versions.install import install
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
-from edgert_deploy.devices.device_files import Broker, merged_config
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor.device import check_device
 from hil.keys import new_ssh_key
@@ -531,41 +528,6 @@ def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str
     ):
         assert main([*words, "--help"]) == 0
         assert f"edgert {' '.join(words)}" in capfd.readouterr().out.partition("Example")[2], words
-
-
-def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
-    present = '# ours\ndevice = "old"\n\n[serving]\nthreads = 2  # measured\n\n[mqtt]\nhost = "a"\ncert = "c"\n'
-    merged = merged_config(present, {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
-    assert "threads = 2  # measured" in merged
-    value = tomlkit.parse(merged).unwrap()
-    assert value == {
-        "device": "new",
-        "site": "s",
-        "serving": {"threads": 2},
-        "mqtt": {"host": "b", "cert": "c", "port": 1883},
-    }
-    assert merged_config(merged, {"device": "new", "site": "s"}) == merged
-
-
-def test_a_configuration_whose_table_is_none_is_said_so() -> None:
-    with pytest.raises(ConfigInvalid, match="mqtt = 3"):
-        merged_config("mqtt = 3\n", {"mqtt": {"host": "b"}})
-
-
-@pytest.mark.parametrize(
-    ("text", "ca", "host", "port"),
-    [
-        ("10.0.0.1", None, "10.0.0.1", 1883),
-        ("broker:1884", None, "broker", 1884),
-        ("broker", Path("ca.pem"), "broker", 8883),
-        ("[fe80::1]:8883", None, "fe80::1", 8883),
-        ("[fe80::1]", None, "fe80::1", 1883),
-        ("fe80::1", None, "fe80::1", 1883),
-    ],
-)
-def test_brokers(text: str, ca: Path | None, host: str, port: int) -> None:
-    broker = Broker.parse(text, "", None, ca)
-    assert (broker.host, broker.port) == (host, port)
 
 
 def _stop(state: Path) -> None:

@@ -1,0 +1,37 @@
+"""One parser of HOST[:PORT]."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.addresses import host_and_port
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.1", ("10.0.0.1", 1883)),
+        ("broker:1884", ("broker", 1884)),
+        ("mqtt://broker:1884", ("broker", 1884)),
+        ("mqtts://broker", ("broker", 1883)),
+        ("[fe80::1]:8883", ("fe80::1", 8883)),
+        ("[fe80::1]", ("fe80::1", 1883)),
+        ("fe80::1%eth0", ("fe80::1%eth0", 1883)),
+    ],
+)
+def test_host_and_port(text: str, found: tuple[str, int]) -> None:
+    assert host_and_port(text, 1883) == found
+
+
+@pytest.mark.parametrize("text", ["", ":1883", "broker:", "broker:x", "broker:٣", "[fe80::1", "[fe80::1]x", "[]:1"])
+def test_text_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="is no address"):
+        host_and_port(text, 1883)
+
+
+def test_a_port_has_its_limits() -> None:
+    for text in ("broker:0", "broker:65536"):
+        with pytest.raises(ConfigInvalid, match="give one from 1 to 65535"):
+            host_and_port(text, 1883)
+    assert host_and_port("127.0.0.1:0", 1883, port_min=0) == ("127.0.0.1", 0)

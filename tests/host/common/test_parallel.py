@@ -1,0 +1,59 @@
+"""Work on many devices side by side, and what one and two presses of Ctrl-C do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from edgert_deploy.common.parallel import Stop, for_each
+
+
+def test_answers_come_in_the_order_of_the_items() -> None:
+    later = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            assert later.wait(30)
+        later.set()
+        return item * 10
+
+    assert for_each([0, 1, 2], work, Stop(), at_once=2) == [0, 10, 20]
+    assert for_each([], work, Stop()) == []
+
+
+def test_an_error_is_raised_where_the_answers_are_awaited() -> None:
+    def work(item: int) -> int:
+        raise ValueError(item)
+
+    with pytest.raises(ValueError, match="1"):
+        for_each([1], work, Stop())
+
+
+def test_the_second_press_returns_without_the_items_in_progress_and_with_those_that_are_done() -> None:
+    stop, never, done = Stop(), threading.Event(), threading.Event()
+
+    def work(item: str) -> str:
+        if item == "hangs":
+            assert done.wait(30)
+            stop.press()
+            stop.press()
+            never.wait(60)
+        done.set()
+        return item
+
+    threads = threading.active_count()
+    assert for_each(["quick", "hangs"], work, stop, at_once=2) == ["quick", None]
+    assert threading.active_count() <= threads + 2
+    never.set()
+
+
+def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    stop = Stop()
+    with stop.on_interrupt("stopping", "detached"):
+        for asked, abandoned in ((True, False), (True, True)):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (stop.asked, stop.abandoned) == (asked, abandoned)
+    assert capfd.readouterr().err.split() == ["stopping", "detached"]

@@ -1,0 +1,46 @@
+"""A device's configuration keeps what the user wrote; a broker is given by its address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.devices.device_files import Broker, merged_config
+
+
+def test_what_the_user_wrote_into_the_devices_configuration_stays() -> None:
+    present = '# ours\ndevice = "old"\n\n[serving]\nthreads = 2  # measured\n\n[mqtt]\nhost = "a"\ncert = "c"\n'
+    merged = merged_config(present, {"device": "new", "site": "s", "mqtt": {"host": "b", "port": 1883}})
+    assert "threads = 2  # measured" in merged
+    value = tomlkit.parse(merged).unwrap()
+    assert value == {
+        "device": "new",
+        "site": "s",
+        "serving": {"threads": 2},
+        "mqtt": {"host": "b", "cert": "c", "port": 1883},
+    }
+    assert merged_config(merged, {"device": "new", "site": "s"}) == merged
+
+
+def test_a_configuration_whose_table_is_none_is_said_so() -> None:
+    with pytest.raises(ConfigInvalid, match="mqtt = 3"):
+        merged_config("mqtt = 3\n", {"mqtt": {"host": "b"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "ca", "host", "port"),
+    [
+        ("10.0.0.1", None, "10.0.0.1", 1883),
+        ("broker:1884", None, "broker", 1884),
+        ("broker", Path("ca.pem"), "broker", 8883),
+        ("[fe80::1]:8883", None, "fe80::1", 8883),
+        ("[fe80::1]", None, "fe80::1", 1883),
+        ("fe80::1", None, "fe80::1", 1883),
+    ],
+)
+def test_brokers(text: str, ca: Path | None, host: str, port: int) -> None:
+    broker = Broker.parse(text, "", None, ca)
+    assert (broker.host, broker.port) == (host, port)

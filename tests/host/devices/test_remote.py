@@ -1,0 +1,66 @@
+"""`edgertd` on a device: its answers, and its errors as the classes that they are there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld
+from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.remote import RemoteDaemon, edgertd, error_class
+from edgert_deploy.devices.transports import Result, Transport
+
+BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
+
+
+class Answers:
+    """A transport whose every command ends with one result."""
+
+    def __init__(self, exit_code: int, stdout: str = "", stderr: str = "") -> None:
+        self._result = Result(("edgertd",), exit_code, stdout, stderr)
+
+    def run(self, *_: object, **__: object) -> Result:
+        return self._result
+
+
+def called(answers: Answers) -> object:
+    return RemoteDaemon(cast(Transport, answers), BOARD).call("have", "echo")
+
+
+def test_the_last_json_object_is_the_answer() -> None:
+    assert called(Answers(0, 'a line\n{"old": 1}\n{"files": []}\n')) == {"files": []}
+    assert called(Answers(0, '{\n  "files": []\n}\n')) == {"files": []}
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "words"),
+    [
+        (Answers(127), NotBootstrapped, "edgert bootstrap board"),
+        (Answers(1, stderr="No module named 'edgert'"), NotBootstrapped, "edgert bootstrap board"),
+        (
+            Answers(5, json.dumps({"error": {"code": ReleaseTooOld.code, "message": "old"}})),
+            ReleaseTooOld,
+            "board: old",
+        ),
+        (Answers(1, json.dumps({"error": {"code": "of.tomorrow", "message": "new"}})), EdgeRTError, "board: new"),
+        (Answers(1, "no json", "it is broken"), DeviceError, "it is broken"),
+        (Answers(0, "no json"), DeviceError, "no json"),
+    ],
+)
+def test_errors_arrive_as_their_classes(answers: Answers, error: type[EdgeRTError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        called(answers)
+    assert type(caught.value) is error
+
+
+def test_each_class_is_found_by_its_code() -> None:
+    assert (error_class("bundle.release_too_old"), error_class("of.tomorrow")) == (ReleaseTooOld, EdgeRTError)
+
+
+def test_a_device_without_a_runtime_of_its_own_uses_this_interpreter() -> None:
+    assert edgertd(BOARD) == ["/home/venv/bin/edgertd", "--state", "/state"]
+    assert edgertd(replace(BOARD, transport="local"))[:3] == [sys.executable, "-m", "edgert.cli"]

@@ -1,0 +1,180 @@
+"""A transfer over a real sshd to the real `edgertd`: only what the device lacks, continued after a cut."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.bundle.signing import SigningKey, new_key
+from edgert.config import StateDir
+from edgert.errors import DeviceUnreachable
+from edgert.versions.install import held_files
+from edgert.versions.slot_store import SlotStore
+from edgert_deploy.devices.claims import HeldClaim
+from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.transports.ssh import SshTransport
+from edgert_deploy.devices.transports.ssh_login import LinkLimits
+from edgert_deploy.rollout.delta import Deltas
+from edgert_deploy.rollout.request import DeployRequest, read_offer
+from edgert_deploy.rollout.transfer import Transfer
+from hil.relay import Relay
+from hil.sshd import SshDevice, running_sshd
+from tests.support.bundles import make_null_bundle
+from tests.support.paths import ROOT
+from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights
+
+LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pause_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def key() -> SigningKey:
+    return new_key()
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def state(key: SigningKey, tmp_path: Path) -> StateDir:
+    """A device's state folder with release 1 good, as a bootstrap and a deployment left it."""
+    made = StateDir(tmp_path / "state")
+    made.make()
+    made.keys.mkdir()
+    (made.keys / "test.pem").write_bytes(key.public.pem())
+    made.config.write_text('device = "board"\nprofile = "this-machine"\n')
+    keep(made, bundle_of(tmp_path / "bundles", key, 1))
+    return made
+
+
+class World:
+    """Transfers over one link; `said` are their lines."""
+
+    def __init__(self, sshd: SshDevice, state: StateDir, tmp_path: Path, port: int | None = None) -> None:
+        self.state, self.deltas, self.said = state, Deltas(tmp_path / "cache"), list[str]()
+        device = replace(sshd.device(port=port), state=str(state.root), home=str(tmp_path / "home"))
+        program = tmp_path / "home" / "venv" / "bin" / "edgertd"
+        if not program.exists():
+            program.parent.mkdir(parents=True)
+            paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m edgert.cli "$@"\n')
+            program.chmod(0o755)
+        self.transport = SshTransport(device, LINK)
+        self.device, self.daemon = device, RemoteDaemon(self.transport, device, self.said.append)
+
+    def transfer(self, bundle: Path) -> Transfer:
+        request = DeployRequest(bundle, read_offer(bundle), 60.0, lambda _: self.transport, deltas=self.deltas)
+        return Transfer(request, self.daemon, self.said.append)
+
+    def send(self, bundle: Path, **changes: Any) -> Transfer:
+        transfer = self.transfer(bundle)
+        transfer.send(replace(self.daemon.status(), **changes))
+        return transfer
+
+    def deliver(self, bundle: Path, **changes: Any) -> Transfer:
+        transfer = self.send(bundle, **changes)
+        token = str(self.daemon.call("claim", "echo", "--by", "test")["token"])
+        transfer.install(HeldClaim(self.daemon, token, self.daemon.status()))
+        self.daemon.call("release", token)
+        assert list(self.state.incoming.iterdir()) == []
+        return transfer
+
+
+@pytest.fixture
+def world(sshd: SshDevice, state: StateDir, tmp_path: Path) -> Iterator[World]:
+    made = World(sshd, state, tmp_path)
+    yield made
+    made.transport.close()
+
+
+def test_a_patch_gives_the_same_files_as_the_whole_bundle(
+    world: World, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    second = bundle_of(tmp_path / "bundles", key, 2)
+    whole = world.deliver(second, delta_format=0)  # as to a device that knows no deltas
+    by_bundle = slot(state)
+    assert whole.sent_bytes == second.stat().st_size
+    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    SlotStore(state.models / "echo").rollback()
+    planned = world.transfer(second).planned_bytes(world.daemon.status())  # what a dry run counts
+    patched = world.deliver(second)
+    assert slot(state) == by_bundle
+    assert patched.sent_bytes == planned
+    assert patched.sent_bytes < 0.15 * WEIGHTS_BYTES
+    assert any("as a patch" in line for line in world.said)
+
+
+def test_what_is_there_is_not_sent_and_files_of_other_targets_neither(
+    world: World, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    other = make_null_bundle(
+        tmp_path / "bundles", key, release=2, op="copy", delay_s=0.001, padding=weights(1), foreign_bytes=500_000
+    )
+    transfer = world.deliver(other)
+    assert transfer.sent_bytes < 20_000
+    assert slot(state)["null/weights.bin"] == weights(1)
+
+
+def test_a_rotted_slot_costs_a_whole_transfer_and_nothing_else(
+    world: World, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    old = held_files(state, "echo")[hashlib.sha256(weights(1)).hexdigest()]
+    old.write_bytes(old.read_bytes()[:-1] + b"?")
+    second = bundle_of(tmp_path / "bundles", key, 2)
+    transfer = world.deliver(second)
+    assert slot(state)["null/weights.bin"] == weights(2)
+    assert second.stat().st_size < transfer.sent_bytes < 1.2 * second.stat().st_size
+    assert any("sending the whole bundle instead" in line for line in world.said)
+
+
+def test_cuts_at_random_bytes_cost_no_byte_twice(
+    sshd: SshDevice, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    """Within one command the transfer goes on by itself; after it gave up, the next command goes on where it was."""
+    chance = random.Random(7)
+    second = bundle_of(tmp_path / "bundles", key, 2)
+    cuts = [chance.randrange(60_000, 400_000) for _ in range(8)]
+    with Relay(sshd.port, cut_after=cuts, bytes_per_s=2e6) as relay:
+        for _ in range(12):
+            world = World(sshd, state, tmp_path, relay.port)
+            done = False
+            with contextlib.closing(world.transport), contextlib.suppress(DeviceUnreachable):
+                world.deliver(second)
+                done = True
+            if done:
+                break
+        connections = relay.connections
+        passed = relay.bytes_towards_server
+    assert slot(state)["null/weights.bin"] == weights(2)
+    assert connections > 4
+    # Each connection has its handshake and words; each cut may lose what was under way and not yet on disk.
+    assert passed < second.stat().st_size + connections * 40_000
+
+
+def test_damage_in_what_an_earlier_attempt_left_is_found_and_sent_anew(
+    world: World, state: StateDir, key: SigningKey, tmp_path: Path
+) -> None:
+    second = bundle_of(tmp_path / "bundles", key, 2)
+    world.send(second)
+    (arrived,) = state.incoming.iterdir()
+    data = arrived.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    arrived.unlink()
+    (state.incoming / f".{arrived.name}.{digest[:32]}.part").write_bytes(bytes(70_000))
+    world.deliver(second)
+    assert slot(state)["null/weights.bin"] == weights(2)
+
+
+# --- hostile deltas ------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""Releases of `echo` with large weights, of which one layer in twenty differs, and a device that has installed some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgert.bundle.signing import SigningKey
+from edgert.config import StateDir, read_config
+from edgert.versions.install import install
+from edgert.versions.slot_store import SlotStore
+from tests.support.bundles import make_null_bundle
+
+WEIGHTS_BYTES = 1_000_000
+
+
+def weights(release: int) -> bytes:
+    """Incompressible; from release to release, one layer in twenty differs."""
+    data = bytearray(np.random.default_rng(0).bytes(WEIGHTS_BYTES))
+    at = len(data) // 20 * release
+    data[at : at + len(data) // 20] = np.random.default_rng(release).bytes(len(data) // 20)
+    return bytes(data)
+
+
+def bundle_of(folder: Path, key: SigningKey, release: int) -> Path:
+    return make_null_bundle(folder, key, release=release, padding=weights(release))
+
+
+def keep(state: StateDir, path: Path) -> None:
+    install(path, state, read_config(state))
+    store = SlotStore(state.models / "echo")
+    store.activate(60)
+    store.mark_good()
+
+
+def slot(state: StateDir) -> dict[str, bytes]:
+    """All files of the version that was installed last."""
+    store = SlotStore(state.models / "echo")
+    folder = store.slot_folder(store.read().spare_slot)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
