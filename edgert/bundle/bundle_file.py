@@ -1,9 +1,8 @@
 """The bundle: one `.edgert` file with a signed manifest and the files it names.
 
-The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then each file of the
-manifest in its order. Reading never parses the archive: the signed manifest alone says which headers,
-sizes and hashes must follow, and every byte of the file is compared with that. So no header can name
-a link, a device, a path outside, or more bytes than were signed.
+The file is a plain USTAR archive (`tar tvf` lists it): `manifest.dsse.json`, then the files of the manifest in its order.
+Reading never parses the archive. The signed manifest alone determines the headers, sizes and hashes that must follow, and
+every byte is compared with them. So no header can name a link, a device, a path outside, or more bytes than were signed.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _CHUNK_BYTES = 1024**2
 def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key: SigningKey) -> None:
     """Write a signed bundle beside `path`, then rename it there.
 
-    `files[p]` is where the file that the manifest calls `p` lies now. The same manifest, files and key
-    give the same bytes. Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
+    `files[p]` is the path of the file that the manifest calls `p`. The same manifest, files and key give the same bytes.
+    Raises BundleCorrupt if a file differs from its entry, StorageFailed on a write error.
     """
     envelope = sign(manifest.to_bytes(), key)
     if len(envelope) > ENVELOPE_BYTES_MAX:
@@ -54,7 +53,7 @@ def write_bundle(path: Path, manifest: Manifest, files: Mapping[str, Path], key:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle: its manifest, who signed it (None where nobody asked), and its digest's source. Errors name `path`."""
+    """An open bundle. `signed_by` is None where the signature was not checked. Errors name `path`."""
 
     manifest: Manifest
     envelope: Envelope
@@ -65,16 +64,16 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest, which names the SHA-256 of every file: it identifies the whole content."""
+        """The manifest's SHA-256. The manifest names the SHA-256 of every file, so it identifies the whole content."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
-        """Read every byte behind the manifest. Raises BundleCorrupt at the first that was not signed."""
+        """Read every byte after the manifest. Raises BundleCorrupt at the first that was not signed."""
         with _naming(self.path):
             self._read_files(frozenset(), lambda entry: None)
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
-        """One file's content, checked against its entry. Raises BundleCorrupt, and BundleError where it is too large."""
+        """Return one file's content, checked against its entry. Raises BundleCorrupt; BundleError where it is too large."""
         with _naming(self.path):
             at, content = self._payload_start, list[bytes]()
             for entry in self.manifest.files:
@@ -91,10 +90,9 @@ class Bundle:
             return b"".join(content)
 
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
-        """Verify the whole bundle and write the `wanted` files into `folder`, each and all fsynced.
+        """Verify the whole bundle and write the `wanted` files durably into `folder`.
 
-        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; what was written by then is
-        the caller's to remove.
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
         """
         try:
             with _naming(self.path):
@@ -126,8 +124,8 @@ class Bundle:
 def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[Bundle]:
     """Open a bundle, check its envelope, its signature by one of `trusted`, and its manifest.
 
-    `trusted` None leaves the signature unchecked (to look at a bundle, never to install one). File
-    contents are checked by `verify_files` or `unpack`. Raises BundleError and its kin.
+    `trusted` None leaves the signature unchecked (to inspect a bundle, never to install one). `verify_files` and
+    `unpack` check the files. Raises BundleError and its subclasses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -144,7 +142,7 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with a bundle is told with its file: who works on several must know which."""
+    """Put the bundle's file into the message of a BundleError: several bundles may be open."""
     try:
         yield
     except BundleError as error:
@@ -173,7 +171,7 @@ def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> 
 
 
 def _header(name: str, size: int) -> bytes:
-    """The one USTAR header that a regular file of this name and size may have."""
+    """Return the one USTAR header that a regular file of this name and size may have."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o644, 0
     return info.tobuf(tarfile.USTAR_FORMAT)
@@ -189,7 +187,7 @@ def _expect(file: BinaryIO, want: bytes, what: str) -> None:
 
 
 def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], object]) -> None:
-    """Pass exactly the entry's bytes on, and raise BundleCorrupt unless they hash to what was signed."""
+    """Pass exactly the entry's bytes to `write`. Raises BundleCorrupt unless they have the signed hash."""
     left, digest = entry.size_bytes, hashlib.sha256()
     while left:
         chunk = source.read(min(left, _CHUNK_BYTES))
@@ -203,7 +201,7 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
 
 
 def create_file(path: Path) -> BinaryIO:
-    """A new file for writing, with the folders above it; no link is followed and nothing is replaced."""
+    """Create a file for writing, and the folders above it; follow no link and replace nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")

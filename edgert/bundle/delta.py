@@ -1,14 +1,14 @@
-"""The delta: what one device lacks of a bundle, in one file, for `edgertd install` to take in the bundle's place.
+"""The delta: the part of a bundle that a device lacks, in one file, which `edgertd install` takes instead of the bundle.
 
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
     the bundle's signed envelope, and each file that is sent, by its SHA-256.
 
 The header is JSON: {"envelope": bytes, "parts": [{"sha256", "how", "bytes", "base"}]}. `how` is "raw", "zstd", or
-"patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version that the device has.
+"patch": a zstd frame whose dictionary is the raw content of `base`, a file (by SHA-256) of a version on the device.
 
-Nothing of it is signed but the envelope, and nothing else is trusted: the manifest says which files there are, their sizes
-and hashes. A part may only ever yield that many bytes with that hash. What no part yields is taken from the versions in
-the slots, by its hash, which is checked again as it is read.
+Only the envelope is signed, and nothing else is trusted. The signed manifest determines the files, their sizes and hashes;
+a part must yield exactly those bytes. A file without a part comes from the versions in the slots, by its hash, which is
+checked again on reading.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from edgert.errors import BundleCorrupt, StorageFailed
 MAGIC = b"EDGERTP1"
 HEADER_BYTES_MAX = 4 * 1024**2
 HOWS = ("raw", "zstd", "patch")
-WINDOW_BYTES_MAX = 2**27  # what a zstd frame may ask for; only what the signed size fills is ever touched
-PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # of either file of a patch: the window spans both
+WINDOW_BYTES_MAX = 2**27  # of a zstd frame; memory is used only up to the signed size
+PATCH_BYTES_MAX = WINDOW_BYTES_MAX // 2  # of each of a patch's two files: the window spans both
 _LENGTH = struct.Struct("<I")
 _CHUNK_BYTES = 1024**2
 _SHA256_DIGITS = 64
 
-Held = Callable[[Manifest], Mapping[str, Path]]  # SHA-256 -> where a file with that content lies
+Held = Callable[[Manifest], Mapping[str, Path]]  # SHA-256 -> the path of a file with that content
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file on its way: the SHA-256 of its content, how it is packed, how many bytes that takes."""
+    """One file in a delta: the SHA-256 of its content, how it is packed, and its packed size."""
 
     sha256: str
     how: str
@@ -54,7 +54,7 @@ class Part:
 
 
 def has_zstd() -> bool:
-    """Whether "zstd" and "patch" can be read here."""
+    """Return whether "zstd" and "patch" can be read here."""
     try:
         import zstandard  # noqa: F401
     except ImportError:
@@ -74,7 +74,7 @@ def write_delta(out: BinaryIO, envelope: bytes, parts: Sequence[tuple[Part, Path
 
 
 def parts_of(path: Path) -> list[Part]:
-    """What a delta holds, as it says itself. Raises BundleCorrupt and OSError."""
+    """Return the parts in a delta's header, unverified. Raises BundleCorrupt and OSError."""
     with path.open("rb") as file:
         file.seek(len(MAGIC))
         return _header(file)[1]
@@ -82,7 +82,7 @@ def parts_of(path: Path) -> list[Part]:
 
 @dataclass(frozen=True)
 class Delta:
-    """An open delta whose envelope was verified. `held` says what the device has."""
+    """An open delta whose envelope was verified. `held` returns the files on the device."""
 
     manifest: Manifest
     envelope: Envelope
@@ -93,21 +93,20 @@ class Delta:
 
     @property
     def digest(self) -> str:
-        """The bundle's: SHA-256 of the manifest."""
+        """The bundle's digest: the manifest's SHA-256."""
         return hashlib.sha256(self.envelope.payload).hexdigest()
 
     def verify_files(self) -> None:
-        """Read every part. Raises BundleCorrupt at the first that does not yield what was signed."""
+        """Read every part. Raises BundleCorrupt at the first that does not yield the signed content."""
         held = self._held(self.manifest)
         for entry in self.manifest.files:
             if entry.sha256 in self._parts:
                 self._copy(entry, held, lambda _: None)
 
     def unpack(self, folder: Path, wanted: frozenset[str]) -> None:
-        """Write the `wanted` files into `folder`, each checked against its signed size and hash, each and all fsynced.
+        """Write the `wanted` files durably into `folder`, each checked against its signed size and hash.
 
-        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; what was written by then is the caller's
-        to remove.
+        `folder` exists and is empty. Raises BundleCorrupt or StorageFailed; then the caller removes what was written.
         """
         held = self._held(self.manifest)
         try:
@@ -146,7 +145,7 @@ class Delta:
 
 @contextmanager
 def open_delivery(path: Path, trusted: tuple[PublicKey, ...], held: Held) -> Iterator[Bundle | Delta]:
-    """Open a bundle or a delta, whichever `path` is, its envelope verified. Raises BundleError and its kin."""
+    """Open a bundle or a delta and verify its envelope. Raises BundleError and its subclasses."""
     if not _is_delta(path):
         with open_bundle(path, trusted) as bundle:
             yield bundle
@@ -163,11 +162,11 @@ def _is_delta(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
-        return False  # a bundle's reader says what is wrong
+        return False  # `open_bundle` then names the fault
 
 
 def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
-    """What follows the magic. Everything is bounded before it is read; the parts must fill the file to its last byte."""
+    """Read what follows the magic. Every size is checked before reading; the parts must fill the file exactly."""
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)
@@ -185,7 +184,7 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
 
 
 def _header(file: BinaryIO) -> tuple[int, list[Part]]:
-    """The envelope's size and the parts, as they follow the magic."""
+    """Return the envelope's size and the parts from the header, which follows the magic."""
     try:
         (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if size > HEADER_BYTES_MAX:
@@ -212,10 +211,10 @@ def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
     path = held.get(sha256)
     try:
         if path is None:
-            raise FileNotFoundError(None, "it is in no slot", sha256)
+            raise FileNotFoundError(None, "no slot has it", sha256)
         return path.open("rb")
     except OSError as error:
-        raise BundleCorrupt(f"the delta lacks {what}, and here {error.strerror}: send the whole bundle") from error
+        raise BundleCorrupt(f"the delta lacks {what}, and {error.strerror} here: send the whole bundle") from error
 
 
 def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:

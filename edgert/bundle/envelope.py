@@ -1,7 +1,7 @@
-"""DSSE envelopes: a manifest and who says that it is theirs.
+"""DSSE envelopes: a manifest and its signatures.
 
-DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. Whoever only reads what was verified when it was
-installed, as a worker does, needs no cryptography: that is in `edgert.bundle.signing`.
+DSSE: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md. A worker only reads envelopes that were verified
+at installation, so this module needs no cryptography; that is in `edgert.bundle.signing`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PAYLOAD_TYPE = "application/vnd.edgert.manifest+json"
 
 
 def sign(payload: bytes, key: SigningKey) -> bytes:
-    """The DSSE envelope of `payload`. The same payload and key always give the same bytes."""
+    """Return the DSSE envelope of `payload`. The same payload and key always give the same bytes."""
     signature = key.key.sign(_pre_authentication_encoding(PAYLOAD_TYPE, payload))
     return _canonical(payload, (key.public.key_id,), (signature,))
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A parsed DSSE envelope whose signature nobody has checked yet. `raw` is the envelope as it came."""
+    """A parsed DSSE envelope, not verified yet. `raw` holds its original bytes."""
 
     raw: bytes
     payload: bytes
@@ -37,7 +37,7 @@ class Envelope:
     signatures: tuple[bytes, ...]
 
     def verify(self, trusted: tuple[PublicKey, ...]) -> PublicKey:
-        """The trusted key that signed the payload. Raises SignatureInvalid."""
+        """Return the trusted key that signed the payload. Raises SignatureInvalid."""
         signed = _pre_authentication_encoding(PAYLOAD_TYPE, self.payload)
         for key in trusted:
             for key_id, signature in zip(self.key_ids, self.signatures, strict=True):
@@ -54,7 +54,7 @@ class Envelope:
 
 
 def parse_envelope(data: bytes) -> Envelope:
-    """Raises BundleCorrupt when `data` is no DSSE envelope of ours."""
+    """Parse an envelope. Raises BundleCorrupt when `data` is no DSSE envelope of a manifest."""
     try:
         value = json.loads(data)
         if value["payloadType"] != PAYLOAD_TYPE:
@@ -70,9 +70,9 @@ def parse_envelope(data: bytes) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BundleCorrupt(f"the bundle's envelope cannot be read: {type(error).__name__}") from error
-    # Base64 and JSON can say the same in several ways; only one is taken, so that every changed byte shows.
+    # Base64 and JSON have several forms of the same value. Only one is accepted, so that every changed byte is noticed.
     if _canonical(envelope.payload, envelope.key_ids, envelope.signatures) != data:
-        raise BundleCorrupt("the bundle's envelope is not in its one form: the bundle was changed")
+        raise BundleCorrupt("the bundle's envelope is not in canonical form: the bundle was changed")
     return envelope
 
 
@@ -89,5 +89,5 @@ def _canonical(payload: bytes, key_ids: tuple[str, ...], signatures: tuple[bytes
 
 
 def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's PAE: what is signed is the type and the payload, each with its length in front."""
+    """Return the bytes to sign, DSSE's PAE: type and payload, each after its length."""
     return b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(payload), payload)

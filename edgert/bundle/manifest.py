@@ -1,6 +1,6 @@
-"""The manifest: all that a bundle says about itself. A value, checked once where it enters.
+"""The manifest: the signed description of a bundle. A value, checked once where it enters.
 
-Canonical form is JSON with sorted keys, no spaces, ASCII: the same manifest always has the same bytes.
+The canonical form is JSON with sorted keys, no spaces, ASCII: the same manifest always has the same bytes.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Accuracy:
 class ArtifactEntry:
     """One engine's form of the model.
 
-    `entry` is the file the engine opens, `files` all that it needs, `golden_outputs` one file an output.
-    `golden_atol` is, per output, how far (absolute, in the output's unit) a device's answer to the golden
-    inputs may lie from the golden outputs.
+    `entry` is the file that the engine opens, `files` are all that it needs, `golden_outputs` is one file per output.
+    `golden_atol` is, per output, the largest allowed absolute difference (in the output's unit) between a device's
+    answers to the golden inputs and the golden outputs.
     """
 
     id: str
@@ -83,9 +83,9 @@ class ArtifactEntry:
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """Which artifacts serve a device profile, best first, and on which processors (`uname -m`; none: any).
+    """The artifacts for a device profile, in order of preference, and its processors (`uname -m`; none: any).
 
-    `reference` is the FP32 artifact that live answers may be compared with; "" where the bundle carries none.
+    `reference` is the FP32 artifact that live answers may be compared with; "" where the bundle has none.
     """
 
     profile: str
@@ -96,9 +96,10 @@ class TargetEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle holds and promises. `downgrade` lets a device go back to this older release.
+    """The content of a bundle. `downgrade` lets a device install this release over a newer one.
 
-    `expires` is until when it may be installed, as 2027-02-19T08:00:00Z; "" for ever. What is installed serves on.
+    `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
+    serving after it.
     """
 
     model: str
@@ -127,7 +128,7 @@ class Manifest:
         return next(f for f in self.files if f.path == path)
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
-        """What a device of `target` keeps: its artifacts, the reference, and what they are checked by."""
+        """Return the files that a device of `target` keeps: its artifacts, the reference, and their golden samples."""
         paths = set(self.golden_inputs)
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)
@@ -135,14 +136,14 @@ class Manifest:
         return [entry for entry in self.files if entry.path in paths]
 
     def target_for(self, profile: str, machine: str) -> TargetEntry:
-        """The target that a device of `profile` takes. Raises NotCompatible, naming what the bundle has."""
+        """Return the target for a device of `profile`. Raises NotCompatible, which names the bundle's targets."""
         for target in self.targets:
             if target.profile != profile:
                 continue
             if target.machines and machine not in target.machines:
                 raise NotCompatible(
                     f"target {profile} is for {', '.join(target.machines)}; this device is {machine}: "
-                    "give the device the profile that fits it"
+                    "give the device the profile of its processor"
                 )
             return target
         names = ", ".join(t.profile for t in self.targets)
@@ -159,7 +160,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Raises BundleError when `data` is not a manifest that this version reads."""
+        """Parse a manifest. Raises BundleError where this version cannot read it."""
         try:
             value = json.loads(data)
             if value["format"] != FORMAT:
@@ -219,14 +220,14 @@ def _artifact(value: dict[str, Any]) -> ArtifactEntry:
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise BundleError unless every name, reference and limit of `manifest` holds."""
+    """Raise BundleError unless every name, reference and limit of `manifest` is valid."""
     if not MODEL_NAME.fullmatch(manifest.model):
         raise BundleError(f"model name {manifest.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
     if manifest.expires:
         try:
             expiry_time(manifest.expires)
         except ValueError as error:
-            raise BundleError(f"expires {manifest.expires[:40]!r}: it reads like 2027-02-19T08:00:00Z") from error
+            raise BundleError(f"expires {manifest.expires[:40]!r}: give a time like 2027-02-19T08:00:00Z") from error
     if not 1 <= manifest.release < 2**53:
         raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
     if not (manifest.inputs and manifest.outputs and manifest.artifacts and manifest.targets):
@@ -269,7 +270,7 @@ def _check_artifact(artifact: ArtifactEntry, manifest: Manifest, paths: set[str]
     if not len(artifact.golden_outputs) == len(artifact.golden_atol) == len(manifest.outputs):
         raise BundleError(f"artifact {artifact.id} must have golden values and a tolerance for each output")
     if not all(0 <= atol < float("inf") for atol in artifact.golden_atol):
-        raise BundleError(f"artifact {artifact.id} has a tolerance that is no finite number")
+        raise BundleError(f"artifact {artifact.id} has a tolerance that is not a finite number")
 
 
 def _check_unique(what: str, names: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""The rules by which a device turns what an app gives into what a model takes, and a model's outputs into answers.
+"""Processing rules: how a device turns an app's input into the model's, and the model's outputs into answers.
 
-Values, a part of the manifest; each is checked against the model's inputs or outputs when it enters.
+They are values and a part of the manifest; each is checked against the model's inputs or outputs when it enters.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BOX_FORMATS = ("cxcywh", "xyxy", "xywh", "yxyx")
 
 @dataclass(frozen=True)
 class Resize:
-    """How an image of any size comes to the model's: `height` x `width` pixels.
+    """How an image of any size is brought to the model's `height` x `width` pixels.
 
-    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: as little
-    as covers the model's size) and takes the middle. "letterbox" keeps the ratio, puts the image in the middle
-    and fills the rest with `pad_value`, before anything is normalised.
+    "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side` (0: the least that covers
+    the model's size) and takes the middle. "letterbox" keeps the ratio, centres the image and fills the rest with
+    `pad_value` before normalisation.
     """
 
     rule: str
@@ -42,12 +42,12 @@ class Resize:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How UINT8 values given for `input` become what the model takes: (value * scale - mean) / std.
+    """How UINT8 values for `input` become the model's values: (value * scale - mean) / std.
 
-    `mean` and `std` hold one number, or one a channel. `layout` says how UINT8 tensors come: "nhwc", "nchw",
-    or "model" for the axes of the model, which `model_layout` states. `colour` is the order of the model's
-    channels, `frame_colour` that of the UINT8 tensors ("model": the same). With `resize` these tensors may
-    have any height and width; with `decode` a JPEG or PNG file is taken as well.
+    `mean` and `std` hold one number, or one per channel. `layout` is that of the UINT8 tensors: "nhwc", "nchw", or
+    "model" for the model's own, `model_layout`. `colour` is the order of the model's channels, `frame_colour` that of the
+    UINT8 tensors ("model": the same). With `resize` these tensors may have any height and width; with `decode` a JPEG
+    or PNG file is accepted as well.
     """
 
     input: str
@@ -63,13 +63,13 @@ class Preprocess:
 
     @property
     def of_images(self) -> bool:
-        """Whether requests may hold images of their own size: then a codec is needed on the device."""
+        """Whether requests may hold images of any size, for which the device needs a codec."""
         return self.decode or self.resize is not None
 
 
 @dataclass(frozen=True)
 class Classify:
-    """Output `output` holds class scores along its last axis; `labels` names them; the top `top_k` are given."""
+    """The output `output` holds class scores along its last axis; answers hold the best `top_k`, named by `labels`."""
 
     output: str
     labels: tuple[str, ...]
@@ -79,13 +79,12 @@ class Classify:
 
 @dataclass(frozen=True)
 class Detect:
-    """How a detector's outputs become boxes: scores at or over `score_threshold`, then NMS within each class.
+    """How a detector's outputs become boxes: scores of at least `score_threshold`, then NMS within each class.
 
-    `boxes` names the output with boxes, A of them an image. With `scores` empty it also holds the scores:
-    [N, 4 + C, A] in form "channels_first", [N, A, 4 + C] in "anchors_first", and one value more, between
-    them, with `objectness`, which every score is multiplied with. Else `scores` names an output with C
-    scores a box, in the same form. `sigmoid`: scores are logits. `normalised`: boxes count from 0 to 1 over
-    the model's input, not its pixels.
+    `boxes` names the output with A boxes per image. With `scores` empty it also holds the scores: [N, 4 + C, A] in form
+    "channels_first", [N, A, 4 + C] in "anchors_first"; with `objectness` there is one value more between them, by which
+    every score is multiplied. Else `scores` names an output with C scores per box, in the same form. `sigmoid`: scores
+    are logits. `normalised`: boxes are in 0 to 1 of the model's input, not in pixels.
     """
 
     boxes: str
@@ -124,11 +123,13 @@ def check_rules(
             raise BundleError(f"detection needs a model of images; input {image!r} has not 4 axes")
     made = _added_outputs(classify, detect)
     if taken := sorted({spec.name for spec in outputs} & set(made)):
-        raise BundleError(f"output {taken[0]!r} has the name of what post-processing adds: rename it in the model")
+        raise BundleError(
+            f"output {taken[0]!r} has the name of an output that post-processing adds: rename it in the model"
+        )
 
 
 def _added_outputs(classify: Classify | None, detect: Detect | None) -> tuple[str, ...]:
-    """The outputs that a daemon adds to the model's own, in order."""
+    """Return the outputs that a daemon adds to the model's own, in order."""
     classes = () if classify is None else (f"{classify.output}_classes", f"{classify.output}_probabilities")
     return (*classes, *(() if detect is None else DETECTED))
 
@@ -143,7 +144,9 @@ def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
     _check_choice("preprocessing", "colour", pre.colour, COLOURS)
     _check_choice("preprocessing", "frame_colour", pre.frame_colour, ("model", *COLOURS))
     if (pre.frame_colour == "gray") != (pre.colour == "gray") and pre.frame_colour != "model":
-        raise BundleError("preprocessing turns no gray into colour, nor back: give frame_colour as colour, or model")
+        raise BundleError(
+            "preprocessing cannot convert between gray and colour: set frame_colour like colour, or to model"
+        )
     if not pre.mean or not pre.std or 0.0 in pre.std:
         raise BundleError("preprocessing needs a mean and a std, and no std may be 0")
     if not all(-1e30 < v < 1e30 for v in (pre.scale, *pre.mean, *pre.std)):
@@ -275,9 +278,9 @@ def detect_of(value: dict[str, Any]) -> Detect:
 
 
 def _known(cls: type[Any], value: dict[str, Any], what: str) -> dict[str, Any]:
-    """`value`, where every key is a field of `cls`: one left out would silently change what the model is shown."""
+    """Return `value` if every key is a field of `cls`: ignoring one would silently change the model's input."""
     if unknown := sorted(set(value) - {field.name for field in fields(cls)}):
-        raise BundleError(f"{what} states {', '.join(unknown)[:200]}, not known here: update edgert on the device")
+        raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")
     return value
 
 

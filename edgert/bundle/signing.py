@@ -1,4 +1,4 @@
-"""Ed25519 keys: who made a manifest, and that nobody changed it since.
+"""Ed25519 keys, which prove who made a manifest and that nobody changed it since.
 
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes.
 """
@@ -30,7 +30,7 @@ class PublicKey:
         return hashlib.sha256(raw).hexdigest()[:16]
 
     def made(self, signature: bytes, data: bytes) -> bool:
-        """Whether `signature` is this key's, of just this data."""
+        """Return whether this key made `signature` of exactly this data."""
         try:
             self.key.verify(signature, data)
         except InvalidSignature:
@@ -67,21 +67,21 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError as error:
             raise ConfigInvalid(
-                f"{path} is there already, and a key is never overwritten: use it, give another --name, or move it away"
+                f"{path} exists, and a key is never overwritten: use it, give another --name, or move it away"
             ) from error
         except OSError as error:
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-        except OSError as error:  # half a key would stand in the way of the next attempt
+        except OSError as error:  # half a key would block the next attempt
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Raises ConfigInvalid when `path` is missing or holds no unencrypted Ed25519 private key."""
+    """Read an unencrypted Ed25519 private key. Raises ConfigInvalid where `path` is missing or holds none."""
     data = _read(path, "make one with: edgert keys new")
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -93,8 +93,8 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Raises ConfigInvalid when `path` is missing or holds no Ed25519 public key."""
-    data = _read(path, "it is written beside the private key by: edgert keys new")
+    """Read an Ed25519 public key. Raises ConfigInvalid where `path` is missing or holds none."""
+    data = _read(path, "edgert keys new writes it beside the private key")
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -106,7 +106,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys that a device trusts, by the file that holds each, and why other files hold none; in name order."""
+    """The keys that a device trusts, by file, and why other files hold no key; in name order."""
 
     keys: dict[Path, PublicKey]
     damaged: dict[Path, str]
@@ -117,12 +117,15 @@ class Keyring:
 
     @property
     def complaints(self) -> list[str]:
-        """One line a file that holds no key: it is trusted by nobody, and holds up no other."""
-        return [f"{why}: it is passed over; edgertd keys remove {path.name}" for path, why in self.damaged.items()]
+        """One line per file without a key. Such a file does not affect the other keys."""
+        return [
+            f"{why}: it is ignored; remove it with: edgertd keys remove {path.name}"
+            for path, why in self.damaged.items()
+        ]
 
 
 def read_keyring(folder: Path) -> Keyring:
-    """Every `*.pem` of `folder`; none where the folder is missing."""
+    """Read every `*.pem` of `folder`; none where the folder is missing."""
     ring = Keyring({}, {})
     for path in sorted(folder.glob("*.pem")):
         try:

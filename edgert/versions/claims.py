@@ -1,12 +1,12 @@
-"""Claims: which deployment works on a model now, so that two do not undo each other's steps.
+"""Claims: which deployment changes a model now, so that two deployments do not undo each other's steps.
 
-A deployment is several commands over minutes, and no process on the device lives through it. So it takes a
-claim: a token, and until when it lasts. Each of its commands shows the token, which makes the claim last longer;
-one whose host has vanished runs out by itself, and a reboot ends it. A command that shows no token is not held
-up: claims keep deployments apart, they are not a permission.
+A deployment is several commands over minutes, and no process on the device lives that long. So it takes a claim: a token
+with an end time. Each of its commands shows the token, which extends the claim. The claim of a vanished host runs out by
+itself, and a reboot ends it. A command without a token is not refused: claims separate deployments, they are no
+permission.
 
-    STATE/claims/<model>.json    the claim, there until it is released
-    STATE/claims/lock            held while one is changed
+    STATE/claims/<model>.json    the claim, until it is released
+    STATE/claims/lock            locked while one is changed
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LASTS_S_MAX = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Claim:
-    """One deployment's hold on `model`. `since` is wall clock, for people; it ends by this boot's own clock."""
+    """One deployment's claim on `model`. `since` is wall clock, for people; it ends by the boot clock."""
 
     token: str
     model: str
@@ -40,15 +40,15 @@ class Claim:
 
 
 class Claims:
-    """The claims of a device. `name` is the device's own, for messages."""
+    """The claims on a device called `name`."""
 
     def __init__(self, state: Path, name: str, clock: BootClock | None = None) -> None:
         self.folder, self.name, self.clock = state / "claims", name, clock or BootClock()
 
     def take(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
-        """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment known to be over.
+        """Claim `model` for `by`, a person at a host. `instead_of` is the token of a deployment that is over.
 
-        Raises DeployUnderWay where another one has it.
+        Raises DeployUnderWay where another deployment has it.
         """
         with self._locked():
             there = self._read(model)
@@ -59,7 +59,7 @@ class Claims:
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
     def show(self, token: str) -> Claim:
-        """Go on under the claim `token`, which lasts as long again. Raises DeployUnderWay where another took its place."""
+        """Extend the claim `token` by its whole time. Raises DeployUnderWay where it ran out."""
         model = token.partition(".")[0]
         with self._locked():
             there = self._read(model)
@@ -70,7 +70,7 @@ class Claims:
             return self._write(there)
 
     def release(self, token: str) -> None:
-        """Let others begin; does nothing where the claim is another's by now."""
+        """Release the claim `token`; do nothing where another deployment has the model by now."""
         model = token.partition(".")[0]
         with self._locked():
             there = self._read(model)
@@ -78,12 +78,12 @@ class Claims:
                 (self.folder / f"{model}.json").unlink(missing_ok=True)
 
     def under_way(self) -> list[Claim]:
-        """The claims that last at this moment."""
+        """Return the claims that last at this moment."""
         found = [self._read(path.stem) for path in sorted(self.folder.glob("[!.]*.json"))]
         return [claim for claim in found if claim is not None and not self._over(claim)]
 
     def left_s(self, claim: Claim) -> float:
-        """How long it lasts where nobody shows it again."""
+        """Return how long it lasts if nobody shows it again."""
         return self.clock.left_s(claim.boot_id, claim.ends_at_s)
 
     def _over(self, claim: Claim) -> bool:
@@ -92,7 +92,7 @@ class Claims:
     def _refusal(self, claim: Claim) -> str:
         return (
             f"another deploy of {claim.model} is under way on {self.name} (since {claim.since}, by {claim.by}); "
-            f"wait for its end: if nothing more comes of it, its claim runs out in {self.left_s(claim):.0f} s"
+            f"wait for its end: without another step its claim runs out in {self.left_s(claim):.0f} s"
         )
 
     def _read(self, model: str) -> Claim | None:
@@ -101,7 +101,7 @@ class Claims:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
-            return None  # torn by a power cut: it was of another boot
+            return None  # cut by a power cut, so it is of another boot
 
     def _write(self, claim: Claim) -> Claim:
         lasting = Claim(
@@ -116,7 +116,7 @@ class Claims:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Held for the time of a small read and write, never longer."""
+        """Lock the claims for a short read and write."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = locked(self.folder / "lock")

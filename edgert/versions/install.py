@@ -36,7 +36,7 @@ SPARE_BYTES = 16 * 1024**2  # left free for state, logs and the spool
 
 @dataclass(frozen=True)
 class Installed:
-    """What an install did. `already_live` where the very same content serves already."""
+    """The result of an install. `already_live` where exactly this content serves already."""
 
     model: str
     release: int
@@ -51,11 +51,11 @@ def install(
     progress: Callable[[str], None] = lambda _: None,
     trusted_time: Callable[[], float | None] = host.trusted_time,
 ) -> Installed:
-    """Verify the bundle (or delta of one) at `path` and put this device's part of it into the model's spare slot.
+    """Verify the bundle or delta at `path` and put this device's part of it into the model's spare slot.
 
-    An expiry is heeded where `trusted_time` (seconds since 1970) knows what time it is; else `progress` hears that it
-    was not. What serves goes on serving, and what can be gone back to stays, until the whole bundle is verified
-    and on disk. Raises BundleError and its kin, StorageFailed, TransitionRefused, EngineFailed.
+    The expiry is checked where `trusted_time` (seconds since 1970) is known; else `progress` gets a note. The live
+    version goes on serving, and the version to roll back to stays, until the whole bundle is verified and on disk.
+    Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
     """
     ring = read_keyring(state.keys)
     for complaint in ring.complaints:
@@ -71,7 +71,7 @@ def install(
         with store.installing():
             before = store.read()
             if _serves(before, bundle.digest):
-                bundle.verify_files()  # a damaged copy is refused, also where nothing needs to be done
+                bundle.verify_files()  # a damaged copy is refused even where there is nothing to do
                 return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
             store.collect()  # before the free space is counted
@@ -83,9 +83,9 @@ def install(
 
 
 def held_files(state: StateDir, model: str) -> dict[str, Path]:
-    """The files of the model's versions here, by the SHA-256 that their manifests state; the active version's first.
+    """Return the files of the model's versions by the SHA-256 in their manifests, the live version's first.
 
-    Nobody hashed them anew: who reads one compares.
+    The files are not hashed here: a reader compares the hash.
     """
     store, found = SlotStore(state.models / model), dict[str, Path]()
     slots = store.read()
@@ -95,7 +95,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
         folder = store.slot_folder(slot)
         try:
             manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
-        except (OSError, BundleError):  # nothing of it can be relied on
+        except (OSError, BundleError):  # no file of it can be used
             continue
         for entry in manifest.files:
             path = folder / entry.path
@@ -111,23 +111,23 @@ def _serves(state: SlotState, digest: str) -> bool:
 
 def _check_expiry(manifest: Manifest, now_s: float | None, progress: Callable[[str], None]) -> None:
     if manifest.expires and now_s is None:
-        progress(f"not checked: it expires {manifest.expires}, and this device's clock follows no time source")
+        progress(f"expiry {manifest.expires} is not checked: this device's clock follows no time source")
     elif now_s is not None:
         check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", now_s)
 
 
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
-    if state.state in ON_TRIAL:  # said before minutes of unpacking, and again by the table
+    if state.state in ON_TRIAL:  # the table refuses it, too, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial; mark-good or rollback it first")
     if manifest.release < state.ratchet and not manifest.downgrade:
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
-            f"build with --release {state.ratchet + 1}, or sign a way back with --downgrade"
+            f"build with --release {state.ratchet + 1}, or allow it with --downgrade"
         )
     for slot in (state.a, state.b):
         if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:
             raise BundleError(
-                f"release {manifest.release} of {manifest.model} is here already with other content: "
+                f"release {manifest.release} of {manifest.model} is installed with other content: "
                 f"build with --release {max(state.ratchet, manifest.release) + 1}"
             )
 
@@ -157,10 +157,10 @@ def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, pro
 
 
 def _prepare(version: InstalledVersion, state: StateDir, config: DeviceConfig, progress: Callable[[str], None]) -> None:
-    """Let each engine compile what it wants to have compiled, while the old version still serves.
+    """Let each engine compile its artifact while the old version still serves.
 
-    An engine that cannot is passed over, as it will be when the model is loaded; where none can, or with `strict` the
-    first cannot, its error is raised.
+    An engine that cannot is skipped, as loading will skip it. Raises the first error where no engine can, and with
+    `strict` where the first cannot.
     """
     options = EngineOptions(cache_dir=state.cache)
     failures: list[EdgeRTError] = []
