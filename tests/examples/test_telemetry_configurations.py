@@ -44,7 +44,7 @@ def guarded(tmp_path: Path) -> Iterator[Broker]:
     """Run a mosquitto with the shipped access list and one password for all users."""
     folder = tmp_path / "broker"
     folder.mkdir()
-    for user in ("pi-07", "ops", "exporter"):
+    for user in ("pi-07", "ops"):
         words = [mosquitto("mosquitto_passwd"), "-b", *(() if (folder / "users").exists() else ("-c",))]
         subprocess.run([*words, str(folder / "users"), user, f"pw-{user}"], check=True, capture_output=True)
         (folder / f"{user}.pw").write_text(f"pw-{user}\n")
@@ -79,10 +79,8 @@ def test_a_device_writes_only_its_own_topics_and_only_readers_may_read(guarded: 
     assert taken(guarded, "pi-07", own.hist("digits"))
     assert not taken(guarded, "pi-07", other.status)
     assert not taken(guarded, "pi-07", elsewhere.status)
-    assert not taken(guarded, "pi-07", "edgert-exporter/v1/a/taken")
     assert not taken(guarded, "ops", own.status)
-    assert taken(guarded, "exporter", "edgert-exporter/v1/a/taken")
-    heard: dict[str, list[str]] = {user: [] for user in ("ops", "exporter", "pi-07")}
+    heard: dict[str, list[str]] = {user: [] for user in ("ops", "pi-07")}
     connections = []
     for user, topics in heard.items():
         listening = Connection(as_user(guarded, user), on_message=lambda topic, _p, _r, to=topics: to.append(topic))  # type: ignore[misc]
@@ -94,7 +92,7 @@ def test_a_device_writes_only_its_own_topics_and_only_readers_may_read(guarded: 
     def arrived() -> bool:
         for connection in connections:
             connection.pump(0.05)
-        return bool(heard["ops"] and heard["exporter"])
+        return bool(heard["ops"])
 
     until(arrived, "readers receive it")
     assert heard["pi-07"] == [], "a device reads nothing, not even its own messages"
