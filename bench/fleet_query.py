@@ -29,7 +29,7 @@ from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.fleet.packed import WINDOW, Pool
 from edgert_deploy.fleet.store import schema
-from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Heard
+from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.store import Store
 from tests.support.databases import postgres
@@ -92,7 +92,7 @@ def fill(url: str, devices: int, hours: int) -> tuple[float, int]:
     def write(some: Sequence[int], minutes: range) -> None:
         batch = Batch()
         for n in some:
-            heard = Heard(*name_of(n), NOW_MS, "digits")
+            heard = Origin(*name_of(n), NOW_MS, "digits")
             for minute in minutes:
                 ts_ms, sketch = NOW_MS - (hours * 60 - minute) * MINUTE_MS, sketches[(n * 7 + minute) % SHAPES]
                 batch.hists.append((heard, HistMessage(ts_ms, "b1", minute + 1, 60.0, f"r{1 + n % 3}", sketch)))

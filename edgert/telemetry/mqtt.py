@@ -328,7 +328,11 @@ class Connection:
         self.taken += 1
         if self._session is not None and message.qos:
             self._handed.append((self.taken, message.mid))
-        self._on_message(message.topic, bytes(message.payload), message.retain)
+        try:
+            topic = message.topic
+        except UnicodeDecodeError as error:  # a listener refuses it by its name
+            topic = error.object.decode(errors="replace")
+        self._on_message(topic, bytes(message.payload), message.retain)
 
     def _published(
         self, _client: paho.Client, _data: object, message_id: int, reason: ReasonCode, _properties: Properties

@@ -17,8 +17,9 @@ from edgert_deploy.cli.types import Duration, Size
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
 from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.retention import KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_BYTES_MAX, Retention
 from edgert_deploy.fleet.store.schema import StoreFailed
-from edgert_deploy.fleet.store.store import FINE_HOURS, KEEP_HOURS_H, KEEP_MINUTES_H, SIZE_BYTES_MAX, Retention, Store
+from edgert_deploy.fleet.store.store import FINE_HOURS, Store
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 FLUSH_EVERY_S = 1.0

@@ -23,8 +23,9 @@ from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.retention import Retention
 from edgert_deploy.fleet.store.schema import StoreFailed
-from edgert_deploy.fleet.store.store import Retention, Store
+from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers
@@ -106,7 +107,7 @@ def ui(
     access = access_for(host, names, token_file)
     own = None if store_url else _OwnStore(own_store(settings), size_bytes)
     query = FleetQuery(store_url or own_store(settings))
-    board = Board()
+    board = Board(_wall_ms)
     begin(board, query)
     hub = Hub(board, Rollouts(rollouts_folder()), time.monotonic, _wall_ms)
     subscriber = FleetSubscriber(settings, _Both(board, own), site, log=_Trouble(hub).note)
@@ -167,9 +168,9 @@ def own_store(settings: MqttSettings) -> str:
 def begin(board: Board, query: FleetQuery) -> None:
     """Fill the board from the store: stale devices, versions, alarms that were raised."""
     now_ms = _wall_ms()
-    board.remember(query.devices(), time.monotonic(), now_ms)
+    board.remember(query.devices(), time.monotonic())
     board.remember_versions(versions_seen(query, now_ms))
-    board.remember_events(query.events(now_ms - 7 * DAY_MS, now_ms + DAY_MS))
+    board.remember_events(query.events(now_ms - 7 * DAY_MS, now_ms + DAY_MS), time.monotonic())
 
 
 class _Trouble:
@@ -215,7 +216,7 @@ class _Both:
         self._board, self._recorder = board, own and own.recorder
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        self._board.apply(topic, payload, retained, now, _wall_ms())
+        self._board.apply(topic, payload, retained, now)
         if self._recorder:
             self._recorder.apply(topic, payload, retained, now)
 

@@ -16,6 +16,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
+PROFILE_UNKNOWN = "unknown"
 WINDOW_S_MAX = 86_400.0  # a longer one would stretch a whole fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers exact below
 # What the store and the exporter count, and the field of `metrics` that says it.

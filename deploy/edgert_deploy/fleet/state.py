@@ -1,46 +1,36 @@
-"""The fleet as its reports tell it, for who looks at it now: `FleetState`. Pure.
+"""The fleet's last minutes, as the terminal's table shows them: latencies, gaps and repeated reports of every model. Pure.
 
-Theory of operation: each message is applied once. Reports of one stream carry a `seq` that grows by
-one, so a repeated message is known by (boot, seq) and a missing one leaves a hole, which a late
-arrival fills again. Percentiles come from sketches merged over the last windows: never from other
-percentiles, as the mean of devices' p99.9 is not the fleet's.
+Theory of operation: each report is applied once. Reports of one stream carry a `seq` that grows by one, so (boot, seq)
+tells a repeated report, and a missing one leaves a gap until it comes late. Percentiles come from sketches merged over
+the last windows, never from other percentiles: the mean of the devices' p99.9 is not the fleet's.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, NamedTuple
 
-from edgert.errors import ProtocolError
-from edgert.telemetry import messages
-from edgert.telemetry.alarms import CLEARED, RAISED
-from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, parse_topic
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
+from edgert_deploy.fleet.model import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
-from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report
+from edgert_deploy.fleet.reports import EventMessage, Report
 from edgert_deploy.fleet.sequence import SeqTracker
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64
 DEVICES_MAX = 10_000
-MODELS_PER_DEVICE_MAX = 64
 BOOTS_KEPT_MAX = 4
-ALARMS_MAX = 32  # of one model; a device names them as it likes
-STALE_AFTER_WINDOWS = 2.5
-WINDOW_S_DEFAULT = 60.0
-# What an alarm begins and ends with besides RAISED and CLEARED, which name it as `alarm`: the shadow's own, and those that are one
-# themselves, until the model serves anew.
-ALARM, ALARM_ENDS = "_alarm", "_recovered"
-ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
 TREND_POINTS = 12
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class Window(NamedTuple):
-    """One window's latencies, packed: a fleet's last ten minutes are a great many. `heard_at` is monotonic seconds."""
+    """One window's latencies, packed: ten minutes of a fleet are many windows. `heard_at` is monotonic seconds."""
 
     heard_at: float
     ts_ms: int
@@ -50,15 +40,10 @@ class Window(NamedTuple):
     buckets: bytes
 
     def sketch(self) -> Sketch:
-        sketch, said = Sketch(), self.scalars
+        sketch, scalars = Sketch(), self.scalars
         sketch.buckets = unpack(self.buckets, WINDOW)
-        sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max = (
-            said.zero,
-            said.count,
-            said.sum,
-            said.least,
-            said.most,
-        )
+        sketch.zero, sketch.count, sketch.sum = scalars.zero, scalars.count, scalars.sum
+        sketch.min, sketch.max = scalars.least, scalars.most
         return sketch
 
     @classmethod
@@ -70,7 +55,7 @@ class Window(NamedTuple):
 
 
 def pooled(windows: Sequence[Window]) -> Sketch:
-    """The sketch of all their requests together."""
+    """Return one sketch of all requests of the windows."""
     pool, groups = Pool(1), [0] * len(windows)
     pool.add(groups, [window.buckets for window in windows], WINDOW)
     pool.add_scalars(groups, [[getattr(window.scalars, name) for window in windows] for name in SCALARS])
@@ -78,38 +63,36 @@ def pooled(windows: Sequence[Window]) -> Sketch:
 
 
 @dataclass
-class ModelState:
-    """One model on one device: its last windows, and what it says of itself."""
+class Stream:
+    """The reports of one model on one device: its last windows, and which numbers came."""
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
-    alarms: set[str] = field(default_factory=set)
-    metrics: MetricsMessage | None = None
     duplicates: int = 0
     trackers: dict[tuple[str, str], SeqTracker] = field(default_factory=dict)
 
-    def is_new(self, kind: str, boot: str, seq: int) -> bool:
-        tracker = self.trackers.setdefault((kind, boot), SeqTracker())
+    def is_new(self, kind: str, report: Report) -> bool:
+        tracker = self.trackers.setdefault((kind, report.boot), SeqTracker())
         while len(self.trackers) > 2 * BOOTS_KEPT_MAX:
             del self.trackers[next(iter(self.trackers))]
-        new = tracker.is_new(seq)
+        new = tracker.is_new(report.seq)
         self.duplicates += not new
         return new
 
     @property
     def missing(self) -> int:
-        """Histograms that never came, at least. `metrics` travel at QoS 0 and are not held against the line."""
+        """The histograms that never came, at least. `metrics` travel at QoS 0 and may get lost."""
         return sum(tracker.lost_min for (kind, _), tracker in self.trackers.items() if kind == "hist")
 
     def keep(self, window: Window, horizon_s: float) -> None:
-        """Remember it, and forget those that no question will reach again."""
+        """Remember a window, and drop those beyond the horizon."""
         while self.windows and window.heard_at - self.windows[0].heard_at > horizon_s:
             self.windows.popleft()
         self.windows.append(window)
 
     def recent(self, now: float, horizon_s: float) -> list[Window]:
-        """The windows of the last `horizon_s`, by when they came and by the device's own clock.
+        """Return the windows of the last `horizon_s`, by their time of receipt and by the device's own clock.
 
-        Both, as a device that was cut off delivers hours of windows within seconds.
+        Both: a device that was disconnected delivers hours of windows within seconds.
         """
         newest_ms = max((window.ts_ms for window in self.windows), default=0)
         return [
@@ -118,43 +101,13 @@ class ModelState:
             if now - window.heard_at <= horizon_s and newest_ms - window.ts_ms <= horizon_s * 1000
         ]
 
-    def note(self, said: EventMessage) -> None:
-        note_alarm(self.alarms, said.event, said.alarm or "unnamed")
-
-
-@dataclass
-class DeviceState:
-    """One device. Times are the subscriber's monotonic seconds."""
-
-    site: str
-    device: str
-    known_since: float
-    status: str = "unknown"
-    info: dict[str, Any] = field(default_factory=dict)
-    sys: dict[str, Any] = field(default_factory=dict)
-    heard_at: float | None = None
-    window_s: float = WINDOW_S_DEFAULT
-    models: dict[str, ModelState] = field(default_factory=dict)
-    events: ModelState = field(default_factory=ModelState)  # those of the device, whatever model they concern
-
-    def age_s(self, now: float) -> float | None:
-        """How long ago it last said something itself; None where only retained words are known."""
-        return None if self.heard_at is None else now - self.heard_at
-
-    def state(self, now: float) -> str:
-        """`online`, `offline`, `lost`, or `stale`: said to be online and yet silent for too long."""
-        silent_s = now - (self.known_since if self.heard_at is None else self.heard_at)
-        if self.status in ("online", "unknown") and silent_s > STALE_AFTER_WINDOWS * self.window_s:
-            return "stale"
-        return self.status
-
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the fleet's table: a model on a device, a device without one, or a model fleet-wide.
+    """One line of the fleet's table: a model on a device, a device without models, or a model of the whole fleet.
 
-    `device` and `site` are None for the fleet's line, `model` is None where a device reports none.
-    Rates and percentiles cover the horizon; counters count since the model's worker began.
+    `device` and `site` are None for the whole fleet, `model` is None for a device without models. Rates and percentiles
+    cover the horizon; counters count since the model's worker started.
     """
 
     site: str | None
@@ -190,28 +143,34 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-class FleetState:
-    """What all devices have said. Pure: it is given messages and times, and answers with rows."""
+class FleetState(Fleet):
+    """The fleet with the latencies of its last `horizon_s`. It receives messages and times, and answers with rows."""
 
-    def __init__(self, horizon_s: float = HORIZON_S) -> None:
-        self.devices: dict[tuple[str, str], DeviceState] = {}
-        self.refused = 0
-        self.last_refusal = ""
+    def __init__(
+        self, horizon_s: float = HORIZON_S, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        super().__init__(wall_ms, DEVICES_MAX)
         self._horizon_s = horizon_s
+        self._streams: dict[tuple[str, str, str], Stream] = {}
 
-    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> Topic | None:
-        """Take one message in. Returns its topic, or None where it is repeated or not of this contract."""
-        try:
-            parsed = parse_topic(topic)
-            changed = self._apply(parsed, payload, retained, now)
-        except ProtocolError as error:
-            self.refused += 1
-            self.last_refusal = f"{topic[:120]}: {error.message}"
-            return None
-        return parsed if changed else None
+    def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
+        assert hist is not None
+        self.model(topic, topic.model or "", now)
+        if (stream := self._stream(topic)).is_new("hist", hist):
+            stream.keep(Window.of(hist, now), self._horizon_s)
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        self.model(topic, topic.model or "", now)
+        if self._stream(topic).is_new("metrics", metrics):
+            super().on_metrics(topic, metrics, now)
+
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        self.device(topic, now)
+        if self._stream(topic).is_new("event", event):  # numbered for the device, whatever model they concern
+            super().on_event(topic, event, now)
 
     def rows(self, now: float) -> list[Row]:
-        """Every device's models, ordered by site and device, then one line per model for the whole fleet."""
+        """Return every device's models, ordered by site and device, then one row for each model of the whole fleet."""
         ordered = [self.devices[key] for key in sorted(self.devices)]
         return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
 
@@ -219,134 +178,60 @@ class FleetState:
         names = sorted({name for device in self.devices.values() for name in device.models})
         return [self._fleet_row(name, now) for name in names]
 
-    def latency(self, model: str, now: float) -> Sketch:
-        """The latencies of `model` over all devices and the horizon, merged exactly."""
-        states = [device.models[model] for device in self.devices.values() if model in device.models]
-        return pooled([window for state in states for window in state.recent(now, self._horizon_s)])
+    def _stream(self, topic: Topic) -> Stream:
+        return self._streams.setdefault((topic.site, topic.device, topic.model or ""), Stream())
 
-    def _apply(self, topic: Topic, payload: bytes, retained: bool, now: float) -> bool:
-        device = self._device(topic, now)
-        if not retained:
-            device.heard_at = now
-        if topic.kind == "status":
-            device.status = messages.parse_status(payload)
-        elif topic.kind == "info":
-            device.info = messages.load(payload)
-        elif topic.kind == "sys":
-            device.sys = messages.load(payload)
-        elif topic.kind in KINDS:
-            report = parse_report(topic, payload)
-            if isinstance(report, HistMessage):
-                return self._apply_hist(device, topic, report, now)
-            if isinstance(report, MetricsMessage):
-                return self._apply_metrics(device, topic, report)
-            return self._apply_event(device, topic, report)
-        return True
-
-    def _apply_hist(self, device: DeviceState, topic: Topic, hist: HistMessage, now: float) -> bool:
-        model = _model(device, topic)
-        if not model.is_new("hist", hist.boot, hist.seq):
-            return False
-        model.keep(Window.of(hist, now), self._horizon_s)
-        return True
-
-    def _apply_event(self, device: DeviceState, topic: Topic, said: EventMessage) -> bool:
-        if not device.events.is_new("event", said.boot, said.seq):
-            return False
-        if said.model:
-            _model(device, Topic(topic.site, topic.device, "event", said.model)).note(said)
-        else:
-            device.events.note(said)
-        return True
-
-    def _apply_metrics(self, device: DeviceState, topic: Topic, metrics: MetricsMessage) -> bool:
-        model = _model(device, topic)
-        if not model.is_new("metrics", metrics.boot, metrics.seq):
-            return False
-        device.window_s = max(metrics.window_s, 1.0)
-        if model.metrics is None or metrics.ts_ms >= model.metrics.ts_ms or metrics.boot != model.metrics.boot:
-            model.metrics = metrics
-        return True
-
-    def _device(self, topic: Topic, now: float) -> DeviceState:
-        key = (topic.site, topic.device)
-        if key not in self.devices:
-            if len(self.devices) >= DEVICES_MAX:
-                raise ProtocolError(f"more than {DEVICES_MAX} devices; watch one site at a time")
-            self.devices[key] = DeviceState(topic.site, topic.device, known_since=now)
-        return self.devices[key]
+    def _stream_of(self, device: DeviceState, model: str) -> Stream:
+        return self._streams.get((device.site, device.device, model)) or Stream()
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
         if not device.models:
-            alarms = tuple(sorted(device.events.alarms))
+            alarms = tuple(sorted(device.alarms))
             yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=alarms)
         for name, model in sorted(device.models.items()):
             yield self._model_row(device, name, model, now)
 
     def _model_row(self, device: DeviceState, name: str, model: ModelState, now: float) -> Row:
-        recent = model.recent(now, self._horizon_s)
-        metrics = model.metrics
-        version = metrics.model_version if metrics else recent[-1].model_version if recent else ""
+        stream = self._stream_of(device, name)
+        recent = stream.recent(now, self._horizon_s)
         return Row(
             device.site,
             device.device,
             name,
             device.state(now),
-            model_version=version,
+            model_version=model.version or (recent[-1].model_version if recent else ""),
             **_latency_fields(recent),
-            **_counter_fields([metrics] if metrics else []),
-            missing=model.missing,
-            duplicates=model.duplicates,
+            **_counter_fields([model]),
+            missing=stream.missing,
+            duplicates=stream.duplicates,
             age_s=device.age_s(now),
-            alarms=tuple(sorted(model.alarms | device.events.alarms)),
+            alarms=tuple(sorted(model.alarms | device.alarms)),
             trend_p95_ms=_trend(recent),
         )
 
     def _fleet_row(self, name: str, now: float) -> Row:
         holders = [device for device in self.devices.values() if name in device.models]
         models = [device.models[name] for device in holders]
-        windows = [window for model in models for window in model.recent(now, self._horizon_s)]
+        streams = [self._stream_of(device, name) for device in holders]
+        recent = [stream.recent(now, self._horizon_s) for stream in streams]
+        windows = [window for each in recent for window in each]
         fields = _latency_fields(windows)
-        rates = [_rate(model.recent(now, self._horizon_s)) for model in models]
-        fields["rate_per_s"] = sum(rate for rate in rates if rate is not None) if windows else None
-        metrics = [model.metrics for model in models if model.metrics]
+        rates = [rate for each in recent if (rate := _rate(each)) is not None]
+        fields["rate_per_s"] = sum(rates) if windows else None
         return Row(
             None,
             None,
             name,
             f"{sum(device.state(now) == 'online' for device in holders)}/{len(holders)} online",
-            model_version=",".join(sorted({said.model_version for said in metrics})),
+            model_version=",".join(sorted({model.version for model in models if model.version})),
             devices=len(holders),
             **fields,
-            **_counter_fields(metrics),
-            missing=sum(model.missing for model in models),
-            duplicates=sum(model.duplicates for model in models),
+            **_counter_fields(models),
+            missing=sum(stream.missing for stream in streams),
+            duplicates=sum(stream.duplicates for stream in streams),
             alarms=tuple(sorted({alarm for model in models for alarm in model.alarms})),
             trend_p95_ms=_fleet_trend(windows, now),
         )
-
-
-def note_alarm(alarms: set[str], event: str, alarm: str) -> None:
-    """An alarm lasts from its event until the one that ends it; a version that serves anew begins without any."""
-    if event == "serving":
-        alarms.clear()
-    elif event == CLEARED:
-        alarms.discard(alarm)
-    elif event.endswith(ALARM_ENDS):
-        alarms.discard(event.removesuffix(ALARM_ENDS))
-    elif len(alarms) >= ALARMS_MAX:
-        return
-    elif event == RAISED:
-        alarms.add(alarm)
-    elif event.endswith(ALARM) or event in ALARMING:
-        alarms.add(event.removesuffix(ALARM))
-
-
-def _model(device: DeviceState, topic: Topic) -> ModelState:
-    assert topic.model is not None
-    if topic.model not in device.models and len(device.models) >= MODELS_PER_DEVICE_MAX:
-        raise ProtocolError(f"device {device.device} reports more than {MODELS_PER_DEVICE_MAX} models")
-    return device.models.setdefault(topic.model, ModelState())
 
 
 def _latency_fields(windows: list[Window]) -> dict[str, Any]:
@@ -358,19 +243,19 @@ def _latency_fields(windows: list[Window]) -> dict[str, Any]:
 
 
 def _rate(windows: list[Window]) -> float | None:
-    """Requests answered per second over the windows, which follow one another."""
+    """Return the answered requests a second over consecutive windows."""
     seconds = sum(window.window_s for window in windows)
     return sum(window.scalars.count for window in windows) / seconds if seconds > 0 else None
 
 
 def _trend(windows: list[Window]) -> tuple[float, ...]:
-    """p95 of the last windows that held a request, oldest first."""
+    """Return the p95 of the last windows with requests, the oldest first."""
     last = [window for window in sorted(windows, key=lambda each: each.ts_ms) if window.scalars.count][-TREND_POINTS:]
     return tuple(window.sketch().quantile(0.95) for window in last)
 
 
 def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
-    """p95 of all devices' windows by when they were heard, in steps of a window's length."""
+    """Return the p95 of all devices' windows by their time of receipt, in steps of one window."""
     step_s = max((window.window_s for window in windows), default=WINDOW_S_DEFAULT) or WINDOW_S_DEFAULT
     steps: dict[int, list[Window]] = {}
     for window in windows:
@@ -379,15 +264,16 @@ def _fleet_trend(windows: list[Window], now: float) -> tuple[float, ...]:
     return tuple(pooled(steps[step]).quantile(0.95) for step in sorted(steps, reverse=True)[-TREND_POINTS:])
 
 
-def _counter_fields(said: list[MetricsMessage]) -> dict[str, Any]:
-    if not said:
+def _counter_fields(models: list[ModelState]) -> dict[str, Any]:
+    reported = [model for model in models if model.ts_ms]
+    if not reported:
         return {}
-    requests = sum(metrics.number("req_total") for metrics in said)
-    hits = sum(metrics.number("cache_hit_total") for metrics in said)
-    batches = [mean for metrics in said if (mean := metrics.number("batch_mean")) > 0]
+    requests = sum(model.requests for model in reported)
+    hits = sum(model.cache_hits for model in reported)
+    batches = [model.batch_mean for model in reported if model.batch_mean > 0]
     return {
-        "errors": int(sum(metrics.number("err_total") for metrics in said)),
-        "shed": int(sum(metrics.number("shed_total") for metrics in said)),
+        "errors": sum(model.errors for model in reported),
+        "shed": sum(model.shed for model in reported),
         "cache_hit_share": hits / requests if requests else None,
         "batch_mean": sum(batches) / len(batches) if batches else None,
     }

@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from edgert_deploy.cli.fleet_watch import table_of
-from edgert_deploy.fleet import state as state_module
+from edgert_deploy.fleet import model as model_module
 from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.reports import NUMBER_END
 from edgert_deploy.fleet.state import FleetState
-from edgert_deploy.fleet.store import merging, schema
+from edgert_deploy.fleet.store import merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
@@ -129,17 +129,17 @@ def test_one_device_s_odd_window_changes_nobody_else_s_trend(window_s: float) ->
 
 
 def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
-    board = Board()
+    board = Board(lambda: NOW_MS)
     for message in Pi("pi-1").info():
-        board.apply(*message, False, 0.0, NOW_MS)
+        board.apply(*message, False, 0.0)
     hub = Hub(board, Rollouts(tmp_path / "none"), lambda: 0.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]
     for topic, payload in spoilt():
-        board.apply(topic, payload, False, 0.0, NOW_MS)
+        board.apply(topic, payload, False, 0.0)
         hub.tick()
         strict([hub.view(Filter()).whole(), answers.devices(Filter(), {}), board.stages(Filter())])
         strict(answers.device({"site": "plant-a", "device": "pi-1"}))
-    seen = board.device("plant-a", "pi-1", 0.0, NOW_MS)
+    seen = board.seen_device("plant-a", "pi-1", 0.0)
     assert seen is not None
     assert 0 <= seen.since_ms <= NOW_MS + 300_000
 
@@ -153,7 +153,7 @@ def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str
     assert record(store_url, sent).recorded == 2200
     record(store_url, Pi("pi-2").window(NOW_MS - 1, [1.0], uptime_s=1))
     (answer,) = ask(store_url, 1)
-    assert answer.counters["requests"] == merging.COUNTED_MAX
+    assert answer.counters["requests"] == merged_rows.COUNTED_MAX
 
 
 def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: str) -> None:
@@ -165,11 +165,11 @@ def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: s
     honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
     assert record(store_url, sent + honest).refused == 2 * 20
     assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
-    board, clock = Board(), [0.0]
+    board, clock = Board(lambda: NOW_MS), [0.0]
     exporter = Exporter("b1", clock=lambda: clock[0], wall_clock=lambda: 0.0)
     for message in sent + honest:
         exporter.apply(*message, False, 0.0)
-        board.apply(*message, False, 0.0, NOW_MS)
+        board.apply(*message, False, 0.0)
     assert len(exporter.groups) == STREAMS_MAX + 1
     assert len(board.numbers("digits")) == STREAMS_MAX + 1
     clock[0] = WINDOW_S + 1  # a device that is taken into use again and again comes through
@@ -197,7 +197,7 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
     (group,) = exporter.groups.values()
     assert group.latency.count == len(windows)
     (device,) = state.devices.values()
-    assert len(device.events.alarms) == state_module.ALARMS_MAX
+    assert len(device.alarms) == model_module.ALARMS_MAX
 
 
 def columns_of(url: str) -> Sequence[str]:

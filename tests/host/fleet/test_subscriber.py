@@ -144,7 +144,7 @@ def test_what_is_not_of_the_contract_is_counted_and_does_no_harm() -> None:
         ("edgert/v1/plant-a/pi-07/m/digits/hist", b"\xff\x00"),
         ("something/else", b""),
     ]:
-        assert state.apply(topic, payload, False, 0.0) is None
+        state.apply(topic, payload, False, 0.0)
     assert state.refused == 4
     assert row_of(state, "pi-07").answered == 1
 
@@ -155,7 +155,7 @@ def test_the_number_of_devices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(5):
         feed(state, Sender(f"pi-{number}").window([1.0]))
     assert len(state.devices) == 3
-    assert "one site at a time" in state.last_refusal
+    assert "one site with --site" in state.last_refusal
 
 
 @given(st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=60))

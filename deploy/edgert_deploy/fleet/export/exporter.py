@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
-from edgert.telemetry import messages
-from edgert.telemetry.messages import HistMessage, Topic, parse_topic
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
-from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, parse_report, storable, stream_of
-from edgert_deploy.fleet.stream_limit import StreamLimit
+from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 BY_DEFAULT = ("site", "model", "version", "profile")
 SERIES_MAX = 200_000
 DEVICES_MAX = 200_000
 FORGET_AFTER_S = 86_400.0
-PROFILE_UNKNOWN = "unknown"
 
 # In the order of reports.COUNTER_FIELDS.
 COUNTERS = {
@@ -68,7 +66,7 @@ class KnownDevice:
     heard_at: float = 0.0
 
 
-class Exporter:
+class Exporter(FleetListener):
     """Feed it with `apply`, and read it with `lock` held: the network's thread applies messages, scrapes read.
 
     `name` tells it from other exporters. `clock` is monotonic seconds, `wall_clock` seconds since 1970.
@@ -82,6 +80,7 @@ class Exporter:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self.lock = threading.Lock()
         self.name, self.by = name, by
         self.counting = Counting()
@@ -89,62 +88,58 @@ class Exporter:
         self.devices: dict[tuple[str, str], KnownDevice] = {}
         self.events: dict[Labels, int] = {}
         self.messages: dict[str, int] = {}
-        self.applied = self.refused = self.series_refused = 0
-        self.last_refusal = ""
+        self.applied = self.series_refused = 0
         self.started_at = wall_clock()
         self._clock, self._wall_clock = clock, wall_clock
-        self._limit = StreamLimit()
         self._swept_at = clock()
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        """Take one message in."""
         with self.lock:
             self.applied += 1
-            try:
-                self._apply(parse_topic(topic), payload, retained)
-            except ProtocolError as error:
-                self.refused += 1
-                self.last_refusal = f"{topic[:120]}: {error.message}"
+            super().apply(topic, payload, retained, now)
             if now - self._swept_at > FORGET_AFTER_S / 24:
                 self._swept_at = now
                 self._forget(now)
 
-    def _apply(self, topic: Topic, payload: bytes, retained: bool) -> None:
+    def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         self.messages[topic.kind] = self.messages.get(topic.kind, 0) + 1
         device = self._device(topic.site, topic.device)
         if not retained:
             device.heard_at = self._wall_clock()
-        if topic.kind == "status":
-            device.status = messages.parse_status(payload)
-        elif topic.kind == "info":
-            profile = messages.load(payload).get("profile")
-            device.profile = storable(profile) if isinstance(profile, str) and profile else PROFILE_UNKNOWN
-        elif topic.kind in KINDS:
-            report = parse_report(topic, payload)
-            self._limit.check(topic.site, topic.device, stream_of(topic, report), self._clock())
-            if self.counting.is_new(topic, report):
-                self._count(topic, device, report)
 
-    def _count(self, topic: Topic, device: KnownDevice, report: Report) -> None:
-        if isinstance(report, EventMessage):
-            labels = (topic.site, report.model, report.event)
-            if labels in self.events or len(self.events) < SERIES_MAX:
-                self.events[labels] = self.events.get(labels, 0) + 1
+    def on_status(self, topic: Topic, status: str, now: float) -> None:
+        self._device(topic.site, topic.device).status = status
+
+    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
+        profile = fields.get("profile")
+        if topic.kind == "info":
+            known = isinstance(profile, str) and profile
+            self._device(topic.site, topic.device).profile = storable(str(profile)) if known else PROFILE_UNKNOWN
+
+    def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
+        if hist is not None and self.counting.is_new(topic, hist):
+            self._group(topic, hist.model_version).latency.merge(hist.sketch)
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        if not self.counting.is_new(topic, metrics):
             return
-        if isinstance(report, HistMessage):
-            self._group(topic, device, report.model_version).latency.merge(report.sketch)
-            return
-        grown = self.counting.increase(topic, report)
-        group = self._group(topic, device, report.model_version)
+        grown = self.counting.increase(topic, metrics)
+        group = self._group(topic, metrics.model_version)
         group.counters = [so_far + more for so_far, more in zip(group.counters, grown, strict=True)]
         if "device" in self.by:
             group.gauges = {
                 name: float(value)
                 for name, (field_name, _) in GAUGES.items()
-                if isinstance(value := report.fields.get(field_name), (int, float)) and math.isfinite(value)
+                if isinstance(value := metrics.fields.get(field_name), (int, float)) and math.isfinite(value)
             }
 
-    def _group(self, topic: Topic, device: KnownDevice, version: str) -> Group:
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        labels = (topic.site, event.model, event.event)
+        if self.counting.is_new(topic, event) and (labels in self.events or len(self.events) < SERIES_MAX):
+            self.events[labels] = self.events.get(labels, 0) + 1
+
+    def _group(self, topic: Topic, version: str) -> Group:
+        device = self._device(topic.site, topic.device)
         values = {
             "site": topic.site,
             "device": topic.device,

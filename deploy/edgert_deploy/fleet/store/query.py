@@ -22,10 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
+from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
-from edgert_deploy.fleet.store.store import FINE_HOURS, PROFILE_UNKNOWN
+from edgert_deploy.fleet.store.store import FINE_HOURS
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000

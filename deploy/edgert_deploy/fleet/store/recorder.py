@@ -1,40 +1,38 @@
-"""The recorder: MQTT messages into the store, a batch at a time. Pure but for the store it is given."""
+"""The recorder: MQTT messages into the store, a batch at a time. Pure but for the store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from edgert.errors import ProtocolError
-from edgert.telemetry import messages
-from edgert.telemetry.messages import HistMessage, MetricsMessage, parse_topic
+from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.mqtt import HANDED_MAX
-from edgert_deploy.fleet.reports import KINDS, parse_report, storable, stream_of
-from edgert_deploy.fleet.store.batch import Batch, Heard
+from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.reports import EventMessage, storable
+from edgert_deploy.fleet.store.batch import Batch, Origin
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.stream_limit import StreamLimit
 
 WAITING_MAX = 50_000
-# As they came: a device may fill its reports with words of its own. What a session may be handed has room.
-WAITING_BYTES_MAX = HANDED_MAX * messages.PAYLOAD_BYTES_MAX
+# The payloads' size: a device may add fields to its reports. All messages that a session may deliver fit.
+WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
 
-class Recorder:
-    """Collects what is heard and writes it. `wall_clock_ms` is ms since 1970.
+class Recorder(FleetListener):
+    """Collects messages and writes them. `wall_clock_ms` is ms since 1970.
 
-    While the store refuses, messages are kept up to WAITING_MAX, or WAITING_BYTES_MAX of them, and then the newest are dropped and counted.
+    While the store fails, up to WAITING_MAX messages, or WAITING_BYTES_MAX of them, wait; newer ones are dropped and
+    counted.
     """
 
     def __init__(self, store: Store, wall_clock_ms: Callable[[], int]) -> None:
-        self.recorded = self.duplicates = self.refused = self.dropped = 0
-        self.settled = 0  # so many of the messages applied, from the first, are in the store or will never be
-        self.failures = 0  # flushes in a row that the store refused
-        self.last_refusal = ""
+        super().__init__()
+        self.recorded = self.duplicates = self.dropped = 0
+        self.settled = 0  # this many messages, from the first, are in the store or never will be
+        self.failures = 0  # consecutive flushes that the store refused
         self._applied = self._bytes = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
-        self._limit = StreamLimit()
 
     @property
     def waiting(self) -> int:
@@ -42,24 +40,21 @@ class Recorder:
 
     @property
     def tells(self) -> bool:
-        """Whether this failure is worth a line: the first in a row, the second, the fourth, the eighth, ..."""
+        """Whether to report this failure: the first in a row, the second, the fourth, the eighth, ..."""
         return self.failures & (self.failures - 1) == 0
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        """Take one message in."""
         self._applied += 1
         if len(self._batch) >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX:
             self.dropped += 1
             return
-        try:
-            self._apply(topic, payload, retained, now)
+        refused = self.refused
+        super().apply(topic, payload, retained, now)
+        if self.refused == refused:
             self._bytes += len(payload)
-        except ProtocolError as error:
-            self.refused += 1
-            self.last_refusal = f"{topic[:120]}: {error.message}"
 
     def flush(self) -> None:
-        """Write what waits. Raises StoreFailed; nothing is lost then, and the next flush tries again."""
+        """Write what waits. Raises StoreFailed; then nothing is lost, and the next flush tries again."""
         if len(self._batch) or self._batch.heard_ms:
             self.failures += 1
             written = self._store.write(self._batch)
@@ -68,31 +63,31 @@ class Recorder:
             self.duplicates += written.duplicates
         self.settled = self._applied
 
-    def _apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
-        parsed = parse_topic(topic)
-        heard = Heard(parsed.site, parsed.device, self._wall_clock_ms(), parsed.model or "")
-        key, batch = (parsed.site, parsed.device), self._batch
-        if parsed.kind not in KINDS:
-            said = _device_fields(parsed.kind, payload)  # first: it may refuse
-            batch.devices.setdefault(key, {}).update(said)
-        else:
-            report = parse_report(parsed, payload)
-            self._limit.check(*key, stream_of(parsed, report), now)
-            if isinstance(report, HistMessage):
-                batch.hists.append((heard, report))
-            elif isinstance(report, MetricsMessage):
-                batch.metrics.append((heard, report))
-            else:
-                batch.events.append((heard, report))
+    def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         if not retained:
-            batch.heard_ms[key] = heard.at_ms
+            self._batch.heard_ms[topic.site, topic.device] = self._wall_clock_ms()
 
+    def on_status(self, topic: Topic, status: str, now: float) -> None:
+        self._describe(topic, {"status": status})
 
-def _device_fields(kind: str, payload: bytes) -> dict[str, str]:
-    if kind == "status":
-        return {"status": messages.parse_status(payload)}
-    fields = messages.load(payload)
-    said = {kind: json.dumps(fields)}
-    if kind == "info" and isinstance(profile := fields.get("profile"), str):
-        said["profile"] = storable(profile)
-    return said
+    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
+        described = {topic.kind: json.dumps(fields)}
+        if topic.kind == "info" and isinstance(profile := fields.get("profile"), str):
+            described["profile"] = storable(profile)
+        self._describe(topic, described)
+
+    def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
+        if hist is not None:
+            self._batch.hists.append((self._origin(topic), hist))
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        self._batch.metrics.append((self._origin(topic), metrics))
+
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        self._batch.events.append((self._origin(topic), event))
+
+    def _describe(self, topic: Topic, described: dict[str, str]) -> None:
+        self._batch.devices.setdefault((topic.site, topic.device), {}).update(described)
+
+    def _origin(self, topic: Topic) -> Origin:
+        return Origin(topic.site, topic.device, self._wall_clock_ms(), topic.model or "")

@@ -1,39 +1,54 @@
-"""Silence: in which hour each stream and group was last heard, and who is forgotten for having been silent too long.
+"""How long the store keeps what, and how streams, groups and devices without reports are removed.
 
-Theory of operation: the rows of windows and hours are keyed by time first, so that asking them for a stream's last
-would read them all. So its last hour stands in a table of its own, told once an hour, and indexed by hour. Nobody goes
-before all rows that name it have gone. A number that has gone may be given to another, in SQLite: `forgotten` changes
-with each turn in which any went, and whoever remembers numbers reads it before using them.
+Theory of operation: the rows of windows and hours are keyed by time first, so that asking them for a stream's last report
+would read them all. So the last hour of each stream and group is in a table of its own, indexed by hour and updated once
+an hour. An owner is removed only after all rows that name it. SQLite may give a removed number to another owner: `forgotten`
+changes with each turn that removed any, and a writer that remembers numbers reads it before it uses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from edgert_deploy.fleet.store import schema
-from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
-from edgert_deploy.fleet.store.merging import chunks
+from edgert_deploy.fleet.store.batch import HOUR_MIN, KEEP_WINDOWS_H, MINUTE_MS
+from edgert_deploy.fleet.store.merged_rows import chunks
 
+KEEP_MINUTES_H = 31 * 24
+KEEP_HOURS_H = 400 * 24
+SIZE_BYTES_MAX = 20 * 10**9
 FORGOTTEN_AT_ONCE = 5_000  # of each table, in one turn
 REMEMBERED_MAX = 200_000
+_TRIMMED_AT_ONCE = 0.1
 _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.group))
 
 
-class Silence:
-    """What one writer told last, so that it need not be told again within the hour."""
+@dataclass(frozen=True)
+class Retention:
+    """How many hours windows, minutes and hours (with events) are kept, and how large a SQLite file may grow."""
+
+    windows_h: int = KEEP_WINDOWS_H
+    minutes_h: int = KEEP_MINUTES_H
+    hours_h: int = KEEP_HOURS_H
+    size_bytes_max: int = SIZE_BYTES_MAX
+
+
+class LastHours:
+    """The last hour of each stream and group, as one writer stored it: stored again only in another hour."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, int], int] = {}
+        self._stored: dict[tuple[str, int], int] = {}
 
     def clear(self) -> None:
-        """Nothing that was told is certain to stand there any more."""
-        self._told.clear()
+        """Forget what was stored: another writer may have removed it."""
+        self._stored.clear()
 
-    def heard(self, connection: sa.Connection, table: sa.Table, hours: Mapping[int, int]) -> None:
-        """Each owner of `hours` was heard in its hour since 1970; `table` is stream_heard or group_heard."""
-        later = {owner: hour for owner, hour in hours.items() if hour > self._told.get((table.name, owner), -1)}
+    def store(self, connection: sa.Connection, table: sa.Table, hours: Mapping[int, int]) -> None:
+        """Store the hour (since 1970) of each owner in `table`, which is stream_heard or group_heard."""
+        later = {owner: hour for owner, hour in hours.items() if hour > self._stored.get((table.name, owner), -1)}
         if not later:
             return
         statement = schema.insert(connection, table)
@@ -42,42 +57,88 @@ class Silence:
             index_elements=["owner"], set_={"hour": statement.excluded.hour}, where=newer
         )
         connection.execute(upsert, [{"owner": owner, "hour": later[owner]} for owner in sorted(later)])
-        if len(self._told) > REMEMBERED_MAX:
-            self._told.clear()
-        self._told.update({(table.name, owner): hour for owner, hour in later.items()})
+        if len(self._stored) > REMEMBERED_MAX:
+            self._stored.clear()
+        self._stored.update({(table.name, owner): hour for owner, hour in later.items()})
+
+
+def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
+    """Remove what is older than `retention`, owners without reports for longer, and the oldest windows of a large file.
+
+    Returns the number of removed rows.
+    """
+    hour = now_ms // MINUTE_MS // HOUR_MIN
+    limits = [
+        (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
+        (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
+        (schema.group_minute, schema.group_minute.c.slot, (hour - retention.minutes_h) * HOUR_MIN),
+        (schema.group_hour, schema.group_hour.c.slot, hour - retention.hours_h),
+        (schema.stream_hour, schema.stream_hour.c.slot, hour - retention.hours_h),
+        (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
+    ]
+    removed = sum(connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits)
+    removed += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
+    return removed + _shrink(connection, retention.size_bytes_max)
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:
-    """Forget who was silent for more than `kept_h` hours, at most `at_once` of each kind; how many. No row may be older than that.
+    """Remove owners without reports for `kept_h` hours, at most `at_once` of each kind; return how many.
 
-    Of a store that an older version wrote, silence counts from the first turn on.
+    The caller has removed all older rows. In a store of an older version, the hours count from the first turn on.
     """
     before = now_hour - kept_h
-    for heard, owner in _OWNERS:
-        known = sa.exists().where(heard.c.owner == owner.c.id)
-        # An hour ahead, as far as a device's clock is believed.
+    for last_hour, owner in _OWNERS:
+        known = sa.exists().where(last_hour.c.owner == owner.c.id)
+        # One hour ahead: a device's clock is trusted that far.
         unknown = sa.select(owner.c.id, sa.literal(now_hour + 1)).where(~known).limit(at_once)
-        connection.execute(heard.insert().from_select(["owner", "hour"], unknown))
-    gone = sum(_forget_owners(connection, heard, owner, before, at_once) for heard, owner in _OWNERS)
-    gone += _forget_devices(connection, before * HOUR_MIN * MINUTE_MS, at_once)
-    if gone:
+        connection.execute(last_hour.insert().from_select(["owner", "hour"], unknown))
+    removed = sum(_forget_owners(connection, last_hour, owner, before, at_once) for last_hour, owner in _OWNERS)
+    removed += _forget_devices(connection, before * HOUR_MIN * MINUTE_MS, at_once)
+    if removed:
         connection.execute(schema.forgotten.update().values(turns=schema.forgotten.c.turns + 1))
-    return gone
+    return removed
 
 
-def _forget_owners(connection: sa.Connection, heard: sa.Table, owner: sa.Table, before: int, at_once: int) -> int:
-    silent = sa.select(heard.c.owner).where(heard.c.hour < before).order_by(heard.c.hour).limit(at_once)
-    ids = list(connection.scalars(silent))
+def size_bytes(connection: sa.Connection) -> int:
+    """Return the size of the store without free pages."""
+    if connection.dialect.name == "sqlite":
+        pages, free, size = (
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+    tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, schema.event]  # fmt: skip
+    sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) for table in tables)
+    return sum(int(size or 0) for size in sizes)
+
+
+def _shrink(connection: sa.Connection, size_bytes_max: int) -> int:
+    """Remove the oldest tenth of the windows while a SQLite file is too large. PostgreSQL never shrinks by itself."""
+    removed = 0
+    while connection.dialect.name == "sqlite" and size_bytes(connection) > size_bytes_max:
+        column = schema.hist_window.c.minute
+        first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column))).one()
+        if first is None:
+            break
+        until = first + max(1, int((last - first) * _TRIMMED_AT_ONCE))
+        for table in (schema.hist_window, schema.metrics_window):
+            removed += connection.execute(table.delete().where(table.c.minute < until)).rowcount
+    return removed
+
+
+def _forget_owners(connection: sa.Connection, last_hour: sa.Table, owner: sa.Table, before: int, at_once: int) -> int:
+    old = sa.select(last_hour.c.owner).where(last_hour.c.hour < before).order_by(last_hour.c.hour).limit(at_once)
+    ids = list(connection.scalars(old))
     for few in chunks(ids):
-        connection.execute(heard.delete().where(heard.c.owner.in_(few)))
+        connection.execute(last_hour.delete().where(last_hour.c.owner.in_(few)))
         connection.execute(owner.delete().where(owner.c.id.in_(few)))
     return len(ids)
 
 
 def _forget_devices(connection: sa.Connection, before_ms: int, at_once: int) -> int:
-    """Devices that were heard once and have no row left. What is known from the broker's retained words alone stays."""
+    """Remove devices that reported once and have no row left. Devices known only from retained messages stay."""
     device = schema.device
     reported = sa.exists().where(schema.stream.c.device_id == device.c.id)
     happened = sa.exists().where(schema.event.c.device_id == device.c.id)
-    silent = sa.select(device.c.id).where(device.c.heard_ms > 0, device.c.heard_ms < before_ms, ~reported, ~happened)
-    return connection.execute(device.delete().where(device.c.id.in_(silent.limit(at_once)))).rowcount
+    old = sa.select(device.c.id).where(device.c.heard_ms > 0, device.c.heard_ms < before_ms, ~reported, ~happened)
+    return connection.execute(device.delete().where(device.c.id.in_(old.limit(at_once)))).rowcount

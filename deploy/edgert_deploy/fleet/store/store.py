@@ -1,8 +1,8 @@
-"""The store: what the fleet has said, written once whatever comes twice, kept for a stated time.
+"""The store: the fleet's reports, each written once, kept for a stated time.
 
-Theory of operation of `write`: one transaction a batch. New windows are told from repeated ones by the key
-(stream, seq), as the database itself decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders
-may share a store. Those that were new, and only those, are added to the merged rows (see `merging`).
+Theory of operation of `write`: one transaction for each batch. The key (stream, seq) tells new windows from repeated ones,
+and the database decides (ON CONFLICT DO NOTHING, RETURNING), so any number of recorders may write to one store. Only new
+windows are added to the merged rows (merged_rows.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,46 +17,29 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
-from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
+from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.batch import (
     HOUR_MIN,
-    KEEP_WINDOWS_H,
-    MINUTE_MS,
     Batch,
-    Heard,
-    Written,
+    Origin,
+    WriteResult,
     minute_of,
     trusted_ms,
 )
-from edgert_deploy.fleet.store.merging import Merging, chunks
+from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.payload import pack_fields
-from edgert_deploy.fleet.store.retention import Silence, forget
+from edgert_deploy.fleet.store.retention import LastHours, Retention, prune, size_bytes
 from edgert_deploy.fleet.store.schema import COUNTERS
 
-# The oldest question that is cut at whole minutes reaches this far back; see query.py.
+# A question is cut at whole minutes back to this time; see query.py.
 FINE_HOURS = 48
-KEEP_MINUTES_H = 31 * 24
-KEEP_HOURS_H = 400 * 24
-SIZE_BYTES_MAX = 20 * 10**9
 STREAMS_REMEMBERED_MAX = 200_000
-_TRIMMED_AT_ONCE = 0.1
-PROFILE_UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Retention:
-    """How many hours windows, minutes and hours (with events) are kept, and how large a SQLite file may grow."""
-
-    windows_h: int = KEEP_WINDOWS_H
-    minutes_h: int = KEEP_MINUTES_H
-    hours_h: int = KEEP_HOURS_H
-    size_bytes_max: int = SIZE_BYTES_MAX
 
 
 class Store:
-    """One process's way to the store, for writing. Raises ConfigInvalid or StoreFailed."""
+    """One process's connection to the store, for writing. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
         self._engine = schema.open_engine(url, writes=True)
@@ -65,65 +47,36 @@ class Store:
         self._profiles: dict[tuple[str, str], str] = {}
         self._streams: dict[tuple[str, ...], int] = {}
         self._groups: dict[tuple[str, ...], int] = {}
-        self._silence = Silence()
-        self._turns: int | None = None  # of forgetting, when the numbers above were read
+        self._last_hours = LastHours()
+        self._turns: int | None = None  # of `forgotten`, when the numbers above were read
 
     @property
     def name(self) -> str:
-        """The store as the user may be shown it."""
+        """The store's URL without its password."""
         return schema.shown(self._engine.url)
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> WriteResult:
         """Write `batch` in one transaction: all of it or, where this raises, nothing."""
         try:
             with self._transaction() as connection:
-                return Written.sum(self._write(connection, piece) for piece in batch.pieces())
+                return WriteResult.sum(self._write(connection, piece) for piece in batch.pieces())
         except BaseException:
             # What this transaction numbered may have gone with it.
-            self._remember_nothing()
+            self._forget_numbers()
             raise
 
     def prune(self, retention: Retention, now_ms: int) -> int:
-        """Forget what is older than `retention`, who was silent for longer, and the oldest windows of too large a file.
-
-        Returns how many rows went.
-        """
-        hour = now_ms // MINUTE_MS // HOUR_MIN
-        limits = [
-            (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-            (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-            (schema.group_minute, schema.group_minute.c.slot, (hour - retention.minutes_h) * HOUR_MIN),
-            (schema.group_hour, schema.group_hour.c.slot, hour - retention.hours_h),
-            (schema.stream_hour, schema.stream_hour.c.slot, hour - retention.hours_h),
-            (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
-        ]
+        """Remove what is older than `retention`; return the number of removed rows."""
         with self._transaction() as connection:
-            gone = sum(
-                connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits
-            )
-            gone += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
-            return gone + self._shrink(connection, retention.size_bytes_max)
+            return prune(connection, retention, now_ms)
 
     def size_bytes(self) -> int:
-        """What the store takes up, free pages not counted."""
+        """Return the size of the store without free pages."""
         with self._transaction() as connection:
-            return _size_bytes(connection)
-
-    def _shrink(self, connection: sa.Connection, size_bytes_max: int) -> int:
-        """Drop the oldest tenth of the windows while a SQLite file is too large. A PostgreSQL never shrinks by itself."""
-        gone = 0
-        while connection.dialect.name == "sqlite" and _size_bytes(connection) > size_bytes_max:
-            column = schema.hist_window.c.minute
-            first, last = connection.execute(sa.select(sa.func.min(column), sa.func.max(column))).one()
-            if first is None:
-                break
-            until = first + max(1, int((last - first) * _TRIMMED_AT_ONCE))
-            for table in (schema.hist_window, schema.metrics_window):
-                gone += connection.execute(table.delete().where(table.c.minute < until)).rowcount
-        return gone
+            return size_bytes(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -131,29 +84,29 @@ class Store:
             with self._engine.begin() as connection:
                 schema.lock(connection)
                 turns = connection.scalar(sa.select(schema.forgotten.c.turns))
-                if turns != self._turns:  # another recorder may have forgotten what is remembered here
-                    self._remember_nothing()
+                if turns != self._turns:  # another recorder may have removed what is remembered here
+                    self._forget_numbers()
                     self._turns = turns
                 yield connection
         except SQLAlchemyError as error:
             raise schema.failed(self._engine.url, error) from error
 
-    def _remember_nothing(self) -> None:
-        for remembered in (self._devices, self._profiles, self._streams, self._groups, self._silence):
+    def _forget_numbers(self) -> None:
+        for remembered in (self._devices, self._profiles, self._streams, self._groups, self._last_hours):
             remembered.clear()
 
-    def _write(self, connection: sa.Connection, batch: Batch) -> Written:
+    def _write(self, connection: sa.Connection, batch: Batch) -> WriteResult:
         self._write_devices(connection, batch)
         streams = self._stream_ids(connection, [*batch.hists, *batch.metrics])
-        merging = Merging(lambda heard, version: self._group_id(connection, heard, version), connection)
-        hists = self._write_hists(connection, batch.hists, streams, merging)
-        metrics = self._write_metrics(connection, batch.metrics, streams, merging)
+        merged = MergedRows(lambda origin, version: self._group_id(connection, origin, version), connection)
+        hists = self._write_hists(connection, batch.hists, streams, merged)
+        metrics = self._write_metrics(connection, batch.metrics, streams, merged)
         events = self._write_events(connection, batch.events)
-        merging.write()
-        self._silence.heard(connection, schema.stream_heard, _last_hours(batch, streams))
-        self._silence.heard(connection, schema.group_heard, merging.group_hours())
+        merged.write()
+        self._last_hours.store(connection, schema.stream_heard, _last_hours(batch, streams))
+        self._last_hours.store(connection, schema.group_heard, merged.group_hours())
         sent = len(batch.hists) + len(batch.metrics) + len(batch.events)
-        return Written(hists, metrics, events, sent - hists - metrics - events)
+        return WriteResult(hists, metrics, events, sent - hists - metrics - events)
 
     # --- devices, streams, groups: names become numbers once --------------------------------
 
@@ -161,7 +114,7 @@ class Store:
         names = {
             *batch.devices,
             *batch.heard_ms,
-            *((heard.site, heard.device) for heard, _ in (*batch.hists, *batch.metrics, *batch.events)),
+            *((origin.site, origin.device) for origin, _ in (*batch.hists, *batch.metrics, *batch.events)),
         }
         unknown = sorted(names - self._devices.keys())
         if unknown:
@@ -186,9 +139,9 @@ class Store:
             connection.execute(later.values(heard_ms=sa.bindparam("_at")), ids)
 
     def _stream_ids(
-        self, connection: sa.Connection, said: Sequence[tuple[Heard, HistMessage | MetricsMessage]]
+        self, connection: sa.Connection, said: Sequence[tuple[Origin, HistMessage | MetricsMessage]]
     ) -> list[int]:
-        keys = [(heard.site, heard.device, each.boot, heard.model, each.model_version) for heard, each in said]
+        keys = [(origin.site, origin.device, each.boot, origin.model, each.model_version) for origin, each in said]
         unknown = sorted(set(keys) - self._streams.keys())
         if unknown:
             if len(self._streams) > STREAMS_REMEMBERED_MAX:
@@ -205,9 +158,9 @@ class Store:
                     self._streams[wanted[tuple(row[1:])]] = row.id
         return [self._streams[key] for key in keys]
 
-    def _group_id(self, connection: sa.Connection, heard: Heard, version: str) -> int:
-        profile = self._profiles[heard.site, heard.device]
-        key = (heard.site, heard.model, version, profile)
+    def _group_id(self, connection: sa.Connection, origin: Origin, version: str) -> int:
+        profile = self._profiles[origin.site, origin.device]
+        key = (origin.site, origin.model, version, profile)
         if key not in self._groups:
             values = dict(zip(("site", "model", "version", "profile"), key, strict=True))
             connection.execute(schema.insert(connection, schema.group).values(values).on_conflict_do_nothing())
@@ -220,55 +173,58 @@ class Store:
     def _write_hists(
         self,
         connection: sa.Connection,
-        said: Sequence[tuple[Heard, HistMessage]],
+        said: Sequence[tuple[Origin, HistMessage]],
         streams: Sequence[int],
-        merging: Merging,
+        merged: MergedRows,
     ) -> int:
-        by_key = {(stream, hist.seq): (heard, hist) for stream, (heard, hist) in zip(streams, said, strict=False)}
+        by_key = {(stream, hist.seq): (origin, hist) for stream, (origin, hist) in zip(streams, said, strict=False)}
         rows = [
             {
                 "stream": stream,
                 "seq": hist.seq,
-                "minute": minute_of(heard, hist.ts_ms),
+                "minute": minute_of(origin, hist.ts_ms),
                 "ts_ms": hist.ts_ms,
                 **_histogram_row(hist),
             }
-            for (stream, _), (heard, hist) in by_key.items()
+            for (stream, _), (origin, hist) in by_key.items()
         ]
         new = self._insert_new(connection, schema.hist_window, rows)
         blobs = {(row["stream"], row["seq"]): row["buckets"] for row in rows}
         for key in new:
-            merging.add_hist(key[0], *by_key[key], blobs[key])
+            merged.add_hist(key[0], *by_key[key], blobs[key])
         return len(new)
 
     def _write_metrics(
         self,
         connection: sa.Connection,
-        said: Sequence[tuple[Heard, MetricsMessage]],
+        said: Sequence[tuple[Origin, MetricsMessage]],
         streams: Sequence[int],
-        merging: Merging,
+        merged: MergedRows,
     ) -> int:
         mine = streams[len(streams) - len(said) :]
-        by_key = {(stream, each.seq): (heard, each) for stream, (heard, each) in zip(mine, said, strict=True)}
+        by_key = {(stream, each.seq): (origin, each) for stream, (origin, each) in zip(mine, said, strict=True)}
         rows = [
             {
                 "stream": stream,
                 "seq": each.seq,
-                "minute": minute_of(heard, each.ts_ms),
+                "minute": minute_of(origin, each.ts_ms),
                 "ts_ms": each.ts_ms,
                 "fields": pack_fields(each.fields),
             }
-            for (stream, _), (heard, each) in by_key.items()
+            for (stream, _), (origin, each) in by_key.items()
         ]
         new = self._insert_new(connection, schema.metrics_window, rows)
         mine_new = set(new)
-        self._count_increases(connection, {key: by_key[key] for key in by_key if key in mine_new}, merging)
+        self._count_increases(connection, {key: by_key[key] for key in by_key if key in mine_new}, merged)
         return len(new)
 
     def _count_increases(
-        self, connection: sa.Connection, new: Mapping[tuple[int, int], tuple[Heard, MetricsMessage]], merging: Merging
+        self,
+        connection: sa.Connection,
+        new: Mapping[tuple[int, int], tuple[Origin, MetricsMessage]],
+        merged: MergedRows,
     ) -> None:
-        """What each counter grew by since the newest report before; a late one is part of a later one's increase."""
+        """Store what each counter grew by since the report before. A late report is part of a later one's increase."""
         table = schema.stream
         known: dict[int, Any] = {}
         came: dict[int, list[int]] = {}
@@ -279,7 +235,7 @@ class Store:
                 known[row.id] = row._asdict()
         increases = []
         for stream, seq in [(each, seq) for each in sorted(came) for seq in in_order(came[each])]:
-            heard, said = new[stream, seq]
+            origin, said = new[stream, seq]
             last = known[stream]
             anew = last["last_seq"] >= 0 and begun_anew(seq, last["last_seq"])
             if seq <= last["last_seq"] and not anew:
@@ -289,7 +245,7 @@ class Store:
             grown = dict(zip(COUNTERS, increase(counters, before, said, anew), strict=True))
             last.update(zip(COUNTERS, counters, strict=True), last_seq=seq)
             if any(grown.values()):
-                merging.add_counters(stream, heard, said, grown)
+                merged.add_counters(stream, origin, said, grown)
                 increases.append({"_stream": stream, "_seq": seq, **grown})
         if known:
             state: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
@@ -301,18 +257,18 @@ class Store:
             values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
             connection.execute(window.update().where(*same).values(**values), increases)
 
-    def _write_events(self, connection: sa.Connection, events: Sequence[tuple[Heard, EventMessage]]) -> int:
+    def _write_events(self, connection: sa.Connection, events: Sequence[tuple[Origin, EventMessage]]) -> int:
         rows = [
             {
-                "device_id": self._devices[heard.site, heard.device],
+                "device_id": self._devices[origin.site, origin.device],
                 "boot": said.boot,
                 "seq": said.seq,
-                "at_ms": trusted_ms(said.ts_ms, heard.at_ms),
+                "at_ms": trusted_ms(said.ts_ms, origin.at_ms),
                 "event": said.event,
                 "model": said.model or None,
                 "fields": json.dumps(said.fields),
             }
-            for heard, said in events
+            for origin, said in events
         ]
         if not rows:
             return 0
@@ -323,7 +279,7 @@ class Store:
     def _insert_new(
         self, connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
     ) -> list[tuple[int, int]]:
-        """Insert what is not there yet; the keys (stream, seq) of what was inserted."""
+        """Insert what is not there yet; return the keys (stream, seq) of what was inserted."""
         if not rows:
             return []
         statement = schema.insert(connection, table).on_conflict_do_nothing().returning(table.c.stream, table.c.seq)
@@ -331,11 +287,11 @@ class Store:
 
 
 def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
-    """The last hour of each stream in `batch`; `streams` are those of its hists, then of its metrics."""
+    """Return the last hour of each stream; `streams` are those of the batch's hists, then of its metrics."""
     hours: dict[int, int] = {}
-    said: list[tuple[Heard, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
-    for stream, (heard, each) in zip(streams, said, strict=True):
-        hours[stream] = max(minute_of(heard, each.ts_ms) // HOUR_MIN, hours.get(stream, 0))
+    said: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
+    for stream, (origin, each) in zip(streams, said, strict=True):
+        hours[stream] = max(minute_of(origin, each.ts_ms) // HOUR_MIN, hours.get(stream, 0))
     return hours
 
 
@@ -350,15 +306,3 @@ def _histogram_row(hist: HistMessage) -> dict[str, Any]:
         "most": sketch.max,
         "buckets": pack(sketch.buckets, WINDOW),
     }
-
-
-def _size_bytes(connection: sa.Connection) -> int:
-    if connection.dialect.name == "sqlite":
-        pages, free, size = (
-            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
-    tables = [schema.hist_window, schema.metrics_window, schema.group_minute, schema.group_hour, schema.stream_hour, schema.event]  # fmt: skip
-    sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) for table in tables)
-    return sum(int(size or 0) for size in sizes)

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
-from edgert_deploy.fleet.ui.board import ATTENTION, STAGES, STATES, Filter, Held, Seen
+from edgert_deploy.fleet.model import STAGES, DeviceState
+from edgert_deploy.fleet.ui.board import ATTENTION, STATES, Filter, Seen
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 
@@ -23,7 +24,7 @@ SORTS: dict[str, Callable[[Seen], Any]] = {
         seen.held.device,
     ),
     "device": lambda seen: (seen.held.site, seen.held.device),
-    "p99": lambda seen: -max((line.p99_ms for line in list(seen.held.lines.values())), default=0.0),
+    "p99": lambda seen: -max((line.p99_ms for line in list(seen.held.models.values())), default=0.0),
     "since": lambda seen: -seen.since_ms,
 }
 
@@ -79,7 +80,7 @@ class Answers:
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         found = [
             seen
-            for seen in self.hub.board.seen(chosen, self.hub.clock(), self.hub.wall_ms())
+            for seen in self.hub.board.seen(chosen, self.hub.clock())
             if seen.state in states and part in f"{seen.held.site}/{seen.held.device}".lower()
         ]
         found.sort(key=SORTS[sort])
@@ -91,10 +92,10 @@ class Answers:
     def device(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """All that is known of one device now."""
         site, device = asked.get("site", ""), asked.get("device", "")
-        seen = self.hub.board.device(site, device, self.hub.clock(), self.hub.wall_ms())
+        seen = self.hub.board.seen_device(site, device, self.hub.clock())
         if seen is None:
             raise NotHere(f"no device {site[:64]}/{device[:64]} was ever heard of here")
-        said = {name: dict(seen.held.said.get(name, {})) for name in ("info", "sys", "deploy")}
+        said = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
         return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **said}
 
     def _device(self, asked: Mapping[str, str]) -> dict[str, str]:
@@ -118,7 +119,7 @@ def _row(seen: Seen) -> dict[str, Any]:
     }
 
 
-def _models(held: Held) -> list[dict[str, Any]]:
+def _models(held: DeviceState) -> list[dict[str, Any]]:
     return [
         {
             "model": model,
@@ -134,7 +135,7 @@ def _models(held: Held) -> list[dict[str, Any]]:
             "alarms": sorted(line.alarms),
             "stages_ms": dict(zip(STAGES, line.stages_ms, strict=False)),
         }
-        for model, line in sorted(held.lines.items())
+        for model, line in sorted(held.models.items())
         if line.version
     ]
 

@@ -124,13 +124,13 @@ class Hub:
         letters: dict[str, list[str]] = {}
         counts: Counter[str] = Counter()
         rates: list[float] = []
-        for seen in self.board.seen(chosen, self.clock(), wall_ms):
+        for seen in self.board.seen(chosen, self.clock()):
             held = seen.held
             names.setdefault(held.site, []).append(held.device)
             letters.setdefault(held.site, []).append(LETTERS[seen.state])
             counts[seen.state] += 1
             if seen.state in ("online", "alarmed", "behind"):
-                lines = [line for model, line in list(held.lines.items()) if line_fits(model, line, chosen)]
+                lines = [line for model, line in list(held.models.items()) if line_fits(model, line, chosen)]
                 rates += [line.per_s for line in lines if line.per_s is not None]
         return View(
             at_ms=wall_ms,

@@ -22,9 +22,9 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.payload import pack_fields, unpack_fields
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
-from edgert_deploy.fleet.store.retention import forget
+from edgert_deploy.fleet.store.retention import Retention, forget
 from edgert_deploy.fleet.store.schema import StoreFailed
-from edgert_deploy.fleet.store.store import Retention, Store
+from edgert_deploy.fleet.store.store import Store
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
 

@@ -21,12 +21,13 @@ import pytest
 from edgert.errors import ConfigInvalid
 from edgert.telemetry import messages
 from edgert_deploy.cli.fleet_ui import access_for
+from edgert_deploy.fleet.model import STAGES
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui import server as page_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import A_PAGE, Answers
-from edgert_deploy.fleet.ui.board import STAGES, Board, Filter
+from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
@@ -43,9 +44,18 @@ HOSTILE = "<img src=x onerror='document.title=1'>"
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 
-def feed(board: Board, sent: Sent, now: float = NOW, wall_ms: int = NOW_MS) -> None:
+class Watched(Board):
+    """A board whose wall clock the tests set."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.wall_ms)
+        self.wall_ms = NOW_MS
+
+
+def feed(board: Watched, sent: Sent, now: float = NOW, wall_ms: int = NOW_MS) -> None:
+    board.wall_ms = wall_ms
     for topic, payload in sent:
-        board.apply(topic, payload, False, now, wall_ms)
+        board.apply(topic, payload, False, now)
 
 
 def changed(sent: Sent, **fields: Any) -> Sent:
@@ -58,8 +68,9 @@ def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
     return [(pi.topics.event, messages.dump(said))]
 
 
-def state_of(board: Board, device: str, now: float = NOW) -> tuple[str, str, int]:
-    seen = board.device("plant-a", device, now, NOW_MS + int((now - NOW) * 1000))
+def state_of(board: Watched, device: str, now: float = NOW) -> tuple[str, str, int]:
+    board.wall_ms = NOW_MS + int((now - NOW) * 1000)
+    seen = board.seen_device("plant-a", device, now)
     assert seen is not None
     return seen.state, seen.why, seen.since_ms
 
@@ -68,7 +79,7 @@ def state_of(board: Board, device: str, now: float = NOW) -> tuple[str, str, int
 
 
 def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
-    board = Board()
+    board = Watched()
     fleet = {name: Pi(name, version=version) for name, version in (("new", "r10"), ("old", "r9"), ("ill", "r10"))}
     for pi in fleet.values():
         feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
@@ -78,26 +89,26 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "ill") == ("alarmed", "temp_c", NOW_MS - 5000)
     assert board.numbers("digits") == {"r9": 0, "r10": 1}
     assert state_of(board, "ill", NOW + 149)[0] == "alarmed"
-    assert state_of(board, "ill", NOW + 151) == ("silent", "says it is online, and sends nothing", NOW_MS)
-    board.apply(fleet["new"].topics.status, b"lost", True, NOW, NOW_MS)
+    assert state_of(board, "ill", NOW + 151) == ("stale", "online, but sends nothing", NOW_MS)
+    board.apply(fleet["new"].topics.status, b"lost", True, NOW)
     assert state_of(board, "new")[0] == "lost"
     feed(board, event(fleet["ill"], 2, NOW_MS, event="alarm_cleared", alarm="temp_c", value=60.0, limit=85.0))
     assert state_of(board, "ill")[0] == "online"
-    board.apply(fleet["ill"].topics.status, b"lost", True, NOW, NOW_MS)
+    board.apply(fleet["ill"].topics.status, b"lost", True, NOW)
     assert state_of(board, "old")[0] == "online"  # nobody that answers has r10
     late = Pi("late", version="r10")
     feed(board, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
-    assert state_of(board, "late")[:2] == ("behind", "its reports come 20 min late")
+    assert state_of(board, "late")[:2] == ("behind", "its reports are 20 min late")
 
 
 def test_a_model_that_was_taken_away_is_forgotten_unless_it_left_an_alarm() -> None:
-    board, pi = Board(), Pi("pi-1")
+    board, pi = Watched(), Pi("pi-1")
     feed(board, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
     feed(board, event(pi, 1, NOW_MS, event="quarantined", model="ill"))
     feed(board, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
-    seen = board.device("plant-a", "pi-1", NOW, NOW_MS)
+    seen = board.seen_device("plant-a", "pi-1", NOW)
     assert seen is not None
-    assert (sorted(seen.held.lines), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
+    assert (sorted(seen.held.models), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
 
 
 def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
@@ -105,17 +116,17 @@ def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(sto
     hour_ago = NOW_MS - 60 * MINUTE_MS
     raised = event(pi, 1, hour_ago, event="alarm_raised", alarm="p99_ms", value=9.0, limit=5.0, model="digits")
     record(url, pi.info() + pi.window(hour_ago, [1.0]) + raised, hour_ago)
-    query, board = FleetQuery(url), Board()
-    board.remember(query.devices(), NOW, NOW_MS)
-    board.remember_events(query.events(0, NOW_MS))
-    assert state_of(board, "pi-1") == ("silent", "says it is online, and sends nothing", hour_ago)
+    query, board = FleetQuery(url), Watched()
+    board.remember(query.devices(), NOW)
+    board.remember_events(query.events(0, NOW_MS), NOW)
+    assert state_of(board, "pi-1") == ("stale", "online, but sends nothing", hour_ago)
     feed(board, pi.window(NOW_MS, [1.0]))
     assert state_of(board, "pi-1") == ("alarmed", "p99_ms", hour_ago)
     query.close()
 
 
 def test_stages_name_the_middle_device_and_the_slowest() -> None:
-    board = Board()
+    board = Watched()
     for number in range(5):
         pi = Pi(f"pi-{number}")
         feed(board, pi.info() + changed(pi.window(NOW_MS, [1.0])[1:], engine_p99_ms=float(number)))
@@ -126,7 +137,7 @@ def test_stages_name_the_middle_device_and_the_slowest() -> None:
 
 
 def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tmp_path: Path) -> None:
-    board, clock = Board(), [NOW]
+    board, clock = Watched(), [NOW]
     hub = Hub(board, Rollouts(tmp_path / "none"), lambda: clock[0], lambda: NOW_MS)
     fleet = [Pi(f"pi-{number:05}") for number in range(10_000)]
     for pi in fleet:
@@ -134,7 +145,7 @@ def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tm
     hub.tick()
     first = hub.view(Filter())
     assert first.counts["online"] == 10_000
-    board.apply(fleet[7].topics.status, b"lost", True, NOW, NOW_MS)
+    board.apply(fleet[7].topics.status, b"lost", True, NOW)
     assert hub.view(Filter()) is first  # until the next tick, whoever asks
     hub.tick()
     change = hub.view(Filter()).since(first)
@@ -211,7 +222,7 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Iterator[Answers]:
-    url, pi, board = str(tmp_path / "fleet.db"), Pi("pi-1"), Board()
+    url, pi, board = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
     record(url, pi.info() + pi.window(NOW_MS, [1.0]))
     feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
@@ -489,11 +500,11 @@ def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, run
     belt, oven = running.fleet["belt"], running.fleet["oven"]
     # A device whose windows last a second is silent after two and a half.
     publish(running.broker, changed(belt.window(running.now_ms + 1000, [1.0]), window_s=1.0))
-    until(lambda: "1 silent" in page.evaluate(label), "the tile says that a device is silent")
+    until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
     publish(running.broker, [(oven.topics.status, b"lost")], retain=True)
     until(lambda: "1 lost" in page.evaluate(label), "the tile says that a device is lost")
     assert page.evaluate(drawn) != before
-    seen(page, "says it is online, and sends nothing")
+    seen(page, "online, but sends nothing")
     assert page.problems == []
 
 

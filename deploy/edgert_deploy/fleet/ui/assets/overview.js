@@ -43,7 +43,7 @@ export class Overview {
     const tile = (name, value, words, href) => h("div", null, h("dt", null, name), h("dd", null, href ? h("a", {href, "data-key": name}, value) : value, words ? h("span", {class: "soft"}, ` ${words}`) : null));
     replace(this.tally, tile("answering", count(online(counts)), `of ${count(devices)}`, app.link("/devices")),
       tile("requests a second", per_s === null ? "–" : per_s >= 100 ? count(per_s) : per_s.toFixed(1)),
-      ["alarmed", "behind", "silent", "lost"].map((state) => h("div", {class: counts[state] ? `has ${state}` : "none"}, h("dt", null, badge(state)), h("dd", null, h("a", {href: app.link("/devices", {state}), "data-key": state}, count(counts[state] ?? 0))))));
+      ["alarmed", "behind", "stale", "lost"].map((state) => h("div", {class: counts[state] ? `has ${state}` : "none"}, h("dt", null, badge(state)), h("dd", null, h("a", {href: app.link("/devices", {state}), "data-key": state}, count(counts[state] ?? 0))))));
     this.map.show(app.fleet, (site) => app.link("/", {site}), app.filtered ? [
       "No device fits", "Take a filter away: a device fits where it reports the model, or the version, that is chosen.",
     ] : [
@@ -59,7 +59,7 @@ export class Overview {
 
   showAttention({devices, total}) {
     replace(this.attention, devices.length ? [deviceTable(this.app, devices.slice(0, FEW), {short: true}), total > FEW ? h("p", {class: "soft small"}, `and ${count(total - FEW)} more`) : null]
-      : this.app.fleet.sites.size ? empty("Everything reports", "Devices that fall silent, lag behind or raise an alarm are listed here.") : empty("No device, no trouble", "Devices that fall silent, lag behind or raise an alarm are listed here."));
+      : this.app.fleet.sites.size ? empty("Everything reports", "Devices that become stale, fall behind or raise an alarm are listed here.") : empty("No device, no trouble", "Devices that become stale, fall behind or raise an alarm are listed here."));
   }
 
   refresh(now) { this.feeds.forEach((feed) => feed.poke(now)); }

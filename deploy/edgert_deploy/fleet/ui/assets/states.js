@@ -7,10 +7,10 @@ const SQUARE = "M1 3a2 2 0 0 1 2-2h6a2 2 0 0 1 2 2v6a2 2 0 0 1-2 2H3a2 2 0 0 1-2
 export const STATES = {
   o: {name: "online", words: "reports, newest version", shape: SQUARE},
   b: {name: "behind", words: "an older version, or late reports", shape: `${SQUARE}M2.6 2.6h6.8v3.4H2.6z`},
-  a: {name: "alarmed", words: "reports, and an alarm is raised", shape: "M6 .6 11.8 11.2H.2z"},
-  s: {name: "silent", words: "says it is online, and sends nothing", shape: `${SQUARE}M2.8 2.8h6.4v6.4H2.8z`},
-  l: {name: "lost", words: "the connection broke off", shape: "M2.4 .8 6 4.4 9.6 .8l1.6 1.6L7.6 6l3.6 3.6-1.6 1.6L6 7.6l-3.6 3.6L.8 9.6 4.4 6 .8 2.4z"},
-  f: {name: "offline", words: "stopped in good order", shape: "M6 3.2a2.8 2.8 0 1 1 0 5.6 2.8 2.8 0 0 1 0-5.6z"},
+  a: {name: "alarmed", words: "reports, with an alarm", shape: "M6 .6 11.8 11.2H.2z"},
+  s: {name: "stale", words: "online, but sends nothing", shape: `${SQUARE}M2.8 2.8h6.4v6.4H2.8z`},
+  l: {name: "lost", words: "its connection broke", shape: "M2.4 .8 6 4.4 9.6 .8l1.6 1.6L7.6 6l3.6 3.6-1.6 1.6L6 7.6l-3.6 3.6L.8 9.6 4.4 6 .8 2.4z"},
+  f: {name: "offline", words: "stopped", shape: "M6 3.2a2.8 2.8 0 1 1 0 5.6 2.8 2.8 0 0 1 0-5.6z"},
 };
 export const LETTER = Object.fromEntries(Object.entries(STATES).map(([letter, {name}]) => [name, letter]));
 export const WORST_FIRST = ["l", "f", "s", "a", "b", "o"];

@@ -1,4 +1,4 @@
-"""The merged rows, a minute's and an hour's, that a batch of reports changes (see `schema`)."""
+"""The rows of minutes and hours that a batch of reports changes (see schema.py)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import sqlalchemy as sa
 from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, Dense
 from edgert_deploy.fleet.store import schema
-from edgert_deploy.fleet.store.batch import HOUR_MIN, Heard, minute_of
+from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
 
-COUNTED_MAX = 2**63 - 1  # what a column holds: a device may claim more than it ever did
+COUNTED_MAX = 2**63 - 1  # the most that a column holds; a device may report any number
 IN_MAX = 5_000  # parameters of one statement; SQLite's own limit is 32,766
 
 
-class Merging:
-    """The merged rows that a batch changes: added up in memory, then read, added to and written once each."""
+class MergedRows:
+    """Adds a batch up in memory; then reads, changes and writes each row once."""
 
-    def __init__(self, group_id: Callable[[Heard, str], int], connection: sa.Connection) -> None:
-        """`group_id` numbers the group of a report and its model's version."""
+    def __init__(self, group_id: Callable[[Origin, str], int], connection: sa.Connection) -> None:
+        """`group_id` returns the number of the group of a report and its model's version."""
         self._group_id, self._connection = group_id, connection
         self._minutes: dict[tuple[int, int], _Row] = {}
         self._streams: dict[tuple[int, int], _Row] = {}
 
-    def add_hist(self, stream: int, heard: Heard, hist: HistMessage, blob: bytes) -> None:
+    def add_hist(self, stream: int, origin: Origin, hist: HistMessage, blob: bytes) -> None:
         sketch = hist.sketch
-        for row in self._rows(stream, heard, hist.ts_ms, hist.model_version):
+        for row in self._rows(stream, origin, hist.ts_ms, hist.model_version):
             row.buckets.add(blob, WINDOW)
             row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
 
-    def add_counters(self, stream: int, heard: Heard, said: MetricsMessage, grown: Mapping[str, int]) -> None:
-        for row in self._rows(stream, heard, said.ts_ms, said.model_version):
+    def add_counters(self, stream: int, origin: Origin, said: MetricsMessage, grown: Mapping[str, int]) -> None:
+        for row in self._rows(stream, origin, said.ts_ms, said.model_version):
             for name, value in grown.items():
                 row.counters[name] += value
 
     def group_hours(self) -> dict[int, int]:
-        """The groups that have rows here, and the last hour of each."""
+        """Return the groups that have rows here, and the last hour of each."""
         hours: dict[int, int] = {}
         for minute, owner in self._minutes:
             hours[owner] = max(minute // HOUR_MIN, hours.get(owner, 0))
@@ -56,9 +56,9 @@ class Merging:
             for few in chunks(sorted(rows), IN_MAX // 2):
                 self._write(table, {key: rows[key] for key in few})
 
-    def _rows(self, stream: int, heard: Heard, ts_ms: int, version: str) -> tuple[_Row, _Row]:
-        minute = minute_of(heard, ts_ms)
-        owner = self._group_id(heard, version)
+    def _rows(self, stream: int, origin: Origin, ts_ms: int, version: str) -> tuple[_Row, _Row]:
+        minute = minute_of(origin, ts_ms)
+        owner = self._group_id(origin, version)
         return (
             _row_of(self._minutes, (minute, owner)),
             _row_of(self._streams, (minute // HOUR_MIN, stream)),
@@ -75,7 +75,7 @@ class Merging:
             for name, value in zip(COUNTERS, (requests, errors, shed, cache_hits), strict=True):
                 row.counters[name] += value
             there.append((slot, owner))
-        # A conflict is not possible: the lock that this transaction holds sees to that.
+        # The transaction's lock prevents conflicts.
         if new := [
             {"slot": slot, "owner": owner, **rows[slot, owner].values()} for slot, owner in rows.keys() - set(there)
         ]:
@@ -88,7 +88,7 @@ class Merging:
 
 
 class _Row:
-    """One merged row under way."""
+    """One merged row in memory."""
 
     __slots__ = ("buckets", "count", "counters", "least", "most", "sum", "windows", "zero")
 
@@ -120,7 +120,7 @@ class _Row:
 
 
 def _row_of(rows: dict[tuple[int, int], _Row], key: tuple[int, int]) -> _Row:
-    # Not setdefault, which would make the row that it throws away.
+    # setdefault would make a row each time.
     row = rows.get(key)
     if row is None:
         row = rows[key] = _Row()

@@ -1,0 +1,69 @@
+"""A listener: decodes every message of a fleet once, and counts what it refuses.
+
+The models of the fleet, the recorder and the exporter are listeners. A device is not trusted: a message that breaks the
+contract (docs/telemetry.md) is refused and counted, and so are streams beyond the limit of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgert.errors import ProtocolError
+from edgert.telemetry import messages
+from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic, parse_topic
+from edgert_deploy.fleet.reports import KINDS, EventMessage, parse_report, stream_of
+from edgert_deploy.fleet.stream_limit import StreamLimit
+
+
+class FleetListener:
+    """Calls one method for each kind of message; a method may raise ProtocolError. `now` is monotonic seconds."""
+
+    decodes_hist = True  # else on_hist receives None: decoding is most of the work
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.last_refusal = ""
+        self._limit = StreamLimit()
+
+    def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
+        """Take one message."""
+        try:
+            parsed = parse_topic(topic)
+            self._decode(parsed, payload, now)
+            self.on_message(parsed, retained, now)
+        except ProtocolError as error:
+            self.refused += 1
+            self.last_refusal = f"{topic[:120]}: {error.message}"
+
+    def on_message(self, topic: Topic, retained: bool, now: float) -> None:
+        """A message of any kind came and was accepted."""
+
+    def on_status(self, topic: Topic, status: str, now: float) -> None:
+        """The device is `online`, `offline` or `lost`."""
+
+    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
+        """The device describes itself: `info`, `sys` or `deploy`."""
+
+    def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
+        """A model's latencies of one window; None unless the listener decodes them."""
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        """A model's figures of one window."""
+
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        """Something happened on the device."""
+
+    def _decode(self, topic: Topic, payload: bytes, now: float) -> None:
+        if topic.kind == "status":
+            return self.on_status(topic, messages.parse_status(payload), now)
+        if topic.kind not in KINDS:
+            return self.on_fields(topic, messages.load(payload), now)
+        if topic.kind == "hist" and not self.decodes_hist:
+            return self.on_hist(topic, None, now)
+        report = parse_report(topic, payload)
+        self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
+        if isinstance(report, HistMessage):
+            return self.on_hist(topic, report, now)
+        if isinstance(report, MetricsMessage):
+            return self.on_metrics(topic, report, now)
+        return self.on_event(topic, report, now)

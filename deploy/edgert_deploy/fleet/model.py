@@ -1,0 +1,182 @@
+"""The fleet as its messages describe it now: devices and their models, without history.
+
+The terminal's table (state.py) and the page (ui/board.py) are made of it. It is small enough for many devices: a model is
+one record of its newest report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from sys import intern
+
+from edgert.errors import ProtocolError
+from edgert.telemetry.alarms import CLEARED, RAISED
+from edgert.telemetry.messages import MetricsMessage, Scalar, Topic
+from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
+from edgert_deploy.fleet.store.batch import trusted_ms
+
+MODELS_PER_DEVICE_MAX = 64
+ALARMS_MAX = 32  # of one model; a device names them as it likes
+STALE_AFTER_WINDOWS = 2.5
+WINDOW_S_DEFAULT = 60.0
+# Events besides RAISED and CLEARED that raise and clear an alarm: those of the shadow, and those that are an alarm
+# themselves until the model serves again.
+ALARM, ALARM_ENDS = "_alarm", "_recovered"
+ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
+# The steps of a request, in their order; `metrics` has the p99 of each.
+STAGES = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
+
+
+@dataclass(slots=True)
+class ModelState:
+    """One model on one device, by its newest report. `stages_ms` are its own p99s of that window."""
+
+    version: str = ""
+    boot: str = ""
+    ts_ms: int = 0
+    window_s: float = WINDOW_S_DEFAULT
+    stages_ms: tuple[float, ...] = ()
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    per_s: float | None = None
+    requests: int = 0
+    errors: int = 0
+    shed: int = 0
+    cache_hits: int = 0
+    batch_mean: float = 0.0
+    rss_bytes: int = 0
+    alarms: set[str] = field(default_factory=set)
+
+    def update(self, metrics: MetricsMessage) -> None:
+        """Take the figures of a report that is newer than the last."""
+        requests = int(metrics.number("req_total"))
+        self.per_s = self._rate(requests, metrics)
+        self.version, self.boot = intern(metrics.model_version), intern(metrics.boot)
+        self.ts_ms, self.window_s = metrics.ts_ms, metrics.window_s
+        self.stages_ms = tuple(metrics.number(f"{stage}_p99_ms") for stage in STAGES)
+        self.p50_ms, self.p99_ms = metrics.number("lat_p50_ms"), metrics.number("lat_p99_ms")
+        self.requests, self.errors = requests, int(metrics.number("err_total"))
+        self.shed, self.cache_hits = int(metrics.number("shed_total")), int(metrics.number("cache_hit_total"))
+        self.batch_mean, self.rss_bytes = metrics.number("batch_mean"), int(metrics.number("rss_bytes"))
+
+    def _rate(self, requests: int, metrics: MetricsMessage) -> float | None:
+        """Return the requests a second of this window; the last rate if the window before is not known."""
+        grown = requests - self.requests
+        if not self.ts_ms or grown < 0 or metrics.window_s <= 0 or metrics.ts_ms <= self.ts_ms:
+            return self.per_s
+        return grown / max(metrics.window_s, (metrics.ts_ms - self.ts_ms) / 1000)
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """One device. `heard_at` and `known_since` are monotonic seconds, `alarms_ms` is ms since 1970."""
+
+    site: str
+    device: str
+    known_since: float
+    status: str = "unknown"
+    heard_at: float | None = None
+    window_s: float = WINDOW_S_DEFAULT
+    late_s: float = 0.0  # how old its newest report was when it came
+    profile: str = PROFILE_UNKNOWN
+    alarms_ms: int = 0
+    models: dict[str, ModelState] = field(default_factory=dict)
+    alarms: set[str] = field(default_factory=set)
+    fields: dict[str, Mapping[str, Scalar]] = field(default_factory=dict)  # the newest `info`, `sys` and `deploy`
+
+    def age_s(self, now: float) -> float | None:
+        """Return how long ago it last sent something; None if only retained messages came."""
+        return None if self.heard_at is None else now - self.heard_at
+
+    def is_stale(self, now: float) -> bool:
+        """Return whether it is online by its status and sent nothing for too long."""
+        heard_at = self.known_since if self.heard_at is None else self.heard_at
+        return self.status in ("online", "unknown") and now - heard_at > STALE_AFTER_WINDOWS * self.window_s
+
+    def state(self, now: float) -> str:
+        """Return `online`, `offline`, `lost`, `stale` or `unknown`."""
+        return "stale" if self.is_stale(now) else self.status
+
+
+class Fleet(FleetListener):
+    """Every device. `wall_ms` is ms since 1970."""
+
+    def __init__(self, wall_ms: Callable[[], int], devices_max: int) -> None:
+        super().__init__()
+        self.devices: dict[tuple[str, str], DeviceState] = {}
+        self._wall_ms, self._devices_max = wall_ms, devices_max
+
+    def on_message(self, topic: Topic, retained: bool, now: float) -> None:
+        device = self.device(topic, now)
+        if not retained:
+            device.heard_at = now
+
+    def on_status(self, topic: Topic, status: str, now: float) -> None:
+        self.device(topic, now).status = status
+
+    def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
+        device = self.device(topic, now)
+        device.fields[topic.kind] = fields
+        if topic.kind == "info" and isinstance(profile := fields.get("profile"), str):
+            device.profile = intern(storable(profile))
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        device, model = self.device(topic, now), self.model(topic, topic.model or "", now)
+        wall_ms = self._wall_ms()
+        if metrics.ts_ms <= model.ts_ms <= wall_ms and metrics.boot == model.boot:
+            return  # a late or repeated report
+        model.update(metrics)
+        device.window_s = max(metrics.window_s, 1.0)
+        synced = metrics.fields.get("clock_synced", 1)
+        device.late_s = max(0.0, (wall_ms - metrics.ts_ms) / 1000) if synced else 0.0
+
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        at_ms = trusted_ms(event.ts_ms, self._wall_ms())
+        self.note_event(topic, event.event, event.model, event.alarm, at_ms, now)
+
+    def note_event(self, topic: Topic, event: str, model: str, alarm: str, at_ms: int, now: float) -> None:
+        """Raise or clear the alarm that an event is about, of a model or ("") of the device."""
+        device = self.device(topic, now)
+        alarms = self.model(topic, model, now).alarms if model else device.alarms
+        before = len(alarms)
+        note_alarm(alarms, event, alarm or "unnamed")
+        if len(alarms) > before:
+            device.alarms_ms = at_ms
+
+    def device(self, topic: Topic, now: float) -> DeviceState:
+        """Return the device of a message. Raises ProtocolError if there are too many."""
+        key = (topic.site, topic.device)
+        found = self.devices.get(key)
+        if found is None:
+            if len(self.devices) >= self._devices_max:
+                raise ProtocolError(f"more than {self._devices_max} devices; choose one site with --site")
+            found = self.devices[key] = DeviceState(intern(topic.site), topic.device, known_since=now)
+        return found
+
+    def model(self, topic: Topic, name: str, now: float) -> ModelState:
+        """Return a model of the device. Raises ProtocolError if there are too many."""
+        models = self.device(topic, now).models
+        found = models.get(name)
+        if found is None:
+            if len(models) >= MODELS_PER_DEVICE_MAX:
+                raise ProtocolError(f"device {topic.device} reports more than {MODELS_PER_DEVICE_MAX} models")
+            found = models[intern(name)] = ModelState()
+        return found
+
+
+def note_alarm(alarms: set[str], event: str, alarm: str) -> None:
+    """Update `alarms`: one lasts from its event until the one that ends it, or until a version serves anew."""
+    if event == "serving":
+        alarms.clear()
+    elif event == CLEARED:
+        alarms.discard(alarm)
+    elif event.endswith(ALARM_ENDS):
+        alarms.discard(event.removesuffix(ALARM_ENDS))
+    elif len(alarms) >= ALARMS_MAX:
+        return
+    elif event == RAISED:
+        alarms.add(alarm)
+    elif event.endswith(ALARM) or event in ALARMING:
+        alarms.add(event.removesuffix(ALARM))
