@@ -21,6 +21,7 @@ from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.options import for_option, json_option
+from edgert_deploy.cli.output import CELL_CHARS_MAX
 from edgert_deploy.cli.types import Duration, ModelName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.state import FleetState, Row
@@ -235,8 +236,7 @@ def table_of(rows: list[Row], state: FleetState, width: int, height: int | None 
     if left_out:
         table.caption = f"{left_out} more lines; choose with --model, --device, --state, --alarms, or --sort them"
     if state.refused:
-        # Text, as in `_cells`.
-        table.caption = Text(f"{state.refused} messages not understood; the last: {state.last_refusal}")
+        table.caption = _text(f"{state.refused} messages not understood; the last: {state.last_refusal}")
     return table
 
 
@@ -258,12 +258,16 @@ def _cells(row: Row) -> list[Text]:
         "-" if row.device is None else _age(row.age_s),
         ", ".join(row.alarms) or "-",
     ]
-    # Text, not str: what devices say is data, never rich's markup.
-    coloured = [Text(cell) for cell in cells]
+    coloured = [_text(cell) for cell in cells]
     coloured[1].stylize({"online": "green", "offline": "yellow", "lost": "red", "stale": "red"}.get(row.state, ""))
     if row.alarms:
         coloured[-1].stylize("bold red")
     return coloured
+
+
+def _text(cell: str) -> Text:
+    """Return what devices report as data: never rich's markup, and nothing that controls the terminal."""
+    return Text(printable(cell, CELL_CHARS_MAX, newlines=False))
 
 
 def sparkline(values: Sequence[float]) -> str:

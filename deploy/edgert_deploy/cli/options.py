@@ -28,6 +28,7 @@ profiles_option = click.option(
     "--profiles",
     "profiles_dir",
     type=click.Path(path_type=Path),
+    is_eager=True,  # a shell completes --profile from it
     help="Folder with device profiles of your own [default: ./profiles, else the profiles that ship].",
 )
 

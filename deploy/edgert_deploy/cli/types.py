@@ -158,5 +158,5 @@ def _models() -> list[str]:
 
 
 def _folder_of_profiles(ctx: click.Context) -> Path | None:
-    given = ctx.params.get("profiles_dir") or (ctx.default_map or {}).get("profiles_dir")
-    return Path(given) if given else None
+    project = find_project()
+    return ctx.params.get("profiles_dir") or (project.profiles if project is not None else None)

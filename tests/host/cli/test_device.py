@@ -206,6 +206,7 @@ def test_a_device_that_does_not_answer_is_not_added(edgert: Edgert, inventory: I
         (("deploy", "none.edgert", "all"), 4),
         (("bootstrap", "nobody"), 4),
         (("rollback", "echo", "nobody"), 4),
+        (("deploy", "none.edgert", "gamma", "beta"), 2),
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )

@@ -232,6 +232,33 @@ def test_what_is_far_too_large_to_be_a_report_is_not_even_taken_in(broker: Broke
     assert (row_of(state, "pi-07").answered, state.refused) == (1, 0)
 
 
+def test_a_topic_that_is_not_utf8_is_refused_and_ends_nothing() -> None:
+    # mosquitto refuses such topics, so this broker is a scripted one: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
+    topic = b"edgert/v1/plant-a/\xff\xfe/status"
+    publish_packet = b"\x30" + bytes([2 + len(topic) + 1 + 6]) + len(topic).to_bytes(2, "big") + topic + b"\x00online"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(1024)
+                client.sendall(b"\x20\x03\x00\x00\x00")
+                message_id = client.recv(1024)[2:4]
+                client.sendall(b"\x90\x04" + message_id + b"\x00\x01" + publish_packet)
+                client.recv(1024)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        state = FleetState()
+        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), state)
+        subscriber.open()
+        subscriber.listen(0.3)
+        subscriber.close()
+        thread.join(5)
+    assert (state.refused, state.devices) == (1, {})
+    assert "is not one of edgert/v1" in state.last_refusal
+
+
 def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step() -> None:
     # mosquitto grants what it then withholds, so this broker is a scripted one: CONNACK, SUBACK with 0x87.
     with socket.create_server(("127.0.0.1", 0)) as server:

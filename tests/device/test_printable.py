@@ -1,0 +1,32 @@
+"""Text from outside reaches a terminal without what controls it."""
+
+from __future__ import annotations
+
+from edgert.printable import printable
+
+
+def test_plain_text_of_any_language_stays() -> None:
+    for text in ("a line\n\tand another", "Küche, 厨房, مطبخ", "p99 ≤ 8 ms ▁▂▃"):
+        assert printable(text) == text
+
+
+def test_controls_escapes_and_overrides_are_replaced() -> None:
+    for text in (
+        "\x1b[2J",
+        "\x1b]0;title\x07",
+        "\x9b31m",
+        "a\rb",
+        "\x00",
+        "\u202egnp.exe",
+        "\u2066x\u2069",
+        "\u2028",
+        "\ud800",
+    ):
+        shown = printable(text)
+        assert "\ufffd" in shown
+        assert not any(c in shown for c in "\x1b\x07\x9b\r\x00\u202e\u2066\u2069\u2028\ud800")
+
+
+def test_a_cell_has_one_line_and_a_bounded_length() -> None:
+    assert printable("a\nb", newlines=False) == "a\ufffdb"
+    assert printable("x" * 20, 10) == "x" * 10 + "... (10 more characters)"

@@ -1,0 +1,81 @@
+"""A shell completes commands, options, devices, groups, models and profiles, by click's own protocol."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from edgert_deploy.cli import edgert, main
+from edgert_deploy.devices.inventory import Device, Inventory
+from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.waves import Strategy
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    inventory = Inventory(tmp_path / "conf" / "inventory.toml")
+    kitchen = Device("kitchen", "local", "/kitchen", "this-machine", "/kitchen", site="plant-1", groups=("canary",))
+    inventory.add(replace(kitchen, tags=("rack=3",)))
+    inventory.add(replace(kitchen, name="garage", groups=()))
+    return inventory
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell offers for the last of the words."""
+    shell = ShellComplete(edgert, {}, "edgert", "_EDGERT_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_commands_and_options_are_completed() -> None:
+    assert completed("ro") == ["rollout", "rollback"]
+    assert completed("fleet", "") == ["watch", "ui", "record", "query", "export"]
+    assert "--canary" in completed("deploy", "--ca")
+
+
+@pytest.mark.parametrize("command", [["deploy", "m.edgert"], ["status"], ["bench", "m"], ["rollback", "m"], ["doctor"]])
+def test_a_selector_is_completed_with_devices_groups_and_more(inventory: Inventory, command: list[str]) -> None:
+    everything = ["all", "canary", "garage", "kitchen", "profile:this-machine", "site:plant-1", "tag:rack=3"]
+    assert completed(*command, "") == everything
+    assert completed(*command, "ki") == ["kitchen"]
+    assert completed(*command, "canary,ga") == ["canary,garage"]
+    assert completed(*command, "all,!k") == ["all,!kitchen"]
+
+
+def test_the_inventory_of_the_command_line_is_the_one_that_completes(inventory: Inventory, tmp_path: Path) -> None:
+    Inventory(tmp_path / "other.toml").add(replace(inventory.device("garage"), name="attic"))
+    assert completed("status", "--inventory", "other.toml", "a") == ["all", "attic"]
+    inventory.path.write_text("not TOML")
+    assert completed("status", "") == []
+
+
+def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path) -> None:
+    strategy = Strategy.parse(0, "", None, 8, 0)
+    RolloutStore(tmp_path / "conf" / "rollouts").write(
+        Rollout("digits-r1-1", "b", "d", "digits", 1, "i", ("kitchen",), strategy, 60.0)
+    )
+    assert completed("rollback", "d") == ["digits"]
+    assert completed("fleet", "query", "--model", "") == ["digits"]
+    assert "digits" in completed("bench", "")
+    assert "raspberry-pi-4" in completed("device", "add", "x", "--profile", "rasp")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_the_command(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"_EDGERT_COMPLETE={shell}_complete" in capfd.readouterr().out
+
+
+def test_the_command_answers_the_shell(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_EDGERT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "edgert status kit")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    words = [sys.executable, "-c", "import sys; from edgert_deploy.cli import main; sys.exit(main())"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("plain,kitchen\n", "")
