@@ -180,7 +180,7 @@ class Demo:
         )
         print("  batch sizes  " + ", ".join(f"{size}: {count} answers" for size, count in sorted(batches.items())))
         print(f"  cache        {sum(r.cache_hit for r in responses)} of {len(responses)} answered from the cache")
-        stages = {name: np.median([getattr(r.stages, name) for r in computed]) for name in vars(computed[0].stages)}
+        stages = {name: np.median([getattr(r.stages, name) for r in computed]) for name in computed[0].stages._fields}
         print(
             "  stages       " + ", ".join(f"{name[:-3]} {value:.0f}" for name, value in stages.items()) + " us (median)"
         )
