@@ -1,10 +1,10 @@
-"""The build cache: artifacts by the content of all that they are made of, so that nothing is built twice.
+"""The build cache: artifacts by the content of everything that they are made from, so that nothing is built twice.
 
-A key is the SHA-256 of the source graph, the calibration samples, precision and options, the fields of the profile
-that a builder may read, the versions of the libraries, and our own builders' source. An entry is a folder with the
-artifact's files and `entry.json`, which holds their SHA-256. It is written beside and renamed, verified whenever it
-is read, and the one that was not used for longest goes first when the cache is over its limit. A damaged entry, a
-full disk or a folder that cannot be written costs a build, never more: every fault of the cache is a miss.
+A key is the SHA-256 of the source graph, the calibration samples, precision and options, the profile's fields that a
+builder may read, the versions of the libraries, and the packager's own code. An entry is a folder with the artifact's
+files and `entry.json`, which has their SHA-256. It is written beside and renamed, and verified whenever it is read. The
+least recently used entry is evicted first. A damaged entry, a full disk or a folder that cannot be written costs a
+build and no more: every fault of the cache is a miss.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.errors import ConfigInvalid
@@ -35,26 +37,27 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 Build = Callable[[Order, SourceModel, CalibrationSet, Path, Progress], Artifact]
 
 FORMAT = 2
+CODE = Path(__file__).parent
 BYTES_MAX = 4 * 1024**3
 ENTRY = "entry.json"
 ENTRY_BYTES_MAX = 1024**2
-# What an interrupted write left behind; no write takes so long.
+# After this time, an unfinished write was interrupted.
 ABANDONED_AFTER_S = 24 * 3600.0
-# Of a profile, what tells of a device and not of its artifact; any other field makes another key.
+# Fields of a profile that describe a device, not its artifact; every other field is part of the key.
 NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
-# Of a source, what tells of the file and not of the model: the model itself is read as the builders get it.
+# Fields of a source that describe the file, not the model.
 ABOUT_THE_FILE = frozenset({"path", "sha256", "size_bytes"})
 
 
 @dataclass(frozen=True)
 class BuildCache:
-    """Artifacts in `folder`, at most `bytes_max` of them after each `put`."""
+    """Artifacts in `folder`, at most `bytes_max` in total after each `put`."""
 
     folder: Path
     bytes_max: int = BYTES_MAX
 
     def get(self, key: str, out_dir: Path) -> Artifact | None:
-        """Copy the artifact under `key` into `out_dir`; None where it is not there, or not as it was put."""
+        """Copy the artifact of `key` into `out_dir`, and return it; None if it is absent or damaged."""
         entry = self.folder / key
         try:
             if (entry / ENTRY).stat().st_size > ENTRY_BYTES_MAX:
@@ -64,21 +67,21 @@ class BuildCache:
                 _copy_verified(entry, name, digest, out_dir)
             artifact = Artifact.from_json(record["artifact"], out_dir)
             if not {path.name for path in (artifact.path, *artifact.companions)} <= set(record["files"]):
-                raise ValueError("the entry names files that it does not hold")
+                raise ValueError("the entry lacks files that it names")
             os.utime(entry / ENTRY)
             return artifact
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            shutil.rmtree(entry, ignore_errors=True)  # not there, or damaged: it is built again
+            shutil.rmtree(entry, ignore_errors=True)  # absent or damaged: it is built again
             for path in out_dir.iterdir():
                 path.unlink()
             return None
 
     def has(self, key: str) -> bool:
-        """Whether something is kept under `key`; only `get` finds out whether it is sound."""
+        """Whether there is an entry for `key`; only `get` verifies it."""
         return (self.folder / key / ENTRY).is_file()
 
     def put(self, key: str, artifact: Artifact) -> None:
-        """Keep a copy of `artifact` under `key`; quietly not, where the disk does not let us."""
+        """Store a copy of `artifact` under `key`. A disk that refuses is ignored."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             beside = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
@@ -88,11 +91,11 @@ class BuildCache:
                 (beside / ENTRY).write_text(json.dumps(record, sort_keys=True))
                 beside.rename(self.folder / key)
             finally:
-                shutil.rmtree(beside, ignore_errors=True)  # gone where the rename worked; else another build was first
+                shutil.rmtree(beside, ignore_errors=True)  # still there only if another build was first
             self._evict()
 
     def _evict(self) -> None:
-        """Remove what was not read for longest until the rest fits, and what interrupted writes left."""
+        """Remove the least recently used entries until the rest fits, and the remains of interrupted writes."""
         entries = sorted(self._entries(), key=lambda entry: entry[1], reverse=True)
         total = 0
         for path, _, size in entries:
@@ -105,7 +108,7 @@ class BuildCache:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _entries(self) -> Iterator[tuple[Path, float, int]]:
-        """Each entry, when it was last used, and its bytes."""
+        """Yield each entry, the time of its last use, and its bytes."""
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if re.fullmatch(r"[0-9a-f]{64}", path.name):
@@ -114,7 +117,7 @@ class BuildCache:
 
 
 class CachedBuilder:
-    """A builder that asks the cache first. The second time the same is asked of it, `build` is not called."""
+    """A builder that looks into the cache first: `build` is called once for the same order."""
 
     def __init__(self, build: Build, cache: BuildCache) -> None:
         self._build, self._cache = build, cache
@@ -132,20 +135,22 @@ class CachedBuilder:
 
 
 def default_cache() -> BuildCache:
-    """`edgert/build` in $XDG_CACHE_HOME, else in ~/.cache; $EDGERT_CACHE_MB bounds it. Raises ConfigInvalid."""
+    """Return `edgert/build` in $XDG_CACHE_HOME, else in ~/.cache; $EDGERT_CACHE_MB limits it. Raises ConfigInvalid."""
     limit = os.environ.get("EDGERT_CACHE_MB", "")
     if limit and not re.fullmatch(r"[0-9]{1,9}", limit):
-        raise ConfigInvalid(f"EDGERT_CACHE_MB={limit[:40]}: give the build cache's limit as a whole number of MB")
+        raise ConfigInvalid(
+            f"EDGERT_CACHE_MB={limit[:40]} is not a whole number of MB: set the build cache's limit, as 4096"
+        )
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return BuildCache(root / "edgert" / "build", int(limit) * 10**6 if limit else BYTES_MAX)
 
 
 def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return what the artifact of `order` is made of, as 64 hexadecimal digits.
+    """Return the digest of everything that the artifact of `order` is made from.
 
-    With `recipe`: what its layers' sensitivity is measured with.
+    With `recipe`: of everything that its layers' sensitivity is measured with.
     """
     stated = {
         "format": FORMAT,
@@ -155,8 +160,8 @@ def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, re
         "recipe": _plain(recipe),
         "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
-        "calibration": _samples_digest(calibration),
-        "edgert": [__version__, _builders_digest()],
+        "calibration": arrays_digest(calibration.inputs),
+        "edgert": [__version__, code_digest()],
         "libraries": {name: _version(name) for name in builder_for(order.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -164,21 +169,22 @@ def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, re
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
-def _samples_digest(samples: CalibrationSet) -> str:
+def arrays_digest(arrays: Mapping[str, NDArray[Any] | None]) -> str:
+    """Return the digest of names, dtypes, shapes and values."""
     digest = hashlib.sha256()
-    for name, array in sorted(samples.inputs.items()):
-        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        for row in array:
-            digest.update(row.tobytes())
+    for name, array in sorted(arrays.items()):
+        if array is not None:
+            digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+            for row in array:  # a copy of one row at a time
+                digest.update(row.tobytes())
     return digest.hexdigest()
 
 
-def _builders_digest() -> str:
-    """The source of everything that may shape an artifact: our own version number changes less often."""
-    here = Path(__file__).parent
+def code_digest(folder: Path = CODE) -> str:
+    """Return the digest of all code that may shape an artifact; the version number changes less often."""
     digest = hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        digest.update(json.dumps([str(path.relative_to(here)), path.stat().st_size]).encode() + path.read_bytes())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(json.dumps([str(path.relative_to(folder)), path.stat().st_size]).encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -190,7 +196,7 @@ def _version(library: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON states it. Programmers' error where it cannot: an option must not be left out of the key."""
+    """Return `value` as JSON, with digests for bytes. Every type of an option must be known here."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -208,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copy(source: Path, target: Path) -> str:
-    """Copy a file and return the SHA-256 of what was copied."""
+    """Copy a file and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(1024**2):
@@ -219,4 +225,4 @@ def _copy(source: Path, target: Path) -> str:
 
 def _copy_verified(entry: Path, name: str, digest: str, out_dir: Path) -> None:
     if Path(name).name != name or _copy(entry / name, out_dir / name) != digest:
-        raise ValueError(f"{name} is not what was put into the cache")
+        raise ValueError(f"{name} is not the file that was stored")

@@ -23,7 +23,7 @@ from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, USERS_OWN
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
-from edgert_deploy.packager.build_cache import cache_key
+from edgert_deploy.packager.build_cache import arrays_digest, cache_key
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
@@ -153,7 +153,10 @@ class _Saved:
         made_of = cache_key(order, evaluation.source, evaluation.calibration, recipe)
         own = cache_key(order, evaluation.source, evaluation.calibration)
         reference, metric = evaluation.reference, evaluation.metric.name
-        judged_by = [_holdout_digest(builder), repr(evaluation.limits), metric, repr(reference.detect)]
+        holdout = reference.holdout
+        truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}
+        samples = [arrays_digest(holdout.inputs), arrays_digest(truth)]
+        judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
         judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()
         folder = builder.cache.folder.with_name("search")
         self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
@@ -169,15 +172,6 @@ class _Saved:
     def add_attempt(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
         _write(self._attempts_file, {"attempts": [asdict(one) for one in self.attempts]})
-
-
-def _holdout_digest(builder: CandidateBuilder) -> str:
-    holdout = builder.evaluation.reference.holdout
-    arrays = [*(holdout.inputs[name] for name in sorted(holdout.inputs)), holdout.labels, holdout.slices, holdout.boxes]
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(b"none" if array is None else repr((array.dtype.str, array.shape)).encode() + array.tobytes())
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

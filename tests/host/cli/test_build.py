@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert_deploy.cli.build_output import size_change
 from tests.support import models
 from tests.support.paths import DIGITS, ROOT
 from tests.support.shell import Shell, code_of
@@ -232,11 +231,6 @@ def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
     done = shell.build("--json", holdout="unknown.npz")
     assert code_of(done) == "input.calibration_invalid"
     assert "'image2'" in done.stdout
-
-
-def test_a_larger_artifact_is_not_called_smaller(shell: Shell) -> None:
-    assert size_change(50, 100) == "2.0x less"
-    assert size_change(200, 100) == "2.0x more"
 
 
 def test_targets_are_listed(shell: Shell) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder, cache_key, default_cache
+from edgert_deploy.packager.build_cache import CODE, BuildCache, CachedBuilder, cache_key, code_digest, default_cache
 from edgert_deploy.packager.builders import Artifact, Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe
@@ -144,3 +144,17 @@ def test_where_it_lies_and_how_large_it_may_be(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("EDGERT_CACHE_MB", "many")
     with pytest.raises(ConfigInvalid, match="EDGERT_CACHE_MB"):
         default_cache()
+
+
+def test_an_edit_of_the_packager_makes_entries_stale_and_an_edit_elsewhere_does_not(tmp_path: Path) -> None:
+    assert CODE.parts[-2:] == ("edgert_deploy", "packager")
+    package = tmp_path / "edgert_deploy"
+    shutil.copytree(CODE, package / "packager", ignore=shutil.ignore_patterns("__pycache__"))
+    before = code_digest(package / "packager")
+    assert before == code_digest(CODE)
+    (package / "rollout").mkdir()
+    (package / "rollout" / "rollout.py").write_text("# edited")
+    assert code_digest(package / "packager") == before
+    with (package / "packager" / "builders" / "qdq.py").open("a") as file:
+        file.write("# edited")
+    assert code_digest(package / "packager") != before

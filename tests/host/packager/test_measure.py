@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
@@ -20,7 +18,6 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
-from edgert.checks.bench import SPEC, bench, read_work
 from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager import measure
@@ -141,41 +138,3 @@ def test_a_device_is_sent_the_candidates_and_keeps_none_of_them(
 def test_a_device_of_another_kind_is_refused_before_anything_is_built(sshd: SshDevice) -> None:
     with pytest.raises(ConfigInvalid, match="add --target"):
         MeasureOn(replace(sshd.device(), profile="intel-nuc"), (profile("box"),))
-
-
-def test_a_folder_that_says_nothing_sound_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="cannot read"):
-        read_work(tmp_path)
-    for text in ("[]", "{}", '{"format": 1, "artifacts": []}', "not json"):
-        (tmp_path / SPEC).write_text(text)
-        with pytest.raises(ConfigInvalid, match="does not say what to measure"):
-            read_work(tmp_path)
-    spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
-    outside = {"id": "a", "engine": "null", "path": "../secret", "sha256": ""}
-    value = {"format": 1, "inputs": [spec], "outputs": [spec], "samples": [], "artifacts": [outside]}
-    (tmp_path / SPEC).write_text(json.dumps(value))
-    with pytest.raises(ConfigInvalid, match="outside of the folder"):
-        read_work(tmp_path)
-    value |= {"samples": ["x.npy"], "artifacts": [{**outside, "path": "inside"}]}
-    (tmp_path / SPEC).write_text(json.dumps(value))
-    for sample in (b"", b"PK\x03\x04", b"\x93NUMPY"):
-        (tmp_path / "x.npy").write_bytes(sample)
-        with pytest.raises(ConfigInvalid, match="does not say what to measure"):
-            read_work(tmp_path)
-
-
-def test_one_that_cannot_be_loaded_is_told_and_the_others_are_timed(tmp_path: Path) -> None:
-    spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
-    (tmp_path / "bad.onnx").write_bytes(b"nothing")
-    (tmp_path / "a.null").write_text(json.dumps({"op": "copy"}))
-    np.save(tmp_path / "x.npy", np.zeros((1, 2), np.float32))
-    artifacts = [
-        {"id": "bad", "engine": "onnxruntime", "path": "bad.onnx", "sha256": "0"},
-        {"id": "good", "engine": "null", "path": "a.null", "sha256": "0"},
-    ]
-    value = {"format": 1, "inputs": [spec], "outputs": [spec], "samples": ["x.npy"], "artifacts": artifacts}
-    (tmp_path / SPEC).write_text(json.dumps(value))
-    bad, good = bench(read_work(tmp_path), 0.0, tmp_path / "cache", lambda line: None)["results"]
-    assert bad["error"]["code"] == "device.engine_failed"
-    assert good["p50_ms"] >= 0
-    assert good["threads"] == 1

@@ -19,11 +19,11 @@ pytest.importorskip("nncf")
 from edgert.bundle.manifest import FILE_PATH
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.builders import builder_for
+from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.qdq import is_transformer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
@@ -31,6 +31,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for
 from tests.support.paths import DIGITS
+from tests.support.profiles import profile
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -179,3 +180,11 @@ def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel
 def test_an_engine_that_nothing_is_built_for_is_named() -> None:
     with pytest.raises(ConfigInvalid, match="null"):
         builder_for("null")
+
+
+def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
+    arm, x86 = profile("a", "onnxruntime", "aarch64"), profile("b", "onnxruntime", "x86_64")
+    assert Order("onnxruntime", "int8", arm).id != Order("onnxruntime", "int8", x86).id
+    assert Order("onnxruntime", "fp32", arm).id == Order("onnxruntime", "fp32", x86).id
+    tflite = [Order("tflite", "int8", load_profile(name)).id for name in ("raspberry-pi-4", "raspberry-pi-5")]
+    assert tflite == ["tflite-int8"] * 2

@@ -1,0 +1,112 @@
+"""The accuracy gate: what passes, what a class or slice may lose, and how artifacts are run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.manifest import Accuracy
+from edgert.errors import EngineFailed
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy import accuracy_gate as gate
+from edgert_deploy.packager.accuracy.accuracy_gate import (
+    GROUP_SAMPLES_MIN,
+    Limits,
+    artifact_outputs,
+    reference_outputs,
+    run_samples,
+)
+from edgert_deploy.packager.accuracy.metrics import metric_for
+from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+from tests.support.metrics import EYE, SCORES, reference_to, result_of
+
+
+def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto") -> list[str]:
+    given = reference_to((SCORES,), reference, None if labels is None else np.asarray(labels))
+    return gate.warnings(metric_for(metric, given), given)
+
+
+def test_a_source_no_better_than_chance_is_a_warning() -> None:
+    assert warnings([EYE], [0, 1, 2]) == []
+    (warning,) = warnings([EYE[[1, 2, 0]]], [0, 1, 2])
+    assert "top-1 is 0.0000" in warning
+    assert "chance is 0.3333" in warning
+    # Three of four labels are class 0: naming it always is right in 0.75.
+    (warning,) = warnings([EYE[[0, 0, 0, 0]]], [0, 0, 0, 1])
+    assert "chance is 0.7500" in warning
+    assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
+
+
+def test_a_drop_equal_to_the_limit_passes() -> None:
+    assert Accuracy("top1", 100, 0.99, 0.98, 0.01).passed
+    assert not Accuracy("top1", 1000, 0.99, 0.979, 0.01).passed
+
+
+def test_batches_come_back_in_order_and_whole(tmp_path: Path) -> None:
+    source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(77, 4)}, None)  # no multiple of the batch
+    whole = reference_outputs(source, samples)[0]
+    for i in (0, 31, 32, 76):
+        one = reference_outputs(source, CalibrationSet({"x": samples.inputs["x"][i : i + 1]}, None))[0]
+        np.testing.assert_allclose(whole[i], one[0], rtol=1e-5)
+
+
+def test_the_artifact_is_run_by_the_engine_that_judges_it(digits_source: SourceModel, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"garbage")
+    artifact = Artifact("tensorrt", "int8", tmp_path / "model.onnx", (), "onnxruntime", {})
+    samples = CalibrationSet({"image": models.random(8, 1, 8, 8)}, None)
+    with pytest.raises(EngineFailed, match="onnxruntime"):
+        artifact_outputs(artifact, digits_source, samples)
+
+
+def test_run_samples_gives_fixed_models_one_sample_at_a_time() -> None:
+    class One:
+        inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (1, 4)),)
+        outputs: tuple[TensorSpec, ...] = inputs
+
+        def run(self, tensors: Sequence[Any]) -> list[Any]:
+            assert len(tensors[0]) == 1
+            return list(tensors)
+
+        def close(self) -> None: ...
+
+    x = models.random(5, 4)
+    np.testing.assert_array_equal(run_samples(One(), [x])[0], x)
+
+
+def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate() -> None:
+    labels = np.repeat([0, 1, 2], 40)
+    reference = EYE[labels]
+    answers = reference.copy()
+    answers[40:52] = EYE[0]  # 12 of class 1, all at night
+    asked = reference_to(
+        (SCORES,), [reference], labels, slices=np.array(["night" if 40 <= i < 60 else "day" for i in range(120)])
+    )
+    found = result_of(asked, [answers], Limits(0.1))
+    assert found.passed
+    worst_class, worst_slice = found.worst("class"), found.worst("slice")
+    assert worst_class is not None
+    assert worst_slice is not None
+    assert (worst_class.name, worst_class.samples, round(worst_class.drop, 4)) == ("1", 40, 0.3)
+    assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
+    strict = result_of(asked, [answers], Limits(0.1, max_class_drop=0.2))
+    assert not strict.passed
+    assert "slice 'night' lost 0.6000" in strict.loss()
+
+
+def test_a_class_of_a_few_samples_is_shown_but_stops_nothing() -> None:
+    labels = np.array([0] * 100 + [1] * (GROUP_SAMPLES_MIN - 1))
+    reference = EYE[labels]
+    found = result_of(reference_to((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))
+    assert found.passed
+    assert [g.artifact for g in found.groups] == [1.0, 0.0]

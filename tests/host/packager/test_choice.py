@@ -1,0 +1,87 @@
+"""The choice: what a target gets, what it goes without, and the warnings about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.manifest import Manifest
+from edgert.bundle.signing import SigningKey
+from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.packs import lossy, pack
+from tests.support.profiles import profile
+
+
+def test_a_reference_goes_along_where_it_is_asked_for_and_is_not_the_artifact_itself(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    targets = (profile("one"), replace(profile("exact"), precision="fp32"))
+    request = replace(request_, targets=targets, with_reference=True)
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-int8", "onnxruntime-fp32"]
+    with open_bundle(result.path, None) as bundle:
+        manifest = bundle.manifest
+        told = read_receipt(bundle)
+    assert told is not None
+    assert all(candidate["packed"] for candidate in told["candidates"])
+    assert [target.reference for target in manifest.targets] == ["onnxruntime-fp32", ""]
+    assert sorted(artifact.id for artifact in manifest.artifacts) == ["onnxruntime-fp32", "onnxruntime-int8"]
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_precision_can_be_chosen_for_all_targets(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, precision="fp32", max_drop=0.0)
+    result = pack(request, signing_key, tmp_path / "digits.edgert")
+    assert {one.artifact.precision for _, one in result.packed} == {"fp32"}
+    assert all(one.result.accuracy.drop == 0 for _, one in result.packed)
+
+
+def test_every_engine_of_the_profile_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    source = load_source(
+        models.write(models.model("float[N,4] x) => (float[N,4] y", "y = Hardmax(x)"), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(20, 4)}, None)
+    target = profile("box", "onnxruntime", then=("tflite", "tensorrt"))
+    asked = replace(
+        request_,
+        source=source,
+        calibration=samples,
+        holdout=samples,
+        allow_overlap=True,
+        targets=(target,),
+        preprocess=None,
+        classify=None,
+    )
+    result = pack(replace(asked, precision="fp32"), signing_key, tmp_path / "x.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32", "tensorrt-fp32"]
+    assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
+    with open_bundle(result.path, None) as bundle:
+        assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
+        told = read_receipt(bundle)
+    assert told is not None
+    assert told["targets"][0]["left_out"][0]["engine"] == "tflite"
+    first = pack(replace(asked, precision="fp32", engines="first"), signing_key, tmp_path / "y.edgert")
+    assert [one.id for _, one in first.packed] == ["onnxruntime-fp32"]
+
+
+def test_auto_takes_what_passes_and_says_so_where_it_is_not_int8(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(lossy(request_), precision="auto")
+    result = pack(request, signing_key, tmp_path / "x.edgert")
+    assert {one.id for _, one in result.packed} == {"onnxruntime-fp16", "tensorrt-fp16"}
+    assert any("one: onnxruntime gets FP16, not INT8: INT8: top1 fell by" in warning for warning in result.warnings)

@@ -1,0 +1,52 @@
+"""The contents of a bundle: its files, and golden answers that are the artifacts' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
+from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.accuracy.golden_samples import golden_rows
+from edgert_deploy.packager.request import BuildRequest
+from tests.support.packs import pack
+
+
+def test_a_bundle_holds_what_was_asked_for_and_its_golden_answers_are_its_own(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    result = pack(request_, signing_key, tmp_path / "digits.edgert")
+    assert [(target, one.id, one.passed) for target, one in result.packed] == [
+        ("one", "onnxruntime-int8", True),
+        ("two", "onnxruntime-int8", True),
+        ("jetson", "tensorrt-int8", True),
+    ]
+    (tmp_path / "out").mkdir()
+    with open_bundle(result.path, (signing_key.public,)) as bundle:
+        manifest = bundle.manifest
+        bundle.unpack(tmp_path / "out", frozenset(file.path for file in manifest.files))
+        assert (result.digest, result.size_bytes) == (bundle.digest, result.path.stat().st_size)
+    assert (manifest.preprocess, manifest.classify) == (request_.preprocess, request_.classify)
+    assert manifest.source_sha256 == request_.source.sha256
+    reference = reference_outputs(request_.source, request_.holdout)
+    given = np.load(tmp_path / "out" / manifest.golden_inputs[0])
+    np.testing.assert_array_equal(given, request_.holdout.inputs["image"][golden_rows(reference)])
+    for entry in manifest.artifacts:
+        # TensorRT's graph is run by the engine that judged it.
+        path, sha256 = tmp_path / "out" / entry.entry, manifest.file(entry.entry).sha256
+        local = LocalArtifact("onnxruntime", path, manifest.inputs, manifest.outputs, sha256)
+        session = engine_by_name("onnxruntime").load(local, EngineOptions())
+        answer = session.run([given])[0]
+        session.close()
+        golden = np.load(tmp_path / "out" / entry.golden_outputs[0])
+        assert 0 < entry.golden_atol[0] < 0.1 * np.ptp(golden)
+        np.testing.assert_allclose(answer, golden, atol=entry.golden_atol[0])
+        assert entry.accuracy.samples == len(request_.holdout)
+        assert {"edgert", "onnxruntime"} <= set(entry.tools)

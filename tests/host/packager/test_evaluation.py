@@ -1,0 +1,49 @@
+"""The evaluation: the source answers the hold-out itself, one sample independent of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.signing import SigningKey
+from edgert.errors import (
+    SourceInvalid,
+)
+from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
+from edgert_deploy.packager.evaluation import evaluate_source
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.packs import pack
+from tests.support.profiles import profile
+
+
+def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
+    signing_key: SigningKey, tmp_path: Path
+) -> None:
+    proto = models.model("float[N,4] x) => (float[N,4] y", "m = ReduceMean <axes = [0]> (x) y = Sub(x, m)")
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", precision="fp32", allow_overlap=True)
+    with pytest.raises(SourceInvalid, match="depends on the other samples"):
+        pack(request, signing_key, tmp_path / "m.edgert")
+
+
+def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_the_holdout(
+    request_: BuildRequest,
+) -> None:
+    evaluation = evaluate_source(request_)
+    np.testing.assert_array_equal(
+        evaluation.reference.answers[0], reference_outputs(request_.source, request_.holdout)[0]
+    )
+    assert (evaluation.metric.name, evaluation.limits) == ("top1", request_.limits)
+    assert evaluation.reference.class_names == tuple("0123456789")
+    (images,) = evaluation.golden_inputs()
+    np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
+    assert len(evaluation.golden_inputs(1)[0]) == 1

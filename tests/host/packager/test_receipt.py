@@ -1,0 +1,54 @@
+"""The receipt: what a build found out, in the bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert.errors import (
+    BundleError,
+)
+from edgert_deploy.packager import receipt
+from edgert_deploy.packager.receipt import read_receipt
+from edgert_deploy.packager.request import BuildRequest
+from tests.support.packs import pack
+
+
+def test_the_receipt_tells_each_candidates_classes_and_slices(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    half = len(request_.holdout) // 2
+    slices = np.array(["day"] * half + ["night"] * (len(request_.holdout) - half))
+    request = replace(request_, holdout=replace(request_.holdout, slices=slices), max_class_drop=0.2)
+    result = pack(request, signing_key, tmp_path / "x.edgert")
+    with open_bundle(result.path, (signing_key.public,)) as bundle:
+        told = read_receipt(bundle)
+        assert receipt.PATH in {file.path for file in bundle.manifest.files}
+    assert told is not None
+    assert (told["gate"]["metric"], told["gate"]["max_class_drop"]) == ("top1", 0.2)
+    one = told["candidates"][0]
+    assert (one["id"], one["packed"], one["kind"], one["passed"]) == ("onnxruntime-int8", True, "int8", True)
+    assert [group["name"] for group in one["classes"]] == list("0123456789")
+    assert [group["name"] for group in one["slices"]] == ["day", "night"]
+    assert sum(group["samples"] for group in one["slices"]) == len(request.holdout)
+    assert {"top5", "top1_agreement", "cosine", "sqnr_db"} == set(one["also"])
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format": 1}'])
+def test_a_receipt_that_is_not_one_is_refused(content: bytes) -> None:
+    class Bundle:
+        manifest = type("Manifest", (), {"files": [type("File", (), {"path": receipt.PATH})]})
+
+        def read_file(self, path: str, bytes_max: int) -> bytes:
+            return content
+
+    with pytest.raises(BundleError, match="receipt"):
+        read_receipt(Bundle())  # type: ignore[arg-type]  # what a bundle's receipt is read with

@@ -1,0 +1,79 @@
+"""A request: what is refused before anything is built, and what it means for each target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert.bundle.signing import SigningKey
+from edgert.errors import (
+    CalibrationInvalid,
+    ConfigInvalid,
+    EdgeRTError,
+)
+from edgert_deploy.packager.request import BuildRequest, overlap, target_requests
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from tests.support import models
+from tests.support.packs import pack
+from tests.support.profiles import profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model": "Not Allowed"}, ConfigInvalid),
+        ({"targets": ()}, ConfigInvalid),
+        ({"targets": (profile("one"), profile("one"))}, ConfigInvalid),
+        ({"targets": (profile("null", "null"),)}, ConfigInvalid),
+        ({"holdout": CalibrationSet({"image": models.random(8, 1, 8, 8)}, np.full(8, 99))}, CalibrationInvalid),
+    ],
+)
+def test_what_cannot_be_built_leaves_nothing(
+    changes: dict[str, Any], error: type[EdgeRTError], request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        pack(replace(request_, **changes), signing_key, tmp_path / "digits.edgert")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigInvalid, match="missing"):
+        pack(request_, signing_key, tmp_path / "missing" / "digits.edgert")
+
+
+def test_a_sample_in_both_sets_is_found_and_refused(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    shared = request_.calibration.inputs["image"].copy()
+    shared[[3, 9]] = request_.holdout.inputs["image"][[5, 5]]
+    calibration = CalibrationSet({"image": shared}, None)
+    assert overlap(calibration, request_.holdout) == [(5, 3)]
+    request = replace(request_, calibration=calibration)
+    words = r"hold-out sample 5 is also calibration sample 3 \(1 of 400 hold-out .* --allow-overlap"
+    with pytest.raises(CalibrationInvalid, match=words):
+        pack(request, signing_key, tmp_path / "x.edgert")
+
+
+def test_samples_overlap_if_all_of_their_inputs_are_equal() -> None:
+    a, b = models.random(4, 3), models.random(4, 2)
+    one = CalibrationSet({"a": a, "b": b}, None)
+    assert overlap(one, CalibrationSet({"b": b, "a": a}, None)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert overlap(one, CalibrationSet({"a": a, "b": b + 1}, None)) == []
+
+
+def test_a_target_gets_its_engines_and_the_precisions_that_were_asked_for(request_: BuildRequest) -> None:
+    box = replace(profile("box", "onnxruntime", then=("tflite",)), precision="auto")
+    request = replace(request_, targets=(box,))
+    (own,) = target_requests(request)
+    (fixed,) = target_requests(replace(request, precision="fp16", engines="first"))
+    assert (own.engines, own.precisions, own.is_auto) == (("onnxruntime", "tflite"), ("int8", "fp16", "fp32"), True)
+    assert (fixed.engines, fixed.precisions, fixed.is_auto) == (("onnxruntime",), ("fp16",), False)
