@@ -191,6 +191,16 @@ class WorkerFigures:
     alarms: tuple[str, ...]
     requests: RequestStatus
 
+    @property
+    def inferences(self) -> int:
+        """The items that the engine computed."""
+        return sum(items * count for items, (count, _) in self.runs.items())
+
+    @property
+    def executions(self) -> int:
+        """The runs of the engine."""
+        return sum(count for count, _ in self.runs.values())
+
 
 # --- the daemon ---------------------------------------------------------------------------------
 

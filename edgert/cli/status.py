@@ -93,7 +93,7 @@ def _http(config: DeviceConfig) -> HttpStatus:
     if not config.http.listen:
         return HttpStatus()
     from edgert.http.address import parse_address
-    from edgert.http.connection import check_installed
+    from edgert.http.request_parser import check_installed
 
     try:
         check_installed()

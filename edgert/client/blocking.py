@@ -78,9 +78,11 @@ class Client(BaseClient):
         if timeout_s is None:
             timeout_s = self.timeout_s
         deadline = time.monotonic() + timeout_s
+        idle = self._idle[model]
         while True:
-            connection = self._idle_connection(model)
-            if connection is None:
+            try:
+                connection = idle.pop()
+            except IndexError:
                 connection = self._connected(model, deadline)
                 timeout_s = max(0.001, deadline - time.monotonic())
             try:
@@ -88,7 +90,7 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
             finally:
-                self._give_back(model, connection)
+                self._give_back(idle, connection)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the name, release and state of each model that the daemon serves."""
@@ -99,7 +101,7 @@ class Client(BaseClient):
     def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        self._give_back(model, connection)
+        self._give_back(self._idle[model], connection)
         return dict(connection.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -121,12 +123,6 @@ class Client(BaseClient):
     ) -> None:
         self.close()
 
-    def _idle_connection(self, model: str) -> _Connection | None:
-        try:
-            return self._idle[model].pop()
-        except IndexError:
-            return None
-
     def _connected(self, model: str | None, deadline: float) -> _Connection:
         """Return a new connection, once the daemon accepts one."""
         while True:
@@ -136,8 +132,7 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _give_back(self, model: str, connection: _Connection) -> None:
-        idle = self._idle[model]
+    def _give_back(self, idle: list[_Connection], connection: _Connection) -> None:
         if connection.closed or self._closed or len(idle) >= IDLE_CONNECTIONS_MAX:
             connection.close()
         else:

@@ -1,4 +1,4 @@
-"""Entry of `python -m edgert.http --state DIR`: the HTTP process of one daemon. The supervisor starts it."""
+"""The HTTP process of one daemon: `python -m edgert.http --state DIR`. The supervisor starts it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgert import Client
 from edgert.config import StateDir, read_config
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.address import listening, parse_address
-from edgert.http.connection import check_installed
 from edgert.http.endpoints import Endpoints
 from edgert.http.limits import Limits
+from edgert.http.request_parser import check_installed
 from edgert.http.server import HttpServer
 
 
@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(state: StateDir) -> None:
-    """Serve until told to stop. Raises ConfigInvalid where `[http]` cannot be followed."""
+    """Serve until told to stop. Raises ConfigInvalid if the settings of `[http]` cannot be used."""
     config = read_config(state)
     check_installed()
     address = parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     if not 0 < config.http.connections_max <= 4096 or not 0 < config.http.timeout_s <= 3600:
-        raise ConfigInvalid("[http] connections_max is 1 to 4096, timeout_s up to 3600")
+        raise ConfigInvalid("[http] connections_max must be 1 to 4096, timeout_s above 0 and at most 3600")
     with Client(state.socket(config), timeout_s=config.http.timeout_s) as client:
         endpoints = Endpoints(
             client, state.control_socket, host_checked=address.path is None and not config.http.allow_remote
@@ -50,4 +50,4 @@ def serve(state: StateDir) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a client that takes its time must not hold the process
+    os._exit(code)  # a slow client must not delay the end of the process

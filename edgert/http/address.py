@@ -27,7 +27,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """Whether only processes of this machine can connect."""
         return self.path is not None or ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Address:
 
 
 def parse_address(text: str, *, allow_remote: bool) -> Address:
-    """Raises ConfigInvalid where `text` is no address, or one that other machines reach and `allow_remote` is not set."""
+    """Parse `text`. Raises ConfigInvalid for a wrong address, or one that other machines reach without `allow_remote`."""
     if text.startswith("unix:"):
         path = Path(text[len("unix:") :])
         if not path.is_absolute() or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
@@ -57,8 +57,8 @@ def parse_address(text: str, *, allow_remote: bool) -> Address:
         raise ConfigInvalid(f"[http] listen = {text!r}: a port is a number up to 65535")
     if not address.is_local and not allow_remote:
         raise ConfigInvalid(
-            f"[http] listen = {text!r} can be reached from other machines, and whoever reaches it may ask: "
-            "listen on 127.0.0.1, or set allow_remote = true if that is meant"
+            f"[http] listen = {text!r} can be reached from other machines, without a password: "
+            "listen on 127.0.0.1, or set allow_remote = true"
         )
     return address
 

@@ -1,6 +1,6 @@
-"""The endpoints: paths of the Open Inference Protocol and Triton's extensions, answered through the local client.
+"""The endpoints of the Open Inference Protocol and Triton's extensions, answered through the local client.
 
-It asks as any app does: inference over the daemon's socket, figures over its control socket.
+They ask the daemon as any app does: for inference over its socket, for figures over its control socket.
 """
 
 from __future__ import annotations
@@ -37,19 +37,34 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 
 
 class Endpoints:
-    """`client` and `control_socket` lead to the daemon. `host_checked` refuses requests made for other names.
+    """Answers requests. `client` and `control_socket` lead to the daemon; `host_checked` refuses foreign Host fields.
 
-    Where only this machine can connect, a request whose Host is a foreign name was sent by a web page that has
-    bent its own name to this address; it must not be answered.
+    If only this machine can connect, a request whose Host is a foreign name comes from a web page that has given its own
+    name this address (DNS rebinding), and must not be answered.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool) -> None:
         self._client, self._control_socket, self._host_checked = client, control_socket, host_checked
         self._labels: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.responses: Counter[int] = Counter()
+        # By method, then by the words of the path.
+        self._of_server: dict[tuple[str, ...], tuple[str, Callable[[], HttpResponse]]] = {
+            ("metrics",): ("GET", self._metrics),
+            ("v2",): ("GET", self._server),
+            ("v2", "health", "live"): ("GET", lambda: json_response({"live": True})),
+            ("v2", "health", "ready"): ("GET", self._ready),
+            ("v2", "models", "stats"): ("GET", self._all_statistics),
+            ("v2", "repository", "index"): ("POST", self._index),
+        }
+        self._of_model: dict[tuple[str, ...], Callable[[str, str], HttpResponse]] = {
+            (): self._metadata,
+            ("ready",): self._model_ready,
+            ("stats",): self._statistics,
+            ("config",): self._config,
+        }
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request; may be called from many threads at once. Never raises for the request's sake."""
+        """Answer one request; many threads may call this at once. Raises no error of the request."""
         try:
             if self._host_checked and not is_local_name(request.headers.get("host", "")):
                 raise HttpError(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to localhost and addresses only")
@@ -64,60 +79,30 @@ class Endpoints:
     # --- paths --------------------------------------------------------------------------------
 
     def _route(self, request: HttpRequest) -> HttpResponse:
-        words = request.path.strip("/").split("/")
-        if words == ["metrics"]:
-            return self._get(request, self._metrics)
-        if words[0] != "v2":
+        words = tuple(request.path.strip("/").split("/"))
+        if words in self._of_server:
+            method, endpoint = self._of_server[words]
+            _expect(request, method)
+            return endpoint()
+        if words[:2] != ("v2", "models") or len(words) < 3:
             raise _no_such_path(request.path)
-        if words[1:2] == ["models"] and len(words) > 2:
-            return self._route_model(request, words[2:])
-        if words == ["v2", "repository", "index"]:
-            _expect(request, "POST")
-            return self._index()
-        endpoints: dict[tuple[str, ...], Callable[[], HttpResponse]] = {
-            (): self._server,
-            ("health", "live"): lambda: json_response({"live": True}),
-            ("health", "ready"): self._ready,
-        }
-        endpoint = endpoints.get(tuple(words[1:]))
-        if endpoint is None:
-            raise _no_such_path(request.path)
-        return self._get(request, endpoint)
-
-    def _route_model(self, request: HttpRequest, words: list[str]) -> HttpResponse:
-        """`words` is what follows /v2/models: NAME [versions V] [infer | ready | stats | config], or stats."""
-        if words == ["stats"]:
-            return self._get(request, self._all_statistics)
-        model, version = words[0], ""
-        rest = words[1:]
-        if rest[:1] == ["versions"] and len(rest) > 1:
+        # /v2/models/NAME [versions/V] [infer | ready | stats | config]
+        model, version, rest = words[2], "", words[3:]
+        if rest[:1] == ("versions",) and len(rest) > 1:
             version, rest = rest[1], rest[2:]
-        if rest == ["infer"]:
+        if rest == ("infer",):
             _expect(request, "POST")
             return self._infer(request, model, version)
-        endpoints: dict[tuple[str, ...], Callable[[str, str], HttpResponse]] = {
-            (): self._metadata,
-            ("ready",): self._model_ready,
-            ("stats",): self._statistics,
-            ("config",): self._config,
-        }
-        endpoint = endpoints.get(tuple(rest))
-        if endpoint is None:
+        if rest not in self._of_model:
             raise _no_such_path(request.path)
-        found = endpoint
-        return self._get(request, lambda: found(model, version))
-
-    def _get(self, request: HttpRequest, endpoint: Callable[[], HttpResponse]) -> HttpResponse:
-        _expect(request, "GET", "HEAD")
-        return endpoint()
+        _expect(request, "GET")
+        return self._of_model[rest](model, version)
 
     # --- inference ----------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         question = read_question(request.body, request.headers.get(_LENGTH_HEADER))
-        timeout_s = question.timeout_s
-        if timeout_s is not None:
-            timeout_s = min(timeout_s, TIMEOUT_S_MAX)
+        timeout_s = None if question.timeout_s is None else min(question.timeout_s, TIMEOUT_S_MAX)
         if version:
             self._check_version(model, version)
         priority: Priority = "high" if question.priority == HIGHEST_PRIORITY else "normal"
@@ -134,27 +119,28 @@ class Endpoints:
         return known[1]
 
     def _check_version(self, model: str, version: str) -> None:
-        """A version is a release number; only the one that serves can be asked."""
-        served = next((m for m in self._client.models() if m["name"] == model), None)
+        """Raise ModelNotFound unless `version` is the release number that serves."""
+        served = self._served(model)
         if served is None or str(served.get("release", version)) != version:
-            raise ModelNotFound(f"model {model[:80]!r} is not served in version {version[:20]!r}")
+            raise _not_served(model, version)
 
-    # --- what is there ------------------------------------------------------------------------
+    def _served(self, model: str) -> dict[str, Any] | None:
+        return next((served for served in self._client.models() if served["name"] == model), None)
+
+    # --- descriptions -------------------------------------------------------------------------
 
     def _server(self) -> HttpResponse:
         return json_response({"name": "edgert", "version": __version__, "extensions": list(EXTENSIONS)})
 
     def _ready(self) -> HttpResponse:
-        # A model that is loaded on demand is as ready as it needs to be.
+        # A model that is loaded on demand counts as ready.
         waited_for = [m["name"] for m in self._client.models() if m["state"] not in (*SERVES, "unloaded", "stopped")]
         return _readiness(f"not ready: {', '.join(waited_for)}" if waited_for else "")
 
     def _model_ready(self, model: str, version: str) -> HttpResponse:
-        served = next((m for m in self._client.models() if m["name"] == model), None)
-        if served is None:
-            raise ModelNotFound(f"no model is called {model[:80]!r} here")
-        if version:
-            self._check_version(model, version)
+        served = self._served(model)
+        if served is None or (version and str(served.get("release", version)) != version):
+            raise _not_served(model, version)
         return _readiness("" if served["state"] in SERVES else f"model {model} is {served['state']}")
 
     def _index(self) -> HttpResponse:
@@ -168,43 +154,45 @@ class Endpoints:
         return json_response(index)
 
     def _metadata(self, model: str, version: str) -> HttpResponse:
-        told = self._told(model, version)
+        metadata = self._metadata_of(model, version)
         return json_response(
             {
                 "name": model,
-                "versions": [str(told["release"])],
-                "platform": f"edgert_{told['engine']}",
-                "inputs": told["inputs"],
-                "outputs": told["outputs"],
+                "versions": [str(metadata["release"])],
+                "platform": f"edgert_{metadata['engine']}",
+                "inputs": metadata["inputs"],
+                "outputs": metadata["outputs"],
             }
         )
 
     def _config(self, model: str, version: str) -> HttpResponse:
-        """Triton's model configuration, as far as load generators read it."""
-        told = self._told(model, version)
-        inputs = [TensorSpec.from_json(v) for v in told["inputs"]]
+        """Return the fields of Triton's model configuration that load generators read."""
+        metadata = self._metadata_of(model, version)
+        inputs = [TensorSpec.from_json(v) for v in metadata["inputs"]]
         batched = batchable(inputs)
         return json_response(
             {
                 "name": model,
-                "platform": f"edgert_{told['engine']}",
+                "platform": f"edgert_{metadata['engine']}",
                 "backend": "edgert",
-                "runtime": str(told["engine"]),
-                "version_policy": {"specific": {"versions": [told["release"]]}},
+                "runtime": str(metadata["engine"]),
+                "version_policy": {"specific": {"versions": [metadata["release"]]}},
                 "max_batch_size": REQUEST_ITEMS_MAX if batched else 0,
                 "input": [_config_tensor(spec, batched) for spec in inputs],
-                "output": [_config_tensor(TensorSpec.from_json(v), batched) for v in told["outputs"]],
+                "output": [_config_tensor(TensorSpec.from_json(v), batched) for v in metadata["outputs"]],
                 "instance_group": [],
                 "parameters": {},
                 **({"dynamic_batching": {}} if batched else {}),
             }
         )
 
-    def _told(self, model: str, version: str) -> dict[str, Any]:
-        told = self._client.metadata(model)
-        if version and version != str(told["release"]):
-            raise ModelNotFound(f"model {model[:80]!r} is served in version {told['release']}, not {version[:20]!r}")
-        return told
+    def _metadata_of(self, model: str, version: str) -> dict[str, Any]:
+        metadata = self._client.metadata(model)
+        if version and version != str(metadata["release"]):
+            raise ModelNotFound(
+                f"model {model[:80]!r} is served in version {metadata['release']}, not {version[:20]!r}"
+            )
+        return metadata
 
     # --- figures ------------------------------------------------------------------------------
 
@@ -212,9 +200,7 @@ class Endpoints:
         status = ask_daemon(self._control_socket).models.get(model)
         release = status.loaded.release if status is not None and status.loaded is not None else None
         if status is None or (version and version != str(release)):
-            raise ModelNotFound(
-                f"model {model[:80]!r} is not served" + (f" in version {version[:20]!r}" if version else "")
-            )
+            raise _not_served(model, version)
         return json_response({"model_stats": [model_statistics(model, status)]})
 
     def _all_statistics(self) -> HttpResponse:
@@ -232,7 +218,7 @@ class Endpoints:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a Host field names this machine by an address or as localhost."""
+    """Return whether a Host field is an address or localhost."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if name.lower() in ("", "localhost"):
         return True
@@ -257,11 +243,16 @@ def _config_tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
     }
 
 
-def _expect(request: HttpRequest, *methods: str) -> None:
+def _not_served(model: str, version: str) -> ModelNotFound:
+    return ModelNotFound(f"model {model[:80]!r} is not served" + (f" in version {version[:20]!r}" if version else ""))
+
+
+def _expect(request: HttpRequest, method: str) -> None:
+    methods = ("GET", "HEAD") if method == "GET" else (method,)
     if request.method not in methods:
         message = f"{request.path[:80]} takes {' or '.join(methods)}"
         raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, message, allow=", ".join(methods))
 
 
 def _no_such_path(path: str) -> HttpError:
-    return HttpError(HTTPStatus.NOT_FOUND, f"nothing is served at {path[:80]!r}; see docs/http.md")
+    return HttpError(HTTPStatus.NOT_FOUND, f"there is no endpoint {path[:80]!r}; docs/http.md lists them")

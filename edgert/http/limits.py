@@ -1,4 +1,4 @@
-"""What one HTTP client may take of the process, and all of them together."""
+"""The limits of one HTTP client, and of all of them together."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from edgert.http.messages import HttpError
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
 HEAD_S_MAX = 10.0  # from the first byte of a request to the end of its head
-STALL_S = 5.0  # for the next bytes of a body, or for the client to take some of an answer
+STALL_S = 5.0  # for the next bytes of a body, or until the client reads some of an answer
 BODY_S_MIN = 10.0
 BODY_BYTES_PER_S_MIN = 256 * 1024
 IDLE_S_MAX = 75.0  # between two requests
-EVICT_IDLE_S = 1.0  # a connection idle for this long gives way to a new one when all are taken
-BODIES_MAX = 2  # bodies of the largest size that are held at once
+EVICT_IDLE_S = 1.0  # when all connections are taken, one that is idle for longer gives way to a new one
+BODIES_MAX = 2  # bodies of the largest size in memory at once
 STOP_S_MAX = 3.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the configuration decides: the largest body, and how many connections there are at once."""
+    """The configured limits: the largest body, and the number of connections at once."""
 
     body_bytes_max: int
     connections_max: int
 
     def body_s_max(self, size_bytes: int) -> float:
-        """How long a body of this size may take to arrive."""
+        """Return how long a body of this size may take to arrive."""
         return BODY_S_MIN + size_bytes / BODY_BYTES_PER_S_MIN
 
 
 class BodyBudget:
-    """The bytes that all bodies together may take. Every method may be called from any thread."""
+    """A limit on the bytes of all bodies together. Any thread may call every method."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes, self._taken = size_bytes, 0
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Raises HttpError (503) where others hold too much now."""
+        """Count `size_bytes`. Raises HttpError (503) if the bodies would exceed the limit."""
         with self._lock:
             if self._taken + size_bytes > self._size_bytes:
                 raise HttpError(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"requests of {self._taken} bytes are under way, the limit is {self._size_bytes}; try again",
+                    f"requests of {self._taken} bytes are in progress, the limit is {self._size_bytes}; try again",
                     retry_after_s=1.0,
                 )
             self._taken += size_bytes

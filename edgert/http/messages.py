@@ -1,11 +1,13 @@
-"""An HTTP request and its response, as the endpoints see them, and the error that becomes a response."""
+"""HTTP requests and responses as the endpoints use them, and the error that becomes a response."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
@@ -35,16 +37,26 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """`parts` are sent one after the other as the body."""
+    """A status and a body, which is sent part by part."""
 
     status: int
     parts: Sequence[bytes | memoryview] = ()
     content_type: str = JSON_TYPE
     headers: tuple[tuple[str, str], ...] = ()
 
+    def head(self, keep_alive: bool) -> bytes:
+        """Return the status line and the fields, up to the blank line."""
+        size = sum(map(len, self.parts))
+        fields = "".join(f"{name}: {value}\r\n" for name, value in self.headers)
+        close = "" if keep_alive else "Connection: close\r\n"
+        return (
+            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}\r\nDate: {_date()}\r\n"
+            f"Content-Type: {self.content_type}\r\nContent-Length: {size}\r\n{fields}{close}\r\n"
+        ).encode("latin-1")
+
 
 class HttpError(Exception):
-    """The request ends with `status` and `message`; `retry_after_s` says when another may do better."""
+    """The request ends with `status` and `message`; it may be repeated after `retry_after_s`."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None, allow: str = "") -> None:
         super().__init__(message)
@@ -52,7 +64,7 @@ class HttpError(Exception):
 
     @classmethod
     def of(cls, error: EdgeRTError) -> HttpError:
-        """What the daemon's `error` is in HTTP's terms."""
+        """Return the daemon's `error` as an HTTP error."""
         if isinstance(error, Unavailable):
             return cls(HTTPStatus.SERVICE_UNAVAILABLE, error.message, error.retry_after_s or RETRY_AFTER_S)
         for kind, status in _STATUS.items():
@@ -62,12 +74,12 @@ class HttpError(Exception):
 
     def response(self) -> HttpResponse:
         headers: tuple[tuple[str, str], ...] = (("Allow", self.allow),) if self.allow else ()
-        if self.retry_after_s is not None:  # the header knows whole seconds only
+        if self.retry_after_s is not None:  # the field holds whole seconds
             headers += (("Retry-After", str(max(1, math.ceil(self.retry_after_s)))),)
         return HttpResponse(self.status, (json.dumps({"error": self.message}).encode(),), headers=headers)
 
 
-# The first class that fits decides.
+# The first class that matches decides.
 _STATUS: dict[type[EdgeRTError], HTTPStatus] = {
     ModelNotFound: HTTPStatus.NOT_FOUND,
     DeadlineExceeded: HTTPStatus.GATEWAY_TIMEOUT,
@@ -76,5 +88,18 @@ _STATUS: dict[type[EdgeRTError], HTTPStatus] = {
 }
 
 
-def json_response(value: Any, status: int = HTTPStatus.OK) -> HttpResponse:
-    return HttpResponse(status, (json.dumps(value).encode(),))
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_dated: tuple[int, str] = (0, "")
+
+
+def json_response(value: Any) -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, (json.dumps(value).encode(),))
+
+
+def _date() -> str:
+    """Return the Date field, formatted once a second."""
+    global _dated
+    now_s = int(time.time())
+    if _dated[0] != now_s:
+        _dated = (now_s, formatdate(now_s, usegmt=True))
+    return _dated[1]

@@ -1,6 +1,6 @@
-"""What the daemon's status says, as Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/).
+"""The daemon's status as Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/).
 
-Counters count since the model's worker process began, and begin again with the next one, as Prometheus expects.
+Counters begin at 0 with the model's worker process, and again with the next one, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 def exposition(status: DaemonStatus | None, responses: Mapping[int, int], version: str) -> bytes:
-    """All metrics. `status` is the daemon's (None: it does not answer); `responses` counts ours by HTTP status."""
+    """Return all metrics. `status` is None if the daemon does not answer; `responses` counts ours by HTTP status."""
     models = {} if status is None else status.models
     lines: list[str] = []
     _family(lines, "edgert_up", "gauge", "Whether the daemon answers.", [("", {}, float(status is not None))])
@@ -35,57 +35,70 @@ def _model_families(lines: list[str], models: Mapping[str, ServingStatus]) -> No
         for name, model in models.items()
         for state in STATES
     ]
-    _family(lines, "edgert_model_state", "gauge", "1 for the state that the model is in.", states)
+    _family(lines, "edgert_model_state", "gauge", "1 for the present state of the model.", states)
     info = [
         ("", {"model": name, "release": str(on.release), "engine": on.engine, "precision": on.precision}, 1.0)
         for name, model in models.items()
         if (on := model.loaded) is not None
     ]
-    _family(lines, "edgert_model_info", "gauge", "What serves the model.", info)
+    _family(lines, "edgert_model_info", "gauge", "The release, engine and precision that serve the model.", info)
     crashes = [("", {"model": name}, float(model.crashes)) for name, model in models.items()]
     _family(lines, "edgert_worker_crashes", "gauge", "Crashes of the model's worker in a row.", crashes)
     memory = [("", {"model": name}, model.memory_mb * 1e6) for name, model in models.items() if model.memory_mb]
-    _family(lines, "edgert_worker_memory_bytes", "gauge", "Memory that the model's worker takes.", memory)
+    _family(lines, "edgert_worker_memory_bytes", "gauge", "Memory of the model's worker.", memory)
 
 
 def _request_families(lines: list[str], models: Mapping[str, WorkerFigures]) -> None:
-    totals = {name: model.requests.totals for name, model in models.items()}
-
-    def each(suffix: str, get: Callable[[WorkerFigures], float]) -> list[Sample]:
-        return [(suffix, {"model": name}, float(get(model))) for name, model in models.items()]
-
-    def by(label: str, counts: Callable[[WorkerFigures], Mapping[str, int]], scale: float = 1.0) -> list[Sample]:
-        return [
-            ("_total", {"model": name, label: key}, count * scale)
-            for name, model in models.items()
-            for key, count in counts(model).items()
+    for name, help_text, label, counts, scale in _BY_LABEL:
+        samples: list[Sample] = [
+            ("_total", {"model": model, label: key}, count * scale)
+            for model, figures in models.items()
+            for key, count in counts(figures).items()
         ]
-
-    outcomes = by("outcome", lambda m: {k: getattr(m.requests.totals, v) for k, v in _OUTCOMES.items()})
-    _family(lines, "edgert_requests", "counter", "Requests by how they ended.", outcomes)
-    durations = [sample for name, total in totals.items() for sample in _histogram(name, total)]
+        _family(lines, name, "counter", help_text, samples)
+    durations = [sample for model, figures in models.items() for sample in _histogram(model, figures.requests.totals)]
     _family(
         lines, "edgert_request_duration_seconds", "histogram", "Answered requests, from arrival to answer.", durations
     )
-    stages = by("stage", lambda m: m.requests.totals.stage_sum_us, 1e-6)
-    _family(lines, "edgert_stage_seconds", "counter", "Time that answered requests spent in each stage.", stages)
-    items = each("_total", lambda m: sum(size * count for size, (count, _) in m.runs.items()))
-    _family(lines, "edgert_inferences", "counter", "Items that the engine computed.", items)
-    runs = each("_total", lambda m: sum(count for count, _ in m.runs.values()))
-    _family(lines, "edgert_executions", "counter", "Runs of the engine.", runs)
-    reasons = by("reason", lambda m: m.batches_closed)
-    _family(lines, "edgert_batches", "counter", "Batches by what closed them.", reasons)
-    looked_up = by("result", lambda m: {"hit": m.cache.hits, "miss": m.cache.misses})
-    _family(lines, "edgert_cache_lookups", "counter", "Look-ups in the prediction cache.", looked_up)
-    _family(lines, "edgert_cache_bytes", "gauge", "Bytes in the prediction cache.", each("", lambda m: m.cache.bytes))
-    _family(lines, "edgert_cache_on", "gauge", "Whether the cache pays, and is on.", each("", lambda m: m.cache.on))
-    _family(
-        lines, "edgert_queue_requests", "gauge", "Requests that wait for the engine.", each("", lambda m: m.waiting)
-    )
-    _family(lines, "edgert_connections", "gauge", "Connections to the worker.", each("", lambda m: m.connections))
+    for name, kind, help_text, value in _BY_MODEL:
+        suffix = "_total" if kind == "counter" else ""
+        samples = [(suffix, {"model": model}, float(value(figures))) for model, figures in models.items()]
+        _family(lines, name, kind, help_text, samples)
 
 
-_OUTCOMES = {"ok": "answered", "error": "errors", "shed": "shed"}
+def _outcomes(figures: WorkerFigures) -> Mapping[str, int]:
+    totals = figures.requests.totals
+    return {"ok": totals.answered, "error": totals.errors, "shed": totals.shed}
+
+
+# Counters with one more label: name, help, label, the values by that label, their scale.
+_BY_LABEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], Mapping[str, int]], float], ...] = (
+    ("edgert_requests", "Requests by how they ended.", "outcome", _outcomes, 1),
+    (
+        "edgert_stage_seconds",
+        "Time that answered requests spent in each stage.",
+        "stage",
+        lambda m: m.requests.totals.stage_sum_us,
+        1e-6,
+    ),
+    ("edgert_batches", "Batches by what closed them.", "reason", lambda m: m.batches_closed, 1),
+    (
+        "edgert_cache_lookups",
+        "Look-ups in the prediction cache.",
+        "result",
+        lambda m: {"hit": m.cache.hits, "miss": m.cache.misses},
+        1,
+    ),
+)
+# One value a model: name, kind, help, the value.
+_BY_MODEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], float]], ...] = (
+    ("edgert_inferences", "counter", "Items that the engine computed.", lambda m: m.inferences),
+    ("edgert_executions", "counter", "Runs of the engine.", lambda m: m.executions),
+    ("edgert_cache_bytes", "gauge", "Bytes in the prediction cache.", lambda m: m.cache.bytes),
+    ("edgert_cache_on", "gauge", "Whether the cache pays, and is on.", lambda m: m.cache.on),
+    ("edgert_queue_requests", "gauge", "Requests that wait for the engine.", lambda m: m.waiting),
+    ("edgert_connections", "gauge", "Connections to the worker.", lambda m: m.connections),
+)
 
 
 def _histogram(model: str, totals: TotalsStatus) -> Iterable[Sample]:
@@ -97,13 +110,12 @@ def _histogram(model: str, totals: TotalsStatus) -> Iterable[Sample]:
 
 
 def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Iterable[Sample]) -> None:
-    """One metric with its samples; in this format a counter's name carries its `_total`."""
+    """Append one metric and its samples; in this format, a counter's name ends in `_total`."""
     title = f"{name}_total" if kind == "counter" else name
     lines += [f"# HELP {title} {help_text}", f"# TYPE {title} {kind}"]
     for suffix, labels, value in samples:
         text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        where = f"{{{text}}}" if text else ""
-        lines.append(f"{name}{suffix}{where} {round(value, 9)!r}")
+        lines.append(f"{name}{suffix}{f'{{{text}}}' if text else ''} {round(value, 9)!r}")
 
 
 def _escaped(label: str) -> str:

@@ -2,10 +2,10 @@
 
 https://github.com/kserve/open-inference-protocol (JSON) and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: the JSON comes
-first, `Inference-Header-Content-Length` says how long it is, the tensors' bytes follow in the order of the JSON.
+first, `Inference-Header-Content-Length` is its length, and the tensors' bytes follow in the order of the JSON.
 
-Numbers in JSON take many times their bytes while they are Python's. So there is a limit to how many are taken or
-given, and long ones are worked on one at a time, which costs nothing: it is all Python, which does one thing at once.
+Numbers from JSON take many times their own size as Python objects. So their count is limited, and only one thread at a
+time works on long JSON; this costs no time, because Python runs one thread at a time anyway.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from edgert.tensors import DATATYPES, MAX_RANK, NUMPY_NAMES
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_BYTES_MAX = 4 * 1024**2
-JSON_VALUES_MAX = 1024**2  # in an answer
-SHORT_JSON = 16 * 1024  # bytes to read or values to write that need not wait for others
+JSON_VALUES_MAX = 1024**2  # in one answer
+SHORT_JSON = 16 * 1024  # bytes to read or values to write that take no lock
 TENSORS_MAX = 32  # as many as a frame of the local protocol holds
 ID_LENGTH_MAX = 1024
 CLASSES_MAX = 10_000
 FILES_MAX = 1024
-FILLED_BYTES_MAX = 256 * 1024**2
+PADDED_BYTES_MAX = 256 * 1024**2
 
 Given = NDArray[Any] | list[bytes]
 
@@ -42,7 +42,7 @@ _long_json = threading.Lock()
 
 @dataclass(frozen=True)
 class WantedOutput:
-    """`classes` above 0 asks for that many of the largest values instead of the tensor."""
+    """One wanted output. `classes` above 0 asks for that many of the largest values instead of the tensor."""
 
     name: str
     binary: bool
@@ -51,7 +51,7 @@ class WantedOutput:
 
 @dataclass(frozen=True)
 class Question:
-    """One inference request. `outputs` None asks for all; `timeout_s` None leaves it to the server.
+    """One inference request. `outputs` None asks for all; `timeout_s` None means the server's default.
 
     `priority` is Triton's: 0 the default, 1 the highest.
     """
@@ -65,7 +65,7 @@ class Question:
 
 
 def read_question(body: memoryview, json_length: str | None) -> Question:
-    """The question in `body`; its arrays are views of it. Raises RequestError."""
+    """Parse `body`; the arrays are views of it. Raises RequestError."""
     header, data = _split(body, json_length)
     with _long_json if len(header) > SHORT_JSON else contextlib.nullcontext():
         return _question(header, data)
@@ -82,7 +82,7 @@ def _question(header: memoryview, data: memoryview) -> Question:
         isinstance(entries, list) and 0 < len(entries) <= TENSORS_MAX, f"'inputs' must list 1 to {TENSORS_MAX} tensors"
     )
     parameters = _object(value, "parameters", "the request")
-    _check(not parameters.get("sequence_id"), "sequences of requests are not served here")
+    _check(not parameters.get("sequence_id"), "sequences of requests are not supported")
     binary = parameters.get("binary_data_output", False) is True
     inputs: dict[str, Given] = {}
     at = 0
@@ -90,7 +90,7 @@ def _question(header: memoryview, data: memoryview) -> Question:
         name, array, at = _input(entry, data, at)
         _check(name not in inputs, f"input {name!r} is given twice")
         inputs[name] = array
-    _check(at == len(data), f"the inputs state {at} bytes of binary data, {len(data)} came")
+    _check(at == len(data), f"the inputs state {at} bytes of binary data, the body has {len(data)}")
     question_id = value.get("id", "")
     _check(isinstance(question_id, str) and len(question_id) <= ID_LENGTH_MAX, "'id' must be a short string")
     timeout_us = _whole(parameters.get("timeout", 0), "the parameter 'timeout' (microseconds)")
@@ -107,7 +107,7 @@ def _question(header: memoryview, data: memoryview) -> Question:
 def answer(
     question: Question, model: str, release: int, outputs: Mapping[str, NDArray[Any]], labels: Sequence[str] = ()
 ) -> HttpResponse:
-    """The response to `question`. `labels` name the classes of an output with as many. Raises RequestError."""
+    """Return the response. `labels` name the classes of outputs with as many classes. Raises RequestError."""
     wanted = question.outputs
     if wanted is None:
         wanted = tuple(WantedOutput(name, question.binary) for name in outputs)
@@ -150,7 +150,7 @@ def _answer(
 
 
 def _values(want: WantedOutput, array: NDArray[Any]) -> int:
-    """How many values of `array` become Python's."""
+    """Return how many values of `array` become Python objects."""
     if want.classes:
         return array.size // max(1, array.shape[-1]) * want.classes if array.ndim else 1
     return 0 if want.binary else array.size
@@ -159,7 +159,7 @@ def _values(want: WantedOutput, array: NDArray[Any]) -> int:
 def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memoryview]:
     length = len(body)
     if json_length is not None:
-        # isdecimal alone would take other scripts' digits, and a very long number.
+        # isdecimal alone would accept the digits of other scripts, and very long numbers.
         _check(
             json_length.isascii() and json_length.isdecimal() and len(json_length) < 20,
             f"{LENGTH_HEADER} must be a number",
@@ -173,7 +173,7 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
 
 
 def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
-    """One input's name and values, and where the next one's binary data begin."""
+    """Return an input's name and values, and where the binary data of the next one begin."""
     _check(isinstance(entry, dict) and isinstance(entry.get("name"), str), "each input must be an object with a 'name'")
     name, datatype, shape = entry["name"][:200], entry.get("datatype"), entry.get("shape")
     _check(
@@ -185,7 +185,7 @@ def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
         f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more",
     )
     parameters = _object(entry, "parameters", f"input {name!r}")
-    _check("shared_memory_region" not in parameters, "shared memory regions are not taken over HTTP: send the data")
+    _check("shared_memory_region" not in parameters, "shared memory regions are not supported: send the data")
     if "binary_data_size" not in parameters:
         _check(datatype != "BYTES", f"input {name!r}: send BYTES as binary data")
         return name, _from_json(name, entry.get("data"), np.dtype(NUMPY_NAMES[datatype]), datatype, shape), at
@@ -202,8 +202,8 @@ def _input(entry: Any, data: memoryview, at: int) -> tuple[str, Given, int]:
 
 
 def _files(name: str, data: memoryview, count: int) -> list[bytes]:
-    """The elements of a BYTES tensor, each after its length in 4 bytes: files, for models that decode images."""
-    _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; 1 to {FILES_MAX} are taken")
+    """Return the elements of a BYTES tensor, each after its length in 4 bytes: files, for models that decode images."""
+    _check(0 < count <= FILES_MAX, f"input {name!r} has {count} files; it may have 1 to {FILES_MAX}")
     files: list[bytes] = []
     at = 0
     while at + 4 <= len(data) and len(files) < count:
@@ -211,22 +211,22 @@ def _files(name: str, data: memoryview, count: int) -> list[bytes]:
         files.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     _check(at == len(data) and len(files) == count, f"the lengths in the BYTES of input {name!r} do not add up")
-    # Shorter ones are filled up to the longest on their way to the daemon.
+    # The client pads shorter files to the length of the longest.
     _check(
-        count * max(map(len, files)) <= FILLED_BYTES_MAX,
+        count * max(map(len, files)) <= PADDED_BYTES_MAX,
         f"the files of input {name!r} differ too much in length: send one at a time",
     )
     return files
 
 
 def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape: list[int]) -> NDArray[Any]:
-    """JSON numbers, nested as the shape or flat in row order, as an array; nothing is rounded to fit."""
+    """Return JSON numbers, nested like the shape or flat in row order, as an array; nothing is rounded to fit."""
     _check(isinstance(data, list), f"input {name!r} has no 'data'")
     try:
-        # Left to itself, NumPy makes floats of whole numbers that need 64 bits without a sign.
+        # By default, NumPy makes floats of whole numbers that need 64 unsigned bits.
         given = np.array(data, dtype=object) if datatype == "UINT64" else np.array(data)
     except (ValueError, OverflowError) as error:
-        raise RequestError(f"the data of input {name!r} is no {datatype} {shape}: {error}") from error
+        raise RequestError(f"the data of input {name!r} is not {datatype} {shape}: {error}") from error
     _check(
         given.size == math.prod(shape),
         f"input {name!r} has {given.size} values; its shape {shape} takes {math.prod(shape)}",
@@ -238,7 +238,7 @@ def _from_json(name: str, data: Any, dtype: np.dtype[Any], datatype: str, shape:
         )
     elif given.size and not _fits(given, dtype):
         raise RequestError(f"the data of input {name!r} does not fit {datatype}")
-    with np.errstate(over="ignore"):  # as anywhere else, what is too large for a float becomes infinite
+    with np.errstate(over="ignore"):  # a value too large for a float becomes infinite, as usual
         return given.astype(dtype).reshape(shape)
 
 
@@ -266,9 +266,9 @@ def _wanted(entries: Any, binary: bool) -> tuple[WantedOutput, ...] | None:
             "each output must be an object with a 'name'",
         )
         parameters = _object(entry, "parameters", f"output {entry['name'][:200]!r}")
-        _check("shared_memory_region" not in parameters, "shared memory regions are not written over HTTP")
+        _check("shared_memory_region" not in parameters, "shared memory regions are not supported")
         classes = _whole(parameters.get("classification", 0), "the parameter 'classification'")
-        _check(classes <= CLASSES_MAX, f"at most {CLASSES_MAX} classes are given")
+        _check(classes <= CLASSES_MAX, f"the parameter 'classification' is at most {CLASSES_MAX}")
         wanted.append(WantedOutput(entry["name"], parameters.get("binary_data", binary) is True, classes))
     return tuple(wanted)
 
@@ -284,7 +284,7 @@ def _tensor(want: WantedOutput, array: NDArray[Any]) -> tuple[dict[str, Any], by
 def _classified(
     want: WantedOutput, array: NDArray[Any], labels: Sequence[str]
 ) -> tuple[dict[str, Any], bytes | memoryview | None]:
-    """Triton's classification extension: per item the largest values as `value:index[:label]`, largest first."""
+    """Return, by Triton's classification extension, the largest values of each item as `value:index[:label]`."""
     if not array.ndim:
         raise RequestError(f"output {want.name!r} has no classes")
     rows = array.reshape(-1, array.shape[-1])
@@ -302,6 +302,7 @@ def _classified(
 
 
 def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """Return the JSON object at `key` of `value`; empty if there is none."""
     found = value.get(key, {})
     _check(isinstance(found, dict), f"{key!r} of {where} must be an object")
     return dict(found)

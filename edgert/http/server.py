@@ -1,8 +1,7 @@
-"""Accepts HTTP connections, a thread each, and bounds how many there are.
+"""Accepts HTTP connections, each with its own thread, and limits how many there are.
 
-Blocking threads rather than an event loop for the reason of the local socket: the answer itself comes from a
-blocking call, and to hand it between a loop and a pool costs more than all of HTTP
-(docs/decisions/0005-http-on-blocking-threads.md).
+It uses blocking threads instead of an event loop because the answer comes from a blocking call: to hand it between a
+loop and a pool costs more than all of HTTP (docs/decisions/0005-http-on-blocking-threads.md).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edgert.http.limits import BODIES_MAX, EVICT_IDLE_S, STOP_S_MAX, BodyBudget,
 from edgert.http.messages import HttpError
 from edgert.threads import STACK_BYTES
 
-PAUSE_S = 0.05  # where the process is out of descriptors or threads
+PAUSE_S = 0.05  # when the process is out of descriptors or threads
 
 
 class HttpServer:
@@ -38,12 +37,12 @@ class HttpServer:
         self._stopped = False
 
     def run(self) -> None:
-        """Serve; afterwards every request under way has been answered, or has had STOP_S_MAX."""
+        """Serve until told to stop; then wait up to STOP_S_MAX for the requests under way."""
         threading.stack_size(STACK_BYTES)
         with selectors.DefaultSelector() as selector, _stop_signals() as signals:
             selector.register(self._listener, selectors.EVENT_READ, self._accept)
             selector.register(signals, selectors.EVENT_READ, self._stop)
-            if _is_pipe(sys.stdin.fileno()):  # whoever started us holds the other end, and alone
+            if _is_pipe(sys.stdin.fileno()):  # the process that started this one holds the other end
                 selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._stop)
             while not self._stopped:
                 for key, _ in selector.select():
@@ -67,22 +66,15 @@ class HttpServer:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors: some will be closed
+        except OSError:  # out of descriptors until some are closed
             time.sleep(PAUSE_S)
             return
         sock.setblocking(True)
-        with self._lock:
-            if len(self._connections) >= self._limits.connections_max:
-                self._evict()
-                full = len(self._connections) >= self._limits.connections_max
-            else:
-                full = False
-        if full:
-            _refuse(sock, self._limits.connections_max)
-            return
         connection = HttpConnection(sock, self._handle, self._limits, self._budget)
-        with self._lock:
-            self._connections.add(connection)
+        if not self._admit(connection):
+            message = f"{self._limits.connections_max} clients are connected, the limit ([http] connections_max)"
+            _answer_and_close(sock, HttpError(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=1.0))
+            return
         try:
             threading.Thread(target=self._serve, args=(sock, connection), daemon=True).start()
         except RuntimeError:  # no more threads
@@ -91,8 +83,17 @@ class HttpServer:
             sock.close()
             time.sleep(PAUSE_S)
 
+    def _admit(self, connection: HttpConnection) -> bool:
+        with self._lock:
+            if len(self._connections) >= self._limits.connections_max:
+                self._evict()
+            if len(self._connections) >= self._limits.connections_max:
+                return False
+            self._connections.add(connection)
+            return True
+
     def _evict(self) -> None:
-        """The connection that has been idle longest gives way; its client will make a new one."""
+        """Close the connection that has been idle longest; its client will make a new one."""
         now_s = time.monotonic()
         idle = [(c.idle_since_s, c) for c in self._connections if c.idle_since_s is not None]
         since_s, connection = min(idle, key=lambda pair: pair[0], default=(now_s, None))
@@ -105,38 +106,24 @@ class HttpServer:
             connection.serve()
         except OSError:
             pass  # the client is gone
-        except Exception as error:  # noqa: BLE001  # one connection must not take the others along
+        except Exception as error:  # noqa: BLE001  # an error in one connection must not end the others
             print(f"http: {type(error).__name__} in a connection: {error}", file=sys.stderr, flush=True)
-            with contextlib.suppress(OSError):
-                _say(sock, HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}"))
+            _answer_and_close(
+                sock, HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}")
+            )
         finally:
             with self._lock:
                 self._connections.discard(connection)
             sock.close()
 
 
-def _refuse(sock: socket.socket, connections_max: int) -> None:
-    with contextlib.suppress(OSError):
-        _say(
-            sock,
-            HttpError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{connections_max} clients are connected, the limit ([http] connections_max)",
-                retry_after_s=1.0,
-            ),
-        )
-    sock.close()
-
-
-def _say(sock: socket.socket, error: HttpError) -> None:
-    """A last word that nothing waits for."""
+def _answer_and_close(sock: socket.socket, error: HttpError) -> None:
+    """Send the error without waiting for the client, and close the connection."""
     response = error.response()
-    body = b"".join(response.parts)
-    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: {response.content_type}\r\n"
-    fields = "".join(f"{name}: {value}\r\n" for name, value in response.headers)
-    end = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    sock.send((head + fields + end).encode() + body, socket.MSG_DONTWAIT)
-    sock.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):
+        sock.send(b"".join((response.head(keep_alive=False), *response.parts)), socket.MSG_DONTWAIT)
+        sock.shutdown(socket.SHUT_WR)
+    sock.close()
 
 
 def _is_pipe(descriptor: int) -> bool:
@@ -148,7 +135,7 @@ def _is_pipe(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable when a signal asks the process to end."""
+    """Yield a socket that becomes readable when a signal asks the process to end."""
     reader, writer = socket.socketpair()
     with reader, writer:
         writer.setblocking(False)

@@ -1,8 +1,7 @@
-"""What the daemon's status says of a model, in the shape of Triton's statistics extension.
+"""The daemon's status of a model in the shape of Triton's statistics extension.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md: durations are
-nanoseconds; an inference is one item of a batch, an execution one run of the engine; what the cache answered
-counts as neither.
+nanoseconds; an inference is one item of a batch, an execution one run of the engine; a cache hit counts as neither.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     hits, executed, answered = totals.cache_hits, totals.executed, totals.answered
     failed = totals.errors + totals.shed
     misses = 0 if figures is None else figures.cache.misses
-    runs = [] if figures is None else [(size, count, ns) for size, (count, ns) in figures.runs.items()]
+    runs = [] if figures is None else sorted((size, count, ns) for size, (count, ns) in figures.runs.items())
     return {
         "name": model,
         "version": "" if loaded is None else str(loaded.release),
         "last_inference": 0,  # not kept
-        "inference_count": sum(size * count for size, count, _ in runs),
-        "execution_count": sum(count for _, count, _ in runs),
+        "inference_count": 0 if figures is None else figures.inferences,
+        "execution_count": 0 if figures is None else figures.executions,
         "inference_stats": {
             "success": _duration(answered, totals.latency_sum_us),
             "fail": _duration(failed, totals.failed_sum_us),
@@ -40,8 +39,7 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
             "cache_miss": _duration(misses, max(0, stages_us.get("cache", 0) - totals.hit_cache_sum_us)),
         },
         "batch_stats": [
-            {"batch_size": size, "compute_infer": {"count": count, "ns": ns}} | _UNKNOWN
-            for size, count, ns in sorted(runs)
+            {"batch_size": size, "compute_infer": {"count": count, "ns": ns}} | _UNKNOWN for size, count, ns in runs
         ],
         "memory_usage": [],
         "response_stats": {},

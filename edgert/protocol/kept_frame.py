@@ -21,6 +21,7 @@ from edgert.protocol.sharing import SHARE_BYTES_MIN
 KEPT_BYTES_MAX = 16 * 1024  # up to this size, a copy is cheaper than more buffers in the system call
 
 Arrays = Sequence[NDArray[Any]]
+_write_varying, _write_stages = wire.VARYING.pack_into, wire.STAGES.pack_into
 
 
 class KeptFrame:
@@ -54,12 +55,13 @@ class KeptFrame:
         return self._compose(arrays, numbers, flags, request_id, arg, stages)
 
     def again(
-        self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] = wire.NO_STAGES
+        self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
     ) -> Sequence[wire.Buffer]:
         """Return the buffers of a frame like the last one: the dtypes and shapes of `arrays` are the same."""
         head = self._head
-        wire.VARYING.pack_into(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
-        wire.STAGES.pack_into(head, wire.STAGES_OFFSET, *stages)
+        _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
+        if stages is not None:
+            _write_stages(head, wire.STAGES_OFFSET, *stages)
         if self._places is None:
             return self._with_arrays(arrays)
         for place, array in zip(self._places, arrays):  # noqa: B905  # as many places as arrays

@@ -1,4 +1,4 @@
-"""Whether two answers to one input say the same: the classes they put first, and how alike their values are."""
+"""Whether two answers to one input agree: by their top classes, else by the cosine of their values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
 
-COSINE_MIN = 0.99  # where the model gives no class scores, answers this alike agree
+COSINE_MIN = 0.99  # answers with at least this cosine agree, if the model gives no class scores
 
 
 class Agreement(NamedTuple):
-    """`agrees`: the same top classes where the model gives scores, else a cosine of at least COSINE_MIN."""
+    """`agrees`: the top classes are equal if the model gives scores, else the cosine is at least COSINE_MIN."""
 
     agrees: bool
     cosine: float
 
 
 def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: int | None) -> Agreement:
-    """Compare two answers, output by output; `scores` is the index of the one that holds class scores.
+    """Compare two answers, output by output; `scores` is the index of the output with class scores.
 
-    The cosine is the least of all outputs'. What is not finite, or of another shape, is not alike.
+    The cosine is the least of all outputs'. It is -1 for values that are not finite, or shapes that differ.
     """
     cosine = min((_cosine(a, b) for a, b in zip(got, want, strict=True)), default=1.0)
     if scores is None:
@@ -34,7 +34,7 @@ def compare(got: Sequence[NDArray[Any]], want: Sequence[NDArray[Any]], scores: i
 
 
 def scores_output(manifest: Manifest) -> int | None:
-    """Which output holds class scores: the one that the manifest classifies by, else a sole one of [items, classes]."""
+    """Return the output with class scores: the one that the manifest classifies, or the only one, of [items, classes]."""
     outputs = manifest.outputs
     if manifest.classify is not None:
         return [spec.name for spec in outputs].index(manifest.classify.output)
@@ -44,7 +44,7 @@ def scores_output(manifest: Manifest) -> int | None:
 
 
 def _cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The cosine of the angle between two arrays read as vectors; -1 where they cannot be compared."""
+    """Return the cosine of two arrays as vectors; -1 if they cannot be compared."""
     if a.shape != b.shape:
         return -1.0
     x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)

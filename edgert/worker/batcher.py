@@ -137,13 +137,13 @@ class Batcher:
         `came_ns` is when it arrived, on time.perf_counter_ns (0: now). Raises Overloaded if the queue is full,
         DeadlineExceeded if `deadline_s` (on `clock`) passes before the engine could start, EngineFailed.
         """
-        instance = self._idle_instance()
-        if instance is not None:
+        if self._idle and (instance := self._idle_instance()) is not None:
             return self._run_alone(instance, inputs, items, came_ns)
         request = _Waiting(inputs, items, deadline_s, high, came_ns)
         self._queue(request)
-        instance = self._idle_instance()
-        if instance is not None:  # it became idle before the request could be seen
+        if (
+            self._idle and (instance := self._idle_instance()) is not None
+        ):  # it became idle before the request could be seen
             self._release(instance)
         return self._wait(request)
 
@@ -183,7 +183,7 @@ class Batcher:
 
     def _idle_instance(self) -> _Instance | None:
         try:
-            return self._idle.pop() if self._idle else None
+            return self._idle.pop()
         except IndexError:  # another thread took it
             return None
 

@@ -1,12 +1,12 @@
-"""The prediction cache: exact, bounded in bytes and age; identical inputs in flight run once.
+"""The prediction cache: exact, limited in bytes and age; identical inputs in flight run once.
 
-What is cached is the future: the first request of a key computes, those that come meanwhile wait for it.
-A failure is not kept: the waiters compute for themselves. Keys are seeded per process, so nobody outside
-can make two inputs collide. One cache serves one version of one model; a new version starts empty.
+The first request of a key computes, and those that come meanwhile wait for its answer. A failure is not kept: the
+waiting requests compute for themselves. Keys are seeded per process, so no client can make two inputs collide. A cache
+serves one version of one model; a new version starts with an empty one.
 
-The cache measures its own worth: over every PROBE_LOOKUPS lookups, the engine time that hits saved against the time
-that lookups took. Where they took more, it empties itself and turns off; after a pause, twice as long each time, it
-tries again, and stays on only where hits then save clearly more, so that it does not flap.
+The cache measures its own worth: over every PROBE_LOOKUPS lookups, it compares the engine time that hits saved with the
+time that lookups took. If lookups took more, it empties itself and turns off. After a pause, twice as long each time,
+it tries again, and stays on only if hits then save clearly more; so it does not turn on and off all the time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from edgert.checks.status import CacheStatus
+from edgert.worker.pause import GrowingPause
 
 PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
 OFF_S = 30.0
 OFF_S_MAX = 1920.0
-WORTH_AGAIN = 1.5  # times its cost: what it must save in the first judgement after it was off
+WORTH_AGAIN = 1.5  # times its cost: the saving that keeps it on in the first judgement after a pause
 ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
 
 Arrays = list[NDArray[Any]]
@@ -43,16 +44,15 @@ class _Entry:
 
 
 class PredictionCache:
-    """Answers by input content. `max_bytes` 0 turns it off for good. Every method is thread-safe."""
+    """Answers by input content. With `max_bytes` 0 it is always off. Every method is thread-safe."""
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
         self._seed = int.from_bytes(os.urandom(8), "little")
         self._mutex = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._off_until_s = 0.0
-        self._off_s = OFF_S
-        self._on_trial = False
+        self._pause = GrowingPause(OFF_S, OFF_S_MAX, clock)
+        self._on_probation = False
         self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0
         self._spent_ns = self._ran_ns = 0
@@ -61,10 +61,10 @@ class PredictionCache:
 
     @property
     def on(self) -> bool:
-        return self._max_bytes > 0 and (not self._off_until_s or self._clock() >= self._off_until_s)
+        return self._max_bytes > 0 and not self._pause.active
 
     def key(self, inputs: Sequence[NDArray[Any]], tag: bytes) -> bytes:
-        """What stands for the values of `inputs` (C-contiguous), and by their `tag` for dtypes and shapes."""
+        """Return the key of `inputs` (C-contiguous): a hash of their values, and `tag` for dtypes and shapes."""
         if len(inputs) == 1:
             return xxhash.xxh3_128_digest(inputs[0].data, self._seed) + tag
         state = xxhash.xxh3_128(seed=self._seed)
@@ -73,7 +73,7 @@ class PredictionCache:
         return state.digest() + tag
 
     def get(self, key: bytes, since_ns: int) -> Arrays | None:
-        """The answer of `key` if it is there: a hit, whose lookup began at `since_ns` on time.perf_counter_ns."""
+        """Return the answer of `key`, or None. A hit is counted; its lookup began at `since_ns` (time.perf_counter_ns)."""
         with self._mutex:
             entry = self._fresh(key)
             if entry is None or entry.value is None:
@@ -86,7 +86,7 @@ class PredictionCache:
     def get_or_run(
         self, key: bytes, run: Callable[[], Arrays], wait_until_s: float | None = None
     ) -> tuple[Arrays, bool]:
-        """The answer of `key` and whether it was there: from the cache, from a run under way, or from `run`."""
+        """Return the answer of `key`, and whether the cache or a run under way had it; else call `run`."""
         while True:
             with self._mutex:
                 entry = self._fresh(key)
@@ -106,14 +106,14 @@ class PredictionCache:
                 with self._mutex:
                     self.hits += 1
                 return entry.value, True
-            # It failed for the one that ran it, or took too long: compute without the cache.
+            # The run failed, or took too long: compute without the cache.
             return run(), False
         return self._compute(key, entry, run), False
 
     def judge(self, hit: bool, spent_ns: int, engine_ns: int) -> None:
-        """Count what one lookup took and, unless it was a hit, what its answer took of the engine.
+        """Count the time of one lookup and, unless it was a hit, the engine time of its answer.
 
-        `engine_ns` is the request's own share of its batch's run: that is all that a hit would have saved.
+        `engine_ns` is the request's own share of its batch's run: a hit would have saved no more.
         """
         with self._mutex:
             self._count(hit, spent_ns, engine_ns)
@@ -129,18 +129,18 @@ class PredictionCache:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Stay on or turn off, by what the last PROBE_LOOKUPS lookups were worth."""
+        """Stay on or turn off, by the worth of the last PROBE_LOOKUPS lookups."""
         runs = self._probe_lookups - self._probe_hits
         saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")
         self._worth = min(saved_ns / max(1, self._spent_ns), 999.0)
-        if self._worth < (WORTH_AGAIN if self._on_trial else 1.0):
-            self._off_until_s = self._clock() + self._off_s
-            self._off_s = min(2 * self._off_s, OFF_S_MAX)
-            self._on_trial = True
+        if self._worth < (WORTH_AGAIN if self._on_probation else 1.0):
+            self._pause.begin()
+            self._on_probation = True
             self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
             self.size_bytes = 0
         else:
-            self._off_until_s, self._off_s, self._on_trial = 0.0, OFF_S, False
+            self._pause.reset()
+            self._on_probation = False
         self._probe_lookups = self._probe_hits = self._spent_ns = self._ran_ns = 0
 
     def status(self) -> CacheStatus:
@@ -156,15 +156,15 @@ class PredictionCache:
         )
 
     def _why(self) -> str:
-        """Why it is on or off, in words."""
+        """Return the reason why it is on or off, for people."""
         if not self._max_bytes:
             return "off: [serving] cache_mb is 0"
         if self._worth is None:
-            return f"on: not judged before {PROBE_LOOKUPS} lookups"
-        said = f"hits saved {self._worth:.1f} times what lookups took"
+            return f"on: its worth is measured over {PROBE_LOOKUPS} lookups"
+        worth = f"hits saved {self._worth:.1f} times the time of lookups"
         if not self.on:
-            return f"off: {said}; tried again in {self._off_until_s - self._clock():.0f} s"
-        return f"on trial: {said} when it was turned off" if self._on_trial else f"on: {said}"
+            return f"off: {worth}; on again in {self._pause.left_s:.0f} s"
+        return f"on probation: {worth} before the pause" if self._on_probation else f"on: {worth}"
 
     def _fresh(self, key: bytes) -> _Entry | None:
         entry = self._entries.get(key)
@@ -177,7 +177,7 @@ class PredictionCache:
 
     def _compute(self, key: bytes, entry: _Entry, run: Callable[[], Arrays]) -> Arrays:
         try:
-            # Copies: what ran as part of a batch must not keep the whole batch's arrays alive.
+            # Copies: a view would keep the arrays of the whole batch alive.
             value = [array.copy() for array in run()]
         except BaseException:
             with self._mutex:
@@ -203,7 +203,7 @@ class PredictionCache:
             gate.release()
 
     def _make_room(self) -> None:
-        """Drop the least recently used answers until the rest fits; runs under way stay."""
+        """Drop the least recently used answers until the rest fits; keep runs under way."""
         for key in list(self._entries):
             if self.size_bytes <= self._max_bytes:
                 return
@@ -215,5 +215,5 @@ class PredictionCache:
 
 
 def tag_of(inputs: Sequence[NDArray[Any]]) -> bytes:
-    """What a key says of dtypes and shapes."""
+    """Return the part of a key that stands for dtypes and shapes."""
     return "".join(f"{array.shape}{array.dtype.char}" for array in inputs).encode()

@@ -1,14 +1,14 @@
-"""What is learned of a model on this device: engine threads, instances and the batch cap, by measuring it.
+"""Learning: a worker measures, on this device, how many engine threads, instances and items in a batch a model needs.
 
-Theory of operation: threads are tried as 1, 2, 4, ... up to the processors there are, and more are taken only while
-they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 on two. One session is open at a
-time, so that learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that
-won; the cap is the largest that is still cheaper per item than the smaller ones.
+Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors, and more are taken only while
+they gain MORE_THREADS_GAIN: a small model runs in 13 us on one thread and in 26 us on two. One session is open at a
+time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the session that won; the
+cap is the largest batch that is still cheaper per item than the smaller ones.
 
-All of it ends within about LEARN_S_MAX: what would not fit any more is not begun, and the figures so far decide.
-What was learned is kept in the device's state, for the artifact, the engine's version, the processors and the wishes
-of the configuration; loading the model again measures nothing. Except where other work took much of the processors
-meanwhile: then it is measured again at the next MEASURED_MAX - 1 loads, and the least disturbed one counts.
+All of it ends within about LEARN_S_MAX: a measurement that would not fit is not begun, and the figures so far decide. The
+result is kept in the device's state, for the artifact, the engine's version, the processors and the configuration, so the
+next load measures nothing. If other work took much of the processors, the next MEASURED_MAX - 1 loads measure again, and
+the least disturbed result counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BATCH_CAP_MAX = 32
 BATCH_RUNS = (2, 12)
 BATCH_S_MAX = 0.06
 BATCH_ROUNDS = 3
-# A larger batch must be cheaper per item by at least this share. It saves wake-ups besides: with 0.10, what was learned
+# A larger batch must be cheaper per item by at least this share; it also saves wake-ups. With 0.10, the learned cap
 # reached 0.81 of the best fixed cap at 64 clients on a fully connected model, and 0.94 on INT8 convolutions.
 BATCH_GAIN_MIN = 0.05
 BATCH_MISSES_MAX = 2  # sizes in a row without that gain before no larger one is tried
@@ -57,9 +57,9 @@ Load = Callable[[int], Session]
 
 @dataclass(frozen=True)
 class Learned:
-    """How to run an artifact here. `threads_us` and `run_us` say what was measured (threads, batch -> us).
+    """How to run an artifact on this device. `threads_us` and `run_us` are the measured times (threads, batch -> us).
 
-    `others` is the share of the processors that other work took meanwhile, `measured` how often it was tried.
+    `others` is the share of the processors that other work took meanwhile, `measured` the number of measurements.
     """
 
     threads: int
@@ -73,17 +73,17 @@ class Learned:
 
     @property
     def doubtful(self) -> bool:
-        """Whether to measure it again when the model is loaded next."""
+        """Whether to measure again when the model is loaded next."""
         return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
 
     def better(self, again: Learned) -> Learned:
-        """The less disturbed of this and what was measured `again`."""
+        """Return the less disturbed of this result and another one."""
         return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a measurement depends on besides the artifact; another makes it void."""
+    """All that a measurement depends on besides the artifact; it is valid only for equal circumstances."""
 
     engine: str
     engine_version: str
@@ -101,7 +101,7 @@ class Circumstances:
 
     @property
     def threads_to_try(self) -> tuple[int, ...]:
-        """What `threads` may be, ascending."""
+        """The numbers of threads to measure, ascending."""
         if self.threads or self.engine in UNTHREADED:
             return (self.threads or 1,)
         powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
@@ -109,13 +109,13 @@ class Circumstances:
 
 
 class LearnedFile:
-    """What was learned of one artifact; `folder` is the state's `learned/`."""
+    """The file with what was learned of one artifact; `folder` is the state's `learned/`."""
 
     def __init__(self, folder: Path, artifact_sha256: str) -> None:
         self._path = folder / f"{artifact_sha256[:32]}.json"
 
     def read(self, circumstances: Circumstances) -> Learned | None:
-        """None where nothing was learned, or under other circumstances, or the file is damaged."""
+        """Return what was learned under these circumstances; None if there is nothing, or the file is damaged."""
         try:
             value = json.loads(self._path.read_bytes())
             if value["circumstances"] != asdict(circumstances):
@@ -132,7 +132,7 @@ class LearnedFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
         except OSError:
-            pass  # a full disk costs the next start some seconds, not the serving
+            pass  # with a full disk, the next load measures again
 
 
 def learn(
@@ -146,7 +146,8 @@ def learn(
     """Measure, and return the sessions to serve with.
 
     `first` was loaded with the least of `threads_to_try`; `load` opens the artifact with a number of threads, and
-    `sample` is one item. `busy` gives the seconds that all processors had so far, and those that others used. Raises what `load` and the sessions raise; no session is left open then.
+    `sample` is one item. `busy` returns the seconds that all processors had so far, and those that other processes
+    used. Raises the errors of `load` and of the sessions; then no session is left open.
     """
     began, (all_before_s, others_before_s) = clock(), busy()
     until = began + LEARN_S_MAX
@@ -179,11 +180,10 @@ def learn(
 def learn_batch_cap(
     session: Session, sample: Arrays, until_s: float, clock: Clock = time.perf_counter
 ) -> tuple[int, dict[int, float]]:
-    """The largest batch that is still cheaper per item than every smaller one, and t(b) in us.
+    """Return the largest batch that is cheaper per item than every smaller one, and the time of each batch in us.
 
-    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. Each time is the shortest of all runs: on a busy device
-    the others tell of its other work, and what disturbed a size in one round is gone in the next. Ends soon after
-    `until_s` on `clock`.
+    Sizes are 1, 2, 4, ... up to BATCH_CAP_MAX, in BATCH_ROUNDS rounds. The shortest of all runs of a size counts: longer
+    ones measure the device's other work. Ends soon after `until_s` on `clock`.
     """
     if not can_batch(session.inputs, session.outputs):
         return 1, {}
@@ -203,7 +203,7 @@ def learn_batch_cap(
 
 
 def cap_of(times_us: Mapping[int, float]) -> int:
-    """The largest of the ascending sizes that is cheaper per item, by BATCH_GAIN_MIN, than those accepted before it."""
+    """Return the largest size that is cheaper per item, by BATCH_GAIN_MIN, than the accepted smaller ones."""
     cap, best_per_item = 1, float("inf")
     for size, time_us in sorted(times_us.items()):
         if time_us / size <= best_per_item * (1 - BATCH_GAIN_MIN):
@@ -212,7 +212,7 @@ def cap_of(times_us: Mapping[int, float]) -> int:
 
 
 def processor_times() -> tuple[float, float]:
-    """Seconds that this machine's processors had since it started, and those of them that went to other processes."""
+    """Return the seconds of all processors since the machine started, and those that other processes used."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0]
         ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9]]  # user ... steal
@@ -225,7 +225,7 @@ def processor_times() -> tuple[float, float]:
 def _choose_threads(
     load: Load, sessions: list[Session], sample: Arrays, circumstances: Circumstances, until_s: float, clock: Clock
 ) -> tuple[int, dict[int, float]]:
-    """The number of threads whose answer comes fastest; `sessions` holds the session with that many afterwards."""
+    """Return the number of threads with the fastest answer; `sessions` holds the session with that many then."""
     candidates = circumstances.threads_to_try
     times_us: dict[int, float] = {}
     best = loaded = candidates[0]
@@ -233,7 +233,7 @@ def _choose_threads(
         return best, times_us
     load_s = 0.0
     for threads in candidates:
-        # To be fair, half of the time is left for batches; a candidate may have to be loaded twice.
+        # Half of the time is left for batches; a candidate may have to be loaded twice.
         expected_s = 2 * load_s + (THREADS_RUNS[0] + 1) * times_us.get(loaded, 0.0) / 1e6
         if clock() + expected_s > until_s - LEARN_S_MAX / 2:
             break
@@ -259,7 +259,7 @@ def _choose_instances(
     until_s: float,
     clock: Clock,
 ) -> int:
-    """Open as many sessions at once as answer the most; the threads of each. A given number is not questioned."""
+    """Open as many sessions as answer the most items; return the threads of each. A configured number is not measured."""
     each = circumstances.threads or 1
     wanted = circumstances.instances or max(1, circumstances.cpus // each)
     if wanted == 1 or (circumstances.engine in UNTHREADED and not circumstances.instances):
@@ -283,13 +283,13 @@ def _choose_instances(
 
 
 def _replace(sessions: list[Session], load: Load, threads: int) -> None:
-    """One session at a time: two would need the weights twice."""
+    """Replace the last session; two at once would need the weights twice."""
     sessions.pop().close()
     sessions.append(load(threads))
 
 
 def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
-    """Items a second that the sessions answer together."""
+    """Return the items per second that the sessions answer together."""
     counts = [0] * len(sessions)
 
     def work(number: int, session: Session) -> None:
@@ -309,7 +309,7 @@ def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
 
 
 def _timed_runs(session: Session, inputs: Arrays, counts: tuple[int, int], s_max: float, clock: Clock) -> list[float]:
-    """Seconds of single runs: at least counts[0], at most counts[1] and about `s_max` in all."""
+    """Return the seconds of single runs: at least counts[0], at most counts[1] and about `s_max` in total."""
     session.run(inputs)  # the first run of a size may compile it
     runs: list[float] = []
     while len(runs) < counts[0] or (len(runs) < counts[1] and sum(runs) < s_max):

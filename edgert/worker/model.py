@@ -1,4 +1,4 @@
-"""One version of one model, loaded: engine sessions warmed, checked on their golden inputs, threads and batch cap learned."""
+"""One version of one model, loaded: its sessions are warm and checked, its threads and its batch cap are learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgert.worker.learning import Circumstances, Learned, LearnedFile, learn
 class LoadedModel:
     """The artifact that a worker serves. `tried` names the preferred artifacts that failed, each with its reason.
 
-    `more_sessions` are open beside `session` where several instances answer more.
+    `more_sessions` are open beside `session` if several instances answer more.
     """
 
     version: InstalledVersion

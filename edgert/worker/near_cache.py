@@ -1,12 +1,12 @@
-"""The near cache: the answer to an earlier frame, where a camera sees nearly the same again. Off by default.
+"""The near cache: it answers a frame with the answer to an earlier, nearly equal one. Off by default; for cameras.
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells, each the mean of up to 4 x 4
 sampled pixels. The distance of two frames is the largest difference of any one cell, as a share of the range of
-values: a small thing that moves changes its cell, while a mean over the frame would hide it. A kept signature is
-never moved towards the frames it answers, so that a slow change cannot carry an old answer along.
+values: a small thing that moves changes its cell, while a mean over the frame would hide it. A kept signature never
+follows the frames that it answers, so a slow change cannot carry an old answer along.
 
-Reuse has to earn its trust: the first PROBATION near hits are computed all the same and compared, later one in
-SAMPLE_EVERY. Below FLOOR of agreement it forgets all, turns itself off for a while, and begins anew.
+The engine also answers the first PROBATION near hits, and later one in SAMPLE_EVERY, and the two answers are compared.
+If fewer than FLOOR of them agree, the near cache forgets everything, turns itself off for a while, and starts anew.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgert.checks.status import NearCacheStatus
 from edgert.tensors import TensorSpec
 from edgert.worker.agreement import compare
+from edgert.worker.pause import GrowingPause
 
 GRID = 16
 SAMPLES_PER_CELL = 4  # in each direction
@@ -38,10 +39,10 @@ LUMA = (0.299, 0.587, 0.114)
 Arrays = list[NDArray[Any]]
 
 
-class Near(NamedTuple):
-    """What a look-up found: the frame's signature; the answer of the nearest kept frame within the distance, or None.
+class NearLookup(NamedTuple):
+    """The signature of a frame, and the answer of the nearest kept frame within the distance, or None.
 
-    `sampled` asks for the real answer all the same: give it to `compared`.
+    If it is `sampled`, ask the engine too, and give its answer to `compared`.
     """
 
     signature: NDArray[np.float32]
@@ -56,10 +57,10 @@ class _Entry(NamedTuple):
 
 
 class NearCache:
-    """Answers by likeness, for single items of a model whose first input is an image. Every method is thread-safe.
+    """Answers single items of a model whose first input is an image. Every method is thread-safe.
 
-    `distance` is the largest that still counts as the same, in 0 ... 1 of `value_range`. `scores` is which output
-    holds class scores, if any.
+    Frames within `distance`, in 0 ... 1 of `value_range`, share an answer. `scores` is the index of the output with
+    class scores, if there is one.
     """
 
     def __init__(
@@ -81,57 +82,57 @@ class NearCache:
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._until_sample = 0
         self._probation = PROBATION
-        self._off_until_s, self._off_s = 0.0, OFF_S
+        self._pause = GrowingPause(OFF_S, OFF_S_MAX, clock)
         self.lookups = self.hits = self.sampled = self.agreed = 0
         self._distance_sum = self._distance_max = 0.0
 
     @property
     def on(self) -> bool:
-        return not self._off_until_s or self._clock() >= self._off_until_s
+        return not self._pause.active
 
-    def look(self, image: NDArray[Any]) -> Near:
-        """Look for an answer to `image`, one item of the model's first input with its batch axis."""
+    def look(self, image: NDArray[Any]) -> NearLookup:
+        """Look up `image`: one item of the model's first input, with its batch axis."""
         signature = self.signature(image)
         with self._mutex:
             self.lookups += 1
             entry, distance = self._nearest(signature)
             if entry is None:
-                return Near(signature, None, False)
+                return NearLookup(signature, None, False)
             if self._probation or self._until_sample <= 0:
                 self._until_sample = SAMPLE_EVERY
-                return Near(signature, entry.outputs, True)
+                return NearLookup(signature, entry.outputs, True)
             self._until_sample -= 1
             self.hits += 1
             self._distance_sum += distance
             self._distance_max = max(self._distance_max, distance)
-            return Near(signature, entry.outputs, False)
+            return NearLookup(signature, entry.outputs, False)
 
-    def keep(self, near: Near, outputs: Sequence[NDArray[Any]]) -> None:
-        """Remember the engine's answer to a frame that was like none."""
+    def keep(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
+        """Keep the engine's answer to a frame that was near to none."""
         kept = [array.copy() for array in outputs]
         for array in kept:
             array.flags.writeable = False
         with self._mutex:
-            self._entries.append(_Entry(near.signature, kept, self._clock()))
+            self._entries.append(_Entry(lookup.signature, kept, self._clock()))
 
-    def compared(self, near: Near, outputs: Sequence[NDArray[Any]]) -> None:
-        """Judge what reuse would have answered by what the engine did."""
-        assert near.outputs is not None, "only a near hit can be compared"
-        agrees = compare(near.outputs, outputs, self._scores).agrees
+    def compared(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
+        """Compare the kept answer with the engine's."""
+        assert lookup.outputs is not None, "only a near hit can be compared"
+        agrees = compare(lookup.outputs, outputs, self._scores).agrees
         with self._mutex:
             self.sampled += 1
             self.agreed += agrees
             self._recent.append(agrees)
             self._probation = max(0, self._probation - 1)
             wrong = len(self._recent) - sum(self._recent)
-            # More than FLOOR allows over the whole window; over fewer, as much as the window could still make good.
+            # More than FLOOR allows over the whole window; before it is full, more than it could still make good.
             if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
                 self._turn_off()
             elif len(self._recent) == WINDOW:
-                self._off_s = OFF_S
+                self._pause.reset()
 
     def signature(self, image: NDArray[Any]) -> NDArray[np.float32]:
-        """GRID x GRID means of luma (fewer where the image is smaller), flat, in shares of the value range."""
+        """Return GRID x GRID means of luma (fewer for a smaller image), flat, as shares of the value range."""
         frame = image[0]
         if self._channels == 0:
             frame = np.moveaxis(frame, 0, -1)
@@ -146,7 +147,7 @@ class NearCache:
         return signature
 
     def figures(self) -> dict[str, float]:
-        """What telemetry reports."""
+        """Return the telemetry."""
         with self._mutex:
             return {
                 "near_lookup_total": self.lookups,
@@ -158,10 +159,9 @@ class NearCache:
 
     def status(self) -> NearCacheStatus:
         with self._mutex:
-            off_s = 0.0 if self.on else self._off_until_s - self._clock()
             return NearCacheStatus(
                 on=self.on,
-                why=self._why(off_s),
+                why=self._why(),
                 distance=self._distance,
                 lookups=self.lookups,
                 hits=self.hits,
@@ -173,15 +173,15 @@ class NearCache:
                 agreement=round(self.agreed / self.sampled, 4) if self.sampled else None,
             )
 
-    def _why(self, off_s: float) -> str:
-        if off_s:
-            return f"fewer than {FLOOR:.0%} of the sampled answers agreed; tried again in {off_s:.0f} s"
+    def _why(self) -> str:
+        if not self.on:
+            return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._pause.left_s:.0f} s"
         if self._probation:
             return f"on probation: {self._probation} more near hits are computed and compared"
         return f"one near hit in {SAMPLE_EVERY} is computed and compared"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
-        """The nearest kept frame within the distance, and how far it is; the old ones are dropped."""
+        """Return the nearest kept frame within the distance, and how far it is; drop expired ones."""
         now_s = self._clock()
         while self._entries and now_s - self._entries[0].born_s > self._ttl_s:
             self._entries.popleft()
@@ -194,15 +194,14 @@ class NearCache:
         return best, least
 
     def _turn_off(self) -> None:
-        self._off_until_s = self._clock() + self._off_s
-        self._off_s = min(2 * self._off_s, OFF_S_MAX)
+        self._pause.begin()
         self._entries.clear()
         self._recent.clear()
         self._probation, self._until_sample = PROBATION, 0
 
 
 def image_axes(spec: TensorSpec) -> int | None:
-    """Which axis of an item holds the channels: 0 or 2; None where `spec` is no batch of images of one size."""
+    """Return the axis of an item with the channels: 0 or 2; None if `spec` is not a batch of images of one size."""
     item = spec.item_shape
     if len(item) != 3 or spec.shape[0] not in (-1, 1) or min(item) < 1:
         return None
@@ -210,7 +209,7 @@ def image_axes(spec: TensorSpec) -> int | None:
 
 
 def _samples(length: int) -> NDArray[np.intp]:
-    """Which rows (or columns) to look at: SAMPLES_PER_CELL a cell, spread evenly; each where there are fewer."""
+    """Return the rows (or columns) to sample: SAMPLES_PER_CELL for each cell, spread evenly, or all."""
     cells = min(GRID, length)
     count = cells * min(SAMPLES_PER_CELL, length // cells)
     return ((np.arange(count) + 0.5) * length / count).astype(np.intp)

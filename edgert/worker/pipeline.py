@@ -169,12 +169,13 @@ class Pipeline:
         """Answer one request that came at `came_ns` with the frame's `flags`. Raises EdgeRTError for the client."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
-        if self.is_bare(inputs, flags):
+        cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
+        if not cached and not inputs.raw and self._post is None:  # as `is_bare`
             engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns)
             return self._bare_answer(engine, (began_ns - came_ns) // 1000, engine.queue_ns // 1000)
         request = _Request(inputs, deadline_s, high, came_ns)
         cache_ns = hit_flags = 0
-        if flags & wire.FLAG_NO_CACHE or not (self._cache.on or self._near is not None):
+        if not cached:
             engine = self._run(request)
         else:
             ask = self._ask_cache if self._near is None or request.items != 1 else self._ask_near

@@ -1,12 +1,12 @@
-"""Shadow: a sampled share of live requests also goes through the FP32 reference; how far the answers agree.
+"""Shadow: a sample of the live requests also goes through the FP32 reference, and the answers are compared.
 
-Theory of operation: a request that is drawn leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and
-goes on; where the queue is full the copy is not even made. A thread of its own takes it from there to a process of
-its own (edgert.worker.shadow_process), which runs the reference at idle priority. A process, because a thread of
-idle priority that holds Python's lock would hold up the live ones; and a reference that crashes costs nobody else.
+Theory of operation: a sampled request leaves a copy of its inputs and its answer in a queue of QUEUE_MAX and goes on; if
+the queue is full, no copy is made. A thread takes the copy to the process edgert.worker.shadow_process, which runs the
+reference at idle priority. It is a process because a thread of idle priority that holds Python's lock would delay the
+live ones, and because a reference that crashes then costs nothing else.
 
-The alarm goes off where the last WINDOW comparisons agree less often than `alarm`, and is over once they are half
-way from there to perfect agreement.
+The alarm is raised when the last WINDOW comparisons agree less often than `alarm`, and cleared when their agreement is
+half way from there to 1.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ Arrays = list[NDArray[Any]]
 
 
 class Reference(Protocol):
-    """Where the reference runs."""
+    """Runs the reference."""
 
     def compare(self, inputs: Arrays, outputs: Arrays) -> Agreement:
-        """How far `outputs` agree with the reference's answer to `inputs`. Raises EdgeRTError."""
+        """Compare `outputs` with the reference's answer to `inputs`. Raises EdgeRTError."""
         ...
 
     def close(self) -> None: ...
 
 
 class Shadow:
-    """Compares a `share` of what `offer` is told of with the reference that `open_reference` opens.
+    """Compares a `share` of the answers given to `offer` with those of the reference that `open_reference` opens.
 
-    `notify` hears (event, fields) when the alarm goes off and when it is over. `choose` gives numbers in 0 ... 1.
+    `notify` is called with (event, fields) when the alarm is raised and when it is cleared. `choose` returns numbers in
+    0 ... 1.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Shadow:
         self._thread.start()
 
     def offer(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
-        """Called with every live answer; never waits. A tenth of a microsecond for one that is not drawn."""
+        """Take every live answer, without waiting; one that is not sampled costs a tenth of a microsecond."""
         if self._choose() >= self._share:
             return
         if self._queue.full():
@@ -94,17 +95,17 @@ class Shadow:
             self.dropped += 1
 
     def stop_sampling(self) -> None:
-        """What is offered from now on is not compared."""
+        """Compare nothing that is offered from now on."""
         self._share = 0.0
 
     def close(self) -> None:
-        """End the reference; what waits is not compared any more."""
+        """End the reference; a request that waits is not compared."""
         self._closed_until_s = float("inf")
         if self._reference is not None:
             self._reference.close()
 
     def step(self, inputs: Arrays, outputs: Arrays) -> None:
-        """Compare one answer; its thread does this for each that was drawn."""
+        """Compare one answer; the shadow's thread calls this for each sampled one."""
         if self._clock() < self._closed_until_s:
             self.dropped += 1
             return
@@ -122,7 +123,7 @@ class Shadow:
         self._judge()
 
     def figures(self) -> dict[str, float]:
-        """What telemetry reports. `drift`: by how much the last WINDOW answers agreed less than all did."""
+        """Return the telemetry. `drift` is by how much the last WINDOW answers agreed less than all."""
         recent = list(self._recent)
         share = sum(a.agrees for a in recent) / len(recent) if recent else 1.0
         overall = self.agreed / self.sampled if self.sampled else 1.0
@@ -169,7 +170,7 @@ class Shadow:
             self._notify("shadow_recovered", self.figures())
 
     def _failed(self, error: EdgeRTError) -> None:
-        """The reference failed or is gone: leave it alone for a while, then open it anew."""
+        """Close a reference that failed or is gone; it is opened again after a while."""
         self.failed += 1
         self.fault = error.message
         if self._reference is not None:
@@ -179,7 +180,7 @@ class Shadow:
 
 
 class ReferenceProcess:
-    """The reference in a process of its own at idle priority. `order` is a LoadOrder's JSON. Raises Unavailable."""
+    """The reference in its own process, at idle priority. `order` is a LoadOrder's JSON. Raises Unavailable."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
@@ -189,7 +190,7 @@ class ReferenceProcess:
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise Unavailable(f"the reference's process cannot be started: {error.strerror}") from error
+                raise Unavailable(f"cannot start the reference's process: {error.strerror}") from error
         self._sock = ours
         self._frames = FrameBuffer(FRAME_BYTES_MAX)
         try:
@@ -218,7 +219,7 @@ class ReferenceProcess:
         return self._process.pid
 
     def _receive(self) -> wire.Frame:
-        """The next frame. Raises what an ERROR frame says, and Unavailable at the end."""
+        """Return the next frame. Raises the error of an ERROR frame, and Unavailable at the end."""
         while True:
             try:
                 count = self._sock.recv_into(self._frames.room)
@@ -226,8 +227,7 @@ class ReferenceProcess:
                 raise Unavailable(f"the reference's process is gone: {error}") from error
             if not count:
                 raise Unavailable(f"the reference's process ended with {self._process.poll()}")
-            received = self._frames.feed(count)
-            if received is not None:
+            if (received := self._frames.feed(count)) is not None:
                 break
         if received.kind == wire.ERROR:
             raise wire.error_of(received)
@@ -235,5 +235,5 @@ class ReferenceProcess:
 
 
 def sched_idle(pid: int) -> bool:
-    """Whether a process runs at idle priority only."""
+    """Return whether a process runs at idle priority only."""
     return os.sched_getscheduler(pid) == os.SCHED_IDLE

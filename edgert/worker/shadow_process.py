@@ -1,9 +1,9 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
-With `as_served` in the order it is a version as it would be served here: the first artifact, in order of preference, that loads.
+With `as_served` in the order, it loads a version as a worker would: the first of its artifacts that loads.
 
-It gets the load order as a HELLO frame, answers WELCOME or ERROR, then takes INFER frames that hold a request's
-inputs and its live answer, and gives RESULT frames that say how far the reference agrees. It ends with its channel.
+It receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a request's
+inputs and its live answer, and returns RESULT frames that tell how far the reference agrees. It ends with its channel.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import socket
 from pathlib import Path
 from typing import Any
 
-# What is heavy is imported at idle priority, in the functions below.
+# The functions below import heavy modules, so that the imports run at idle priority.
 
 THREADS = 1  # more would take more cores from the live engine at once
 
 
 def main() -> None:
-    """Entry of `python -m edgert.worker.shadow_process`."""
+    """Run `python -m edgert.worker.shadow_process`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel", type=int, required=True)
     end = socket.socket(fileno=parser.parse_args().channel)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _give_way()
+    _lower_priority()
     with contextlib.suppress(OSError):  # the worker is gone
         _serve(end)
     os._exit(0)  # some engines' own threads make the orderly exit slow or fatal
 
 
-def _give_way() -> None:
-    """Run only where a processor would idle, and be the first to go when memory runs out."""
+def _lower_priority() -> None:
+    """Run only while a processor is idle, and be the first process to end when memory runs out."""
     os.nice(19)
     with contextlib.suppress(OSError):  # some sandboxes refuse; nice remains
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -68,7 +68,7 @@ def _serve(end: socket.socket) -> None:
 
 
 def _open(order: dict[str, Any]) -> Any:
-    """Load the reference, and return the function that compares the tensors of an INFER frame with its answer."""
+    """Load the reference; return the function that compares the tensors of an INFER frame with its answer."""
     from edgert.bundle.manifest import ArtifactEntry
     from edgert.checks.golden_samples import load_checked
     from edgert.config import StateDir, read_config
@@ -88,7 +88,7 @@ def _open(order: dict[str, Any]) -> Any:
     if order.get("as_served"):
         session = first_working(version, opened).value
     elif version.reference is None:
-        raise BundleError("the bundle carries no reference for this device; build it with --with-reference")
+        raise BundleError("the bundle has no reference artifact for this device; build it with --with-reference")
     else:
         session = opened(version.reference)
     manifest = version.manifest

@@ -1,9 +1,9 @@
-"""The latency tuner: holds a model's p95 under its target by how far it lets the batcher batch.
+"""The latency tuner: it holds a model's p95 under a target by changing how far the batcher batches.
 
-Additive increase, multiplicative decrease, once per WINDOW answers: over the target, cap and linger shrink by a
-quarter; well under it, they grow back by a step. Where requests wait because there are too many of them, a
-smaller batch makes them wait longer: a cut after which the p95 did not fall is taken back and not tried again for a
-while (`state` then says `overloaded`).
+It decides once per WINDOW answers, with additive increase and multiplicative decrease: above the target, cap and linger
+shrink by a quarter; well below it, they grow by a step. If requests wait because there are too many of them, a smaller
+batch makes them wait longer: a cut after which the p95 did not fall is reverted, and not repeated for a while (`state`
+is `overloaded` then).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WINDOW = 100  # answers between two decisions
 SETTLE = 32  # answers ignored after a change: they were queued before it
 SHRINK = 0.75
 GROW_BELOW = 0.9  # of the target
-HELPS_BELOW = 0.98  # of the p95 before: a cut that gains less was none
+HELPS_BELOW = 0.98  # of the p95 before: a cut that gains less did not help
 HOLD_WINDOWS = 20
 LINGER_SHARE = 0.1
 LINGER_STEP = 0.01
@@ -27,7 +27,7 @@ class LatencyTuner:
     """Decides the batch cap and the linger for a target of `p95_ms`. `add` may be called by many threads."""
 
     def __init__(self, p95_ms: float, cap_max: int) -> None:
-        assert p95_ms > 0, "without a target there is nothing to tune to"
+        assert p95_ms > 0, "the tuner needs a target"
         self.target_ms = p95_ms
         self.cap, self.linger_share = cap_max, LINGER_SHARE
         self.p95_ms: float | None = None
@@ -40,7 +40,7 @@ class LatencyTuner:
         self._hold = 0
 
     def add(self, latencies_ns: Iterable[int]) -> None:
-        """Take in how long answers took; every WINDOW of them `cap` and `linger_share` may change."""
+        """Count latencies of answers; after every WINDOW of them, `cap` and `linger_share` may change."""
         with self._mutex:
             for latency_ns in latencies_ns:
                 if self._settling:

@@ -34,7 +34,7 @@ def worker_figures(requests: int, closed: dict[str, int], **changes: Any) -> Wor
         batches_closed=closed,
         runs={1: (60, 6_000_000), 2: (20, 3_000_000)},
         batcher=BatcherStatus(1, 0, 1, None),
-        cache=CacheStatus(True, "on: hits saved 3.0 times what lookups took", 3.0, 5, 10**6, 16 * 10**6, 10, 20),
+        cache=CacheStatus(True, "on: hits saved 3.0 times the time of lookups", 3.0, 5, 10**6, 16 * 10**6, 10, 20),
         near=None,
         shadow=None,
         alarms=(),

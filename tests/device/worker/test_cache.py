@@ -209,17 +209,17 @@ def test_it_comes_back_for_good_where_hits_clearly_pay_again() -> None:
     probed(cache, PROBE_LOOKUPS // 2)
     assert cache.on
     probed(cache, PROBE_LOOKUPS // 9)
-    assert cache.on, "off its trial, breaking even is enough again"
+    assert cache.on, "off probation, breaking even is enough again"
 
 
 def test_stats_say_whether_it_is_on_and_why() -> None:
     cache, now = a_cache()
-    assert "not judged" in cache.status().why
+    assert "512 lookups" in cache.status().why
     probed(cache, 0)
     said = cache.status()
     assert (said.on, said.worth) == (False, 0.0)
-    assert said.why == "off: hits saved 0.0 times what lookups took; tried again in 30 s"
+    assert said.why == "off: hits saved 0.0 times the time of lookups; on again in 30 s"
     now[0] += OFF_S
-    assert cache.status().why.startswith("on trial")
+    assert cache.status().why.startswith("on probation")
     probed(cache, PROBE_LOOKUPS // 2)
     assert cache.status().why.startswith("on: hits saved")

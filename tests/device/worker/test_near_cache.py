@@ -107,7 +107,7 @@ def test_it_turns_itself_off_where_the_engine_disagrees_and_begins_anew_later() 
         assert near.sampled, "before it is trusted nobody gets a wrong answer"
         cache.compared(near, OTHER)
     assert (cache.status().agreement or 0.0) < FLOOR
-    assert "tried again" in cache.status().why
+    assert "on again" in cache.status().why
     now[0] += OFF_S + 1
     assert cache.on
     assert cache.look(frame).outputs is None, "what was wrong is forgotten"

@@ -1,0 +1,108 @@
+"""The requests of one connection, parsed by httptools (the parser of Node.js)."""
+
+from __future__ import annotations
+
+from collections import deque
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from edgert.errors import ConfigInvalid
+from edgert.http.limits import HEAD_BYTES_MAX, HEADERS_MAX
+from edgert.http.messages import HttpError
+
+if TYPE_CHECKING:
+    from httptools import HttpRequestParser
+
+
+class ParsedRequest:
+    """A request, as far as it has come. httptools calls the methods of `RequestParser`, which fill this."""
+
+    __slots__ = (
+        "body_bytes",
+        "complete",
+        "head_bytes",
+        "head_complete",
+        "headers",
+        "keep_alive",
+        "method",
+        "parts",
+        "url",
+    )
+
+    def __init__(self) -> None:
+        self.method = self.url = ""
+        self.headers: dict[str, str] = {}
+        self.parts: list[bytes] = []
+        self.head_bytes = self.body_bytes = 0
+        self.head_complete = self.complete = self.keep_alive = False
+
+
+class RequestParser:
+    """Collects requests in the order they came; the last one may be incomplete."""
+
+    def __init__(self) -> None:
+        from httptools import HttpRequestParser
+
+        self.requests: deque[ParsedRequest] = deque()
+        self._parser: HttpRequestParser = HttpRequestParser(self)
+
+    def feed(self, data: memoryview) -> None:
+        """Parse `data`. Raises HttpError (400, 431) if it is not HTTP, or a head is too long."""
+        from httptools import HttpParserError, HttpParserUpgrade
+
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:  # the only protocol here is HTTP/1.1: answer the request, then close
+            self.requests[-1].keep_alive = False
+        except HttpParserError as error:
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
+        for request in self.requests:
+            if request.head_bytes > HEAD_BYTES_MAX or len(request.headers) > HEADERS_MAX:
+                raise HttpError(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    f"a request's head may have {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
+                )
+
+    def take(self) -> ParsedRequest | None:
+        """Return the first request once its head is complete."""
+        return self.requests.popleft() if self.requests and self.requests[0].head_complete else None
+
+    # --- called by httptools ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.requests.append(ParsedRequest())
+
+    def on_url(self, url: bytes) -> None:
+        request = self.requests[-1]
+        request.url += url.decode("latin-1")
+        request.head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        request = self.requests[-1]
+        request.head_bytes += len(name) + len(value) + 4
+        request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        request = self.requests[-1]
+        request.method = self._parser.get_method().decode("latin-1")
+        request.keep_alive = self._parser.should_keep_alive()
+        request.head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        request = self.requests[-1]
+        request.parts.append(body)
+        request.body_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        self.requests[-1].complete = True
+
+
+def check_installed() -> None:
+    """Raise ConfigInvalid if httptools is missing."""
+    try:
+        import httptools  # noqa: F401
+    except ImportError as error:
+        raise ConfigInvalid(
+            "[http] needs the package httptools. From the host: edgert bootstrap DEVICE --upgrade; "
+            "or here: pip install 'edgert[http]'"
+        ) from error
