@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -14,27 +15,19 @@ if TYPE_CHECKING:
     from httptools import HttpRequestParser
 
 
+@dataclass(slots=True)
 class ParsedRequest:
     """A request, as far as it has come. httptools calls the methods of `RequestParser`, which fill this."""
 
-    __slots__ = (
-        "body_bytes",
-        "complete",
-        "head_bytes",
-        "head_complete",
-        "headers",
-        "keep_alive",
-        "method",
-        "parts",
-        "url",
-    )
-
-    def __init__(self) -> None:
-        self.method = self.url = ""
-        self.headers: dict[str, str] = {}
-        self.parts: list[bytes] = []
-        self.head_bytes = self.body_bytes = 0
-        self.head_complete = self.complete = self.keep_alive = False
+    method: str = ""
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+    head_bytes: int = 0
+    body_bytes: int = 0
+    head_complete: bool = False
+    complete: bool = False
+    keep_alive: bool = False
 
 
 class RequestParser:

@@ -5,7 +5,7 @@
  *     #define EDGERT_IMPLEMENTATION
  *     #include "edgert.h"             // before other headers, or compile with -D_POSIX_C_SOURCE=200809L
  *
- * and in all others only the include. C99 (or C++11), libc and POSIX; nothing to link. Where the file lies:
+ * and in all others only the include. C99 (or C++11), libc and POSIX; nothing to link. To find the file:
  *
  *     python3 -c "import edgert; print(edgert.include_dir())"
  *
@@ -22,21 +22,21 @@
  *         use((const float *)response.outputs[0].data);
  *     edgert_close(client);
  *
- * Who owns what
- *   - A client is one connection. One thread at a time may use it; give each thread a client of its own.
- *   - Inputs are read during the call only, sent from where they lie, and may lie at any address.
- *   - Large inputs and outputs travel in memory that the daemon shares with this client, on Linux, where the daemon
- *     has some to give; define EDGERT_NO_SHARED_MEMORY first to do without.
- *   - Outputs lie in the client's own buffer, each at a multiple of 64 bytes, until the next call with this client.
- *   - What edgert_describe points to also stays until the next call with this client: a call may reconnect to a
- *     new release of the model.
- *   - Memory is taken at connecting and reconnecting, and when an answer is longer than any before; otherwise
+ * Ownership
+ *   - A client is one connection. Only one thread at a time may use it; give each thread its own client.
+ *   - Inputs are read during the call only, from their own memory, which may have any address.
+ *   - On Linux, large inputs and outputs go through memory that the daemon shares with this client. Define
+ *     EDGERT_NO_SHARED_MEMORY first to turn that off.
+ *   - Outputs are in the client's own buffer, each aligned to 64 bytes, until the next call with this client.
+ *   - The result of edgert_describe is valid until the next call with this client: a call may reconnect to a new
+ *     release of the model.
+ *   - Memory is allocated when the client connects or reconnects, and for an answer longer than any before; otherwise
  *     edgert_infer allocates nothing. EDGERT_MALLOC, EDGERT_FREE and EDGERT_FRAME_BYTES_MAX may be defined first.
  *
- * What is sent again, and what is not
- *   - When the daemon moves the model to a new release (MOVED), or had closed the connection before it took the
- *     whole request, no engine has seen the request: it goes again over a new connection, within its time-out.
- *   - A request whose worker was lost under it (EDGERT_WORKER_LOST) is never sent again by itself: it may be what
+ * Requests that are repeated
+ *   - If the daemon moves the model to a new release (MOVED), or closes the connection before it has the whole
+ *     request, no engine has seen the request: the client repeats it over a new connection, within its time-out.
+ *   - If the worker is lost during a request (EDGERT_WORKER_LOST), the client does not repeat it: the request may have
  *     brought the worker down. The next call connects anew.
  *
  * No call raises a signal (SIGPIPE) or prints; every wait ends at the call's time-out.
@@ -73,11 +73,11 @@ enum {
     EDGERT_NOT_ALLOWED = 14,       /* the device's configuration does not let this user connect */
     EDGERT_UNAVAILABLE = 20,       /* the model is loading or failing; see retry_after_ms */
     EDGERT_OVERLOADED = 21,        /* a queue or the connections are at their limit; see retry_after_ms */
-    EDGERT_WORKER_LOST = 22,       /* the worker ended while it had the request; to send it again is the app's choice */
+    EDGERT_WORKER_LOST = 22,       /* the worker ended during the request; the app decides whether to repeat it */
     EDGERT_UNREACHABLE = 23,       /* nothing answers on the daemon's socket */
     EDGERT_SHUTTING_DOWN = 24,     /* the daemon stops */
-    EDGERT_ENGINE_FAILED = 42,     /* the engine refused this run */
-    EDGERT_OUT_OF_MEMORY = 100     /* this program's, never the daemon's */
+    EDGERT_ENGINE_FAILED = 42,     /* the engine failed in this run */
+    EDGERT_OUT_OF_MEMORY = 100     /* of this program, not of the daemon */
 };
 
 /* Open Inference Protocol's names; BOOL is one byte. */
@@ -102,10 +102,10 @@ typedef struct edgert_error {
     int code;                           /* EDGERT_OK or what failed */
     int retryable;                      /* whether the same call may succeed later, unchanged */
     uint32_t retry_after_ms;            /* the daemon's advice; 0 for none */
-    char message[EDGERT_MESSAGE_BYTES]; /* for people, UTF-8, cut where it is longer */
+    char message[EDGERT_MESSAGE_BYTES]; /* for people; UTF-8, cut if it is longer */
 } edgert_error;
 
-/* What a model takes or gives under one name. -1 in `shape`: each request chooses. */
+/* One input or output of a model. -1 in `shape`: any length. */
 typedef struct edgert_spec {
     const char *name;
     int datatype;
@@ -122,15 +122,15 @@ typedef struct edgert_model {
     size_t input_count;
     const edgert_spec *outputs;
     size_t output_count;
-    const edgert_spec *preprocess; /* the UINT8 tensor also taken for the input of that name; NULL for none */
-    const edgert_spec *files;      /* the same for image files (JPEG, PNG), each a row filled up with zeros */
-    const char *const *labels;     /* names of the classes; NULL where the model has none */
+    const edgert_spec *preprocess; /* the UINT8 tensor that the input of that name also takes; NULL for none */
+    const edgert_spec *files;      /* the same for image files (JPEG, PNG), each a row padded with zeros */
+    const char *const *labels;     /* names of the classes; NULL if the model has none */
     size_t label_count;
 } edgert_model;
 
-/* A tensor given or received: C order, little-endian. */
+/* An input or output tensor: C order, little-endian. */
 typedef struct edgert_tensor {
-    const char *name; /* given: NULL, or checked against the model's; received: the model's */
+    const char *name; /* of an input: NULL, or the model's name for it; of an output: the model's */
     int datatype;
     int rank;
     uint32_t shape[EDGERT_RANK_MAX];
@@ -139,9 +139,9 @@ typedef struct edgert_tensor {
 } edgert_tensor;
 
 typedef struct edgert_options {
-    uint32_t timeout_ms; /* of this request, reconnecting included; 0 for the client's */
-    int no_cache;        /* answer from the engine, not from the cache */
-    int high_priority;   /* go before the others that wait for the engine */
+    uint32_t timeout_ms; /* of this request, including the time to reconnect; 0: the client's */
+    int no_cache;        /* the engine answers, not the cache */
+    int high_priority;   /* goes before the others that wait for the engine */
 } edgert_options;
 
 typedef struct edgert_response {
@@ -154,30 +154,30 @@ typedef struct edgert_response {
     uint32_t stage_us[6]; /* decode, preprocess, cache, queue, engine, postprocess */
 } edgert_response;
 
-/* Connect to the daemon for one model. `path` NULL: $EDGERT_SOCKET, else the first edgert.sock that is there in
- * $EDGERT_STATE, /run/edgert, /var/lib/edgert, ~/.local/state/edgert. Waits, at most `timeout_ms` (0: 30 s), for a
- * model that is being loaded. `timeout_ms` is also what edgert_infer uses by default. NULL on failure; `error`
- * may be NULL in every call. */
+/* Connect to the daemon for one model. `path` NULL: $EDGERT_SOCKET, else the first edgert.sock in $EDGERT_STATE,
+ * /run/edgert, /var/lib/edgert, ~/.local/state/edgert. Waits at most `timeout_ms` (0: 30 s) for a model that is being
+ * loaded; edgert_infer uses the same time-out by default. Returns NULL on failure. `error` may be NULL in every
+ * call. */
 edgert_client *edgert_connect(const char *path, const char *model, uint32_t timeout_ms, edgert_error *error);
 
-/* What the daemon said of the model at the last connecting. Never NULL. */
+/* Return the description of the model, as of the last time the client connected. Never NULL. */
 const edgert_model *edgert_describe(const edgert_client *client);
 
-/* Answer one request: `inputs` in the order of the model's. EDGERT_OK or a code, the same as error->code. */
+/* Answer one request; `inputs` are in the model's order. Returns EDGERT_OK or a code, the same as error->code. */
 int edgert_infer(edgert_client *client, const edgert_tensor *inputs, size_t input_count,
                  const edgert_options *options, edgert_response *response, edgert_error *error);
 
-/* Ask for a sign of life of the model's worker. EDGERT_OK or a code. `timeout_ms` 0: the client's. */
+/* Check that the model's worker answers. Returns EDGERT_OK or a code. `timeout_ms` 0: the client's. */
 int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error);
 
-/* Close the connection and free the client; NULL is taken. */
+/* Close the connection and free the client; NULL is allowed. */
 void edgert_close(edgert_client *client);
 
-/* Fill `tensor` for edgert_infer; `bytes` follows from shape and datatype. EDGERT_OK or EDGERT_INVALID. */
+/* Fill `tensor` for edgert_infer; `bytes` follows from shape and datatype. Returns EDGERT_OK or EDGERT_INVALID. */
 int edgert_tensor_set(edgert_tensor *tensor, int datatype, const uint32_t *shape, int rank, const void *data);
 
-size_t edgert_datatype_bytes(int datatype);      /* 0 for a number that is no datatype */
-const char *edgert_datatype_name(int datatype);  /* "FP32"; "" for a number that is no datatype */
+size_t edgert_datatype_bytes(int datatype);      /* 0 for an unknown datatype */
+const char *edgert_datatype_name(int datatype);  /* "FP32"; "" for an unknown datatype */
 const char *edgert_code_name(int code);          /* "unavailable.overloaded": the stable code */
 
 #ifdef __cplusplus
@@ -219,20 +219,20 @@ extern "C" {
 #define EDGERT_FREE free
 #endif
 #ifndef EDGERT_FRAME_BYTES_MAX
-#define EDGERT_FRAME_BYTES_MAX (64u * 1024u * 1024u) /* the longest answer taken */
+#define EDGERT_FRAME_BYTES_MAX (64u * 1024u * 1024u) /* of an answer */
 #endif
 #define EDGERT__META_BYTES_MAX (1024u * 1024u)
 #define EDGERT__HELLO_BYTES_MAX 4096u
 #define EDGERT__TIMEOUT_MS 30000u
 #define EDGERT__RETRY_PAUSE_MS 50u
-#define EDGERT__SEND_BUFFER_BYTES (1024 * 1024) /* a large request then leaves in one system call */
+#define EDGERT__SEND_BUFFER_BYTES (1024 * 1024) /* a large request then takes one system call */
 #ifndef EDGERT_SHARE_BYTES_MIN
-#define EDGERT_SHARE_BYTES_MIN (16u * 1024u) /* below this the socket's copies cost less than the look elsewhere */
+#define EDGERT_SHARE_BYTES_MIN (16u * 1024u) /* for smaller frames, the socket's copies cost less */
 #endif
 #define EDGERT__GET_SEALS 1034              /* F_GET_SEALS, and F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
 #define EDGERT__SEALS 7
 #define EDGERT__JSON_DEPTH_MAX 32
-#define EDGERT__AGAIN (-1) /* no engine saw the request: again, after what the error's retry_after_ms asks for */
+#define EDGERT__AGAIN (-1) /* no engine saw the request: repeat it after the error's retry_after_ms */
 
 enum {
     EDGERT__HELLO = 1,
@@ -252,7 +252,7 @@ enum {
     EDGERT__FLAG_NEAR_HIT = 16
 };
 
-/* A frame's header, decoded, and where its parts lie in the buffer. */
+/* A decoded header, and where the parts of its frame are in the buffer. */
 typedef struct edgert__frame {
     unsigned kind, flags, status, tensors;
     uint64_t request_id, body_bytes;
@@ -264,18 +264,18 @@ typedef struct edgert__frame {
 
 struct edgert_client {
     int fd;                 /* -1 while not connected */
-    uint32_t timeout_ms;    /* of a request, unless it says otherwise */
-    int64_t kernel_wait_ms; /* what the socket's own time-outs are set to */
+    uint32_t timeout_ms;    /* of a request without its own */
+    int64_t kernel_wait_ms; /* the present time-out of the socket */
     uint64_t request_id;
     uint32_t model_id;
-    char *name; /* the model asked for */
+    char *name; /* of the model */
     char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
     unsigned char *memory, *buffer; /* `buffer` is the first multiple of 64 in `memory` */
-    size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame given out last */
-    unsigned char *shared;          /* memory shared with the daemon, NULL for none: first the half written here */
-    size_t half;                    /* bytes of each of its halves */
-    int greeted;                    /* whether the first bytes came, with which that memory does */
-    char *text;                     /* WELCOME's JSON; the strings of `model` lie in it */
+    size_t capacity, filled, taken; /* of `buffer`: its size, bytes received, bytes of the frame returned last */
+    unsigned char *shared;          /* memory shared with the daemon, NULL for none; the client writes its first half */
+    size_t half;                    /* bytes of each half */
+    int greeted;                    /* whether the first bytes, which carry that memory, have come */
+    char *text;                     /* WELCOME's JSON, with the strings of `model` */
     const char **labels;
     edgert_model model;
     edgert_spec inputs[EDGERT_TENSORS_MAX], outputs[EDGERT_TENSORS_MAX], preprocess, files;
@@ -349,7 +349,7 @@ static int edgert__datatype_of(const char *name) {
     return 0;
 }
 
-/* Bytes of a tensor, or UINT64_MAX for more than any frame holds. */
+/* Return the bytes of a tensor, or UINT64_MAX for more than any frame holds. */
 static uint64_t edgert__tensor_bytes(int datatype, const uint32_t *shape, int rank) {
     uint64_t bytes = edgert_datatype_bytes(datatype);
     int i;
@@ -407,7 +407,7 @@ static void edgert__put_header(unsigned char *at, const edgert__frame *frame) {
     edgert__put(at + 32, 8, frame->body_bytes);
 }
 
-/* The header at `at`, checked. NULL, or what is wrong with it. */
+/* Decode and check the header at `at`. Returns NULL, or what is wrong with it. */
 static const char *edgert__get_header(const unsigned char *at, edgert__frame *frame) {
     int i;
     frame->kind = at[5];
@@ -442,7 +442,7 @@ static void edgert__put_descriptor(unsigned char *at, unsigned number, const edg
     for (i = 0; i < tensor->rank; i++) edgert__put(at + 16 + 4 * i, 4, tensor->shape[i]);
 }
 
-/* The tensors of the whole frame at `at`, their numbers in `numbers`. NULL, or what is wrong with them. */
+/* Decode the tensors of the whole frame at `at`, and their numbers. Returns NULL, or what is wrong with them. */
 static const char *edgert__get_tensors(const unsigned char *at, const edgert__frame *frame, edgert_tensor *tensors,
                                        unsigned *numbers) {
     const unsigned char *described = at + 64 + edgert__padded(frame->meta_bytes);
@@ -461,7 +461,7 @@ static const char *edgert__get_tensors(const unsigned char *at, const edgert__fr
             return "a tensor's datatype or rank is not known";
         for (k = 0; k < tensor->rank; k++) tensor->shape[k] = (uint32_t)edgert__get(described + 16 + 4 * k, 4);
         if (edgert__tensor_bytes(tensor->datatype, tensor->shape, tensor->rank) != bytes)
-            return "a tensor's bytes are not those of its shape";
+            return "a tensor's bytes do not match its shape";
         if (bytes > (uint64_t)(end - data) || edgert__padded(bytes) > (uint64_t)(end - data))
             return "a tensor reaches beyond its frame";
         tensor->data = data;
@@ -471,9 +471,9 @@ static const char *edgert__get_tensors(const unsigned char *at, const edgert__fr
     return data == end ? NULL : "the frame's body is longer than its parts";
 }
 
-/* --- JSON: only what the protocol needs, over bytes that may be anything ------------------------------------- */
+/* --- JSON: only what the protocol needs; the bytes may be anything ------------------------------------------- */
 
-/* The text from `at` to `end`. Strings are decoded where they lie: they only get shorter. */
+/* The text from `at` to `end`. Strings are decoded in place: they only get shorter. */
 typedef struct edgert__json {
     char *at, *end;
 } edgert__json;
@@ -524,10 +524,10 @@ static char *edgert__json_utf8(char *out, uint32_t point) {
     return out;
 }
 
-/* A \u escape whose four digits are at json->at, and the other half of a pair; half a pair alone is U+FFFD. */
+/* Decode a \u escape with its four digits at json->at, and the second half of a pair; a lone half is U+FFFD. */
 static int edgert__json_escape(edgert__json *json, char **out) {
     uint32_t point, low;
-    if (!edgert__json_hex4(json->at, json->end, &point) || !point) return 0; /* a NUL would cut the string short */
+    if (!edgert__json_hex4(json->at, json->end, &point) || !point) return 0; /* a NUL would end the string */
     json->at += 4;
     if (point >= 0xD800 && point <= 0xDFFF) {
         if (point < 0xDC00 && json->end - json->at >= 6 && json->at[0] == '\\' && json->at[1] == 'u' &&
@@ -542,7 +542,7 @@ static int edgert__json_escape(edgert__json *json, char **out) {
     return 1;
 }
 
-/* A string, decoded and ended by a NUL where it lies. */
+/* Decode a string in place, and end it with a NUL. */
 static int edgert__json_string(edgert__json *json, char **value) {
     static const char escapes[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
     char *out;
@@ -573,7 +573,7 @@ static int edgert__json_string(edgert__json *json, char **value) {
     return 0;
 }
 
-/* A whole number of at most 18 digits. */
+/* Read a whole number of at most 18 digits. */
 static int edgert__json_integer(edgert__json *json, int64_t *value) {
     int negative = edgert__json_next(json, '-');
     int digits = 0;
@@ -592,7 +592,7 @@ static int edgert__json_word(edgert__json *json, const char *word) {
     return 1;
 }
 
-/* Passes over any value, without changing it, so that it may be read again. */
+/* Skip any value without changing it, so that it can be read again. */
 static int edgert__json_skip(edgert__json *json, int depth) {
     if (depth > EDGERT__JSON_DEPTH_MAX) return 0;
     if (edgert__json_next(json, '"')) {
@@ -630,7 +630,8 @@ static int edgert__json_skip(edgert__json *json, int depth) {
     }
 }
 
-/* The next key of an object, and its colon; *first is 1 before the first. 0 at the end (*bad 0) or for no JSON. */
+/* Read the next key of an object and its colon; *first is 1 before the first. Returns 0 at the end (*bad 0) or if it
+ * is not JSON. */
 static int edgert__json_key(edgert__json *json, int *first, char **key, int *bad) {
     *bad = 0;
     if (edgert__json_next(json, '}')) return 0;
@@ -656,7 +657,7 @@ static int edgert__json_shape(edgert__json *json, edgert_spec *spec) {
     return edgert__json_next(json, ']');
 }
 
-/* {"name": ..., "datatype": ..., "shape": [...]} */
+/* Read {"name": ..., "datatype": ..., "shape": [...]}. */
 static int edgert__json_spec(edgert__json *json, edgert_spec *spec) {
     int first = 1, bad = 0, shaped = 0;
     char *key, *word;
@@ -690,7 +691,7 @@ static int edgert__json_specs(edgert__json *json, edgert_spec *specs, size_t *co
     return edgert__json_next(json, ']');
 }
 
-/* {"input": spec, "files": spec}, either may be absent. */
+/* Read {"input": spec, "files": spec}; both are optional. */
 static int edgert__json_preprocess(edgert__json *json, edgert_client *client) {
     int first = 1, bad = 0;
     char *key;
@@ -709,7 +710,7 @@ static int edgert__json_preprocess(edgert__json *json, edgert_client *client) {
     return !bad;
 }
 
-/* A list of strings: counted first, so that exactly its pointers are allocated. 0 also when memory is out. */
+/* Read a list of strings: count them first, to allocate exactly their pointers. Returns 0 also without memory. */
 static int edgert__json_labels(edgert__json *json, const char ***labels, size_t *count) {
     edgert__json ahead;
     size_t commas = 0, i = 0;
@@ -734,7 +735,7 @@ static int edgert__json_labels(edgert__json *json, const char ***labels, size_t 
     return edgert__json_next(json, ']');
 }
 
-/* The whole of WELCOME's meta, in client->text, into client->model. */
+/* Read WELCOME's meta, which is in client->text, into client->model. */
 static int edgert__read_welcome(edgert_client *client, size_t length) {
     edgert__json json;
     edgert_model *model = &client->model;
@@ -791,7 +792,7 @@ static int edgert__known(unsigned status) {
     }
 }
 
-/* What an ERROR frame says; its meta is changed by the reading. */
+/* Read an ERROR frame; this changes its meta. */
 static int edgert__read_error(const edgert__frame *frame, edgert_error *error) {
     edgert__json json;
     int first = 1, bad = 0, fine = 1;
@@ -837,7 +838,7 @@ static void edgert__unmap(edgert_client *client) {
     client->half = 0;
 }
 
-/* Maps what `descriptor` names, where it is sealed against any change of its size; closes `descriptor`. */
+/* Map the memory of `descriptor` if it is sealed against any change of its size; close `descriptor`. */
 static void edgert__map(edgert_client *client, int descriptor) {
     struct stat about;
     int seals = fcntl(descriptor, EDGERT__GET_SEALS);
@@ -852,7 +853,7 @@ static void edgert__map(edgert_client *client, int descriptor) {
     (void)close(descriptor);
 }
 
-/* As recv, for the connection's first bytes: the daemon's memory comes along with them, if it gives any. */
+/* As recv, for the connection's first bytes, which may carry the daemon's memory. */
 static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, size_t size) {
     union {
         struct cmsghdr header; /* aligns it */
@@ -885,8 +886,8 @@ static ssize_t edgert__receive_first(edgert_client *client, unsigned char *out, 
     return got;
 }
 
-/* Puts the body of the frame in `parts` into this side's half, where it fits and is worth it; what travels then is
- * the header alone. How many parts there are to send. */
+/* Copy the body of the frame in `parts` to this end's half, if it fits and pays; then only the header is sent. Returns
+ * the number of parts to send. */
 static size_t edgert__share(edgert_client *client, struct iovec *parts, size_t count, const edgert__frame *frame) {
     unsigned char *head = (unsigned char *)parts[0].iov_base, *at;
     size_t i;
@@ -931,7 +932,7 @@ static void edgert__hang_up(edgert_client *client) {
     client->kernel_wait_ms = -1;
 }
 
-/* Lets the kernel bound each call, cheaper than a poll before it: requests of one time-out find it set already. */
+/* Let the kernel limit each call, which is cheaper than a poll. Requests with one time-out set it only once. */
 static int edgert__bound(edgert_client *client, int64_t deadline_us) {
     int64_t left_ms = (deadline_us - edgert__now_us() + 999) / 1000;
     struct timeval value;
@@ -950,7 +951,7 @@ static int edgert__late(edgert_error *error, const char *what) {
     return edgert__fail(error, EDGERT_DEADLINE_EXCEEDED, "%s; give a longer time-out or look at edgertd status", what);
 }
 
-/* Sends every byte of `parts`. EDGERT_OK, EDGERT__AGAIN when the daemon had closed before it had all, or a code. */
+/* Send every byte of `parts`. Returns EDGERT_OK, EDGERT__AGAIN if the daemon closed before it had all, or a code. */
 static int edgert__send(edgert_client *client, struct iovec *parts, size_t count, int64_t deadline_us,
                         edgert_error *error) {
     while (count) {
@@ -962,7 +963,7 @@ static int edgert__send(edgert_client *client, struct iovec *parts, size_t count
         message.msg_iov = parts;
         message.msg_iovlen = (unsigned char)count; /* at most 65; an int in some C libraries, a size_t in others */
         sent = sendmsg(client->fd, &message, MSG_NOSIGNAL);
-        if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue; /* past the deadline, the bound says so */
+        if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue; /* edgert__bound checks the deadline */
         if (sent < 0) return EDGERT__AGAIN;
         while (count && (size_t)sent >= parts->iov_len) {
             sent -= (ssize_t)parts->iov_len;
@@ -977,7 +978,7 @@ static int edgert__send(edgert_client *client, struct iovec *parts, size_t count
     return EDGERT_OK;
 }
 
-/* Makes `buffer` at least `size` bytes long. */
+/* Make `buffer` at least `size` bytes long. */
 static int edgert__make_room(edgert_client *client, size_t size) {
     unsigned char *memory, *buffer;
     if (size <= client->capacity) return 1;
@@ -992,7 +993,7 @@ static int edgert__make_room(edgert_client *client, size_t size) {
     return 1;
 }
 
-/* The next frame, whole, at the start of the buffer. EDGERT_WORKER_LOST at the end of the connection. */
+/* Receive the next frame to the start of the buffer. EDGERT_WORKER_LOST at the end of the connection. */
 static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t deadline_us, edgert_error *error) {
     size_t rest = client->filled - client->taken;
     if (rest && client->taken) memmove(client->buffer, client->buffer + client->taken, rest);
@@ -1007,11 +1008,11 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
                 return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
                                     (unsigned long)frame->size);
             if (frame->flags & EDGERT__FLAG_SHARED) {
-                /* Copied out before anything is looked at; what followed the header, a MOVED, say, goes behind it. */
+                /* Copy it out before anything is checked; bytes after the header (maybe a MOVED) go behind it. */
                 size_t more = client->filled - 64;
                 if (!client->shared || frame->size > client->half)
                     return edgert__fail(error, EDGERT_PROTOCOL,
-                                        "the daemon's answer: a frame in shared memory that is not there");
+                                        "the daemon's answer: a frame in shared memory that does not exist");
                 if (!edgert__make_room(client, frame->size + more))
                     return edgert__fail(error, EDGERT_OUT_OF_MEMORY, "no memory for an answer of %lu bytes",
                                         (unsigned long)frame->size);
@@ -1032,7 +1033,7 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0)
             return edgert__fail(error, EDGERT_WORKER_LOST,
-                                "the daemon dropped the connection during the request: %s; send it again",
+                                "the daemon closed the connection during the request: %s; send it again",
                                 strerror(errno));
         if (!got)
             return edgert__fail(error, EDGERT_WORKER_LOST,
@@ -1041,8 +1042,8 @@ static int edgert__receive(edgert_client *client, edgert__frame *frame, int64_t 
     }
 }
 
-/* {"model": name}, with "shared": true where memory may be shared, as a frame of at most 64 + EDGERT__HELLO_BYTES_MAX
- * bytes; its size, or 0 for a name too long. */
+/* Write {"model": name}, with "shared": true if memory may be shared, as a frame of at most 64 +
+ * EDGERT__HELLO_BYTES_MAX bytes. Returns its size, or 0 if the name is too long. */
 static size_t edgert__hello(unsigned char *out, const char *name, int shared) {
     static const char hex[] = "0123456789abcdef";
     unsigned char *at = out + 64, *end = out + 64 + EDGERT__HELLO_BYTES_MAX;
@@ -1084,7 +1085,7 @@ static int edgert__dial(edgert_client *client, int64_t deadline_us, edgert_error
     address.sun_family = AF_UNIX;
     memcpy(address.sun_path, path, sizeof client->path);
     client->fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (client->fd < 0) return edgert__fail(error, EDGERT_UNREACHABLE, "no socket can be made: %s", strerror(errno));
+    if (client->fd < 0) return edgert__fail(error, EDGERT_UNREACHABLE, "cannot make a socket: %s", strerror(errno));
     (void)fcntl(client->fd, F_SETFD, FD_CLOEXEC);
     (void)setsockopt(client->fd, SOL_SOCKET, SO_SNDBUF, &send_buffer_bytes, sizeof send_buffer_bytes);
     do {
@@ -1101,7 +1102,7 @@ static int edgert__dial(edgert_client *client, int64_t deadline_us, edgert_error
     return edgert__fail(error, EDGERT_UNREACHABLE, "cannot connect to the daemon at %s: %s", path, strerror(errno));
 }
 
-/* Connects and reads the welcome. EDGERT__AGAIN, with the error set, when the daemon says to come back. */
+/* Connect and read the WELCOME. EDGERT__AGAIN, with the error set, if the daemon asks to try later. */
 static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     unsigned char hello[64 + EDGERT__HELLO_BYTES_MAX];
     edgert__frame frame;
@@ -1136,14 +1137,14 @@ static int edgert__greet(edgert_client *client, int64_t deadline_us, edgert_erro
     client->text[frame.meta_bytes] = 0;
     if (frame.kind != EDGERT__WELCOME || frame.tensors || !edgert__read_welcome(client, frame.meta_bytes))
         return edgert__fail(error, EDGERT_PROTOCOL,
-                            "the daemon's welcome does not describe a model as docs/protocol.md says");
+                            "the daemon's WELCOME does not describe a model as in docs/protocol.md");
     client->model_id = frame.model_id;
     return EDGERT_OK;
 }
 
 /* --- requests ---------------------------------------------------------------------------------------------- */
 
-/* The buffers of one INFER frame, which must outlive it; `head` holds 64 bytes for the header and for each input. */
+/* Make the buffers of one INFER frame; `head` has 64 bytes for the header and for each input, and must outlive it. */
 static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, edgert__frame *frame,
                                     const edgert_tensor *inputs, size_t count) {
     static unsigned char padding[64];
@@ -1168,25 +1169,25 @@ static size_t edgert__request_parts(struct iovec *parts, unsigned char *head, ed
     return used;
 }
 
-/* One request over the open connection. EDGERT__AGAIN when no engine saw it. */
+/* Send one request over the open connection. EDGERT__AGAIN if no engine saw it. */
 static int edgert__ask(edgert_client *client, edgert__frame *request, const edgert_tensor *inputs, size_t count,
                        int64_t deadline_us, edgert__frame *answer, edgert_error *error) {
     unsigned char head[64 + 64 * EDGERT_TENSORS_MAX];
     struct iovec parts[1 + 2 * EDGERT_TENSORS_MAX];
     int64_t left_us = deadline_us - edgert__now_us();
     int code;
-    if (left_us <= 0) return edgert__late(error, "the time-out had passed before the request was sent");
+    if (left_us <= 0) return edgert__late(error, "the time-out passed before the request was sent");
     request->request_id = ++client->request_id;
     request->model_id = client->model_id;
     if (request->kind == EDGERT__INFER) request->arg = left_us < (int64_t)UINT32_MAX ? (uint32_t)left_us : UINT32_MAX;
     count = edgert__request_parts(parts, head, request, inputs, count);
     if (request->kind == EDGERT__INFER && 64 + request->body_bytes > client->model.frame_bytes_max)
-        return edgert__fail(error, EDGERT_INVALID, "a request of %lu bytes; at most %lu are taken: split it",
+        return edgert__fail(error, EDGERT_INVALID, "the request has %lu bytes, at most %lu are allowed: split it",
                             (unsigned long)(64 + request->body_bytes), (unsigned long)client->model.frame_bytes_max);
     count = edgert__share(client, parts, count, request);
     code = edgert__send(client, parts, count, deadline_us, error);
     if (code == EDGERT__AGAIN) {
-        /* It closed before it had the whole request: its own words say why, if there are any. */
+        /* It closed before it had the whole request; it may have sent an error. */
         int64_t soon_us = edgert__now_us() + EDGERT__RETRY_PAUSE_MS * 1000;
         code = edgert__receive(client, answer, soon_us, error);
         code = !code && answer->kind == EDGERT__ERROR ? edgert__read_error(answer, error) : EDGERT__AGAIN;
@@ -1202,7 +1203,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     }
     if (!code && answer->kind == EDGERT__ERROR) {
         if (answer->request_id == request->request_id) return edgert__read_error(answer, error);
-        code = edgert__read_error(answer, error); /* of the connection, which ends */
+        code = edgert__read_error(answer, error); /* it concerns the connection, which ends */
     } else if (!code && answer->kind == (request->kind == EDGERT__PING ? EDGERT__PONG : EDGERT__RESULT) &&
                answer->request_id == request->request_id) {
         return EDGERT_OK;
@@ -1213,7 +1214,7 @@ static int edgert__ask(edgert_client *client, edgert__frame *request, const edge
     return code;
 }
 
-/* Waits as long as the daemon asked for. 0 when that is past the deadline. */
+/* Wait as long as the daemon asked. Returns 0 if that is past the deadline. */
 static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
     int64_t wait_us = (int64_t)again->retry_after_ms * 1000;
     struct timespec pause;
@@ -1225,7 +1226,7 @@ static int edgert__pause(const edgert_error *again, int64_t deadline_us) {
     return 1;
 }
 
-/* Connects where there is no connection, again and again while the daemon says so. */
+/* Connect if there is no connection; repeat while the daemon asks to try later. */
 static int edgert__open(edgert_client *client, int64_t deadline_us, edgert_error *error) {
     while (client->fd < 0) {
         int code = edgert__greet(client, deadline_us, error);
@@ -1263,7 +1264,7 @@ static int edgert__check_inputs(const edgert_client *client, const edgert_tensor
             edgert__tensor_bytes(tensor->datatype, tensor->shape, tensor->rank) != tensor->bytes ||
             (tensor->bytes && !tensor->data))
             return edgert__fail(error, EDGERT_INVALID,
-                                "input %lu has no data, or bytes that are not its shape's: use edgert_tensor_set",
+                                "input %lu has no data, or its bytes do not match its shape: use edgert_tensor_set",
                                 (unsigned long)i);
     }
     return EDGERT_OK;
@@ -1319,7 +1320,7 @@ int edgert_ping(edgert_client *client, uint32_t timeout_ms, edgert_error *error)
 
 /* --- opening and closing ----------------------------------------------------------------------------------- */
 
-/* Where the daemon listens unless told otherwise. 0 for a path longer than a socket's may be. */
+/* Find the default socket. Returns 0 if its path is too long. */
 static int edgert__find_socket(char *out, size_t size, const char *path) {
     /* The same places in the same order as `default_socket` of edgert/config.py. */
     const char *folders[4], *ends[4];
@@ -1338,7 +1339,7 @@ static int edgert__find_socket(char *out, size_t size, const char *path) {
         length = snprintf(out, size, "%s%s", folders[i], ends[i]);
         if (length > 0 && (size_t)length < size && access(out, F_OK) == 0) return 1;
     }
-    i = folders[0] && *folders[0] ? 0 : 1; /* none is there: the first is what the error names */
+    i = folders[0] && *folders[0] ? 0 : 1; /* there is none: the error names the first */
     length = snprintf(out, size, "%s%s", folders[i], ends[i]);
     return length > 0 && (size_t)length < size;
 }

@@ -1,4 +1,4 @@
-"""NumPy arrays as tensors of the local protocol, and back. Both ends of the socket use it."""
+"""NumPy arrays as tensors of the local protocol, and back; for both ends of the socket."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
-IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # how JPEG and PNG files begin
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
-# The same few shapes travel again and again.
+# The same few shapes are sent again and again.
 _DESCRIPTORS: dict[tuple[int, np.dtype[Any], tuple[int, ...]], bytes] = {}
 DESCRIPTORS_MAX = 1024
 
@@ -22,7 +22,7 @@ _DTYPES = {datatype: np.dtype(name) for datatype, name in NUMPY_NAMES.items()}
 
 
 def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    """`array` as tensor `number` of a frame. Small arrays are copied; of others the memory itself is sent."""
+    """Return `array` as tensor `number` of a frame. Small arrays are copied; of others the memory itself is sent."""
     shape = array.shape
     key = (number, array.dtype, shape)
     described = _DESCRIPTORS.get(key)
@@ -34,7 +34,7 @@ def to_wire(number: int, array: NDArray[Any]) -> wire.OutTensor:
 
 
 def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:
-    """A view over a received tensor; valid as long as the frame's buffer is."""
+    """Return a view of a received tensor; it is valid as long as the frame's buffer."""
     return np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
@@ -48,16 +48,7 @@ def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:
 
 
 def looks_of(arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
-    """The shapes and dtypes of arrays, to compare with those of others."""
+    """Return the shapes and dtypes of arrays, to compare with those of others."""
     if len(arrays) == 1:
         return arrays[0].shape, arrays[0].dtype
     return tuple((array.shape, array.dtype) for array in arrays)
-
-
-def places(arrays: Sequence[NDArray[Any]], memory: bytearray | memoryview) -> list[NDArray[Any]]:
-    """Where the tensors of a frame of these arrays lie in the memory that holds the frame."""
-    found, at = [], 64 + 64 * len(arrays)
-    for array in arrays:
-        found.append(np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape))
-        at += (array.nbytes + 63) & ~63
-    return found

@@ -1,4 +1,4 @@
-"""The control socket's little language: one JSON line asks, one answers. Used by `edgertd`'s commands."""
+"""The protocol of the control socket, which `edgertd`'s commands use: one JSON line asks, one JSON line answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE_BYTES_MAX = 256 * 1024
 def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Send one request to the daemon whose control socket is `path`.
 
-    Raises DaemonUnreachable where none listens, DaemonBusy where it does not answer, and the daemon's own error.
+    Raises DaemonUnreachable if none listens, DaemonBusy if it does not answer, and the daemon's own error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)

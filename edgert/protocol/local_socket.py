@@ -1,4 +1,4 @@
-"""A Unix stream socket as both ends of the local protocol use it: connected, its waits bounded, sent to whole."""
+"""A Unix stream socket as both ends of the local protocol use it: connect, limit the waits, send everything."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from pathlib import Path
 from edgert.errors import DaemonUnreachable
 from edgert.protocol import wire
 
-WAIT_S_MAX = 366 * 86400.0  # of any one wait; who asks for more, or for ever, asks for this
+WAIT_S_MAX = 366 * 86400.0  # of any one wait; a longer time-out is cut to this
 SEND_BUFFER_BYTES = 1024**2  # a large frame then leaves in one system call
 
 
 def timeval(seconds: float) -> bytes:
-    """A time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, as 0 would mean for ever."""
+    """Return a time-out for SO_RCVTIMEO and SO_SNDTIMEO; at least a millisecond, because 0 would mean no limit."""
     microseconds = max(1000, int(min(WAIT_S_MAX, seconds) * 1e6))
     return struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
 
 
 def send_all(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
-    """Send every byte of `parts`, in as few system calls as the kernel takes."""
-    total = sum(map(len, parts))
+    """Send every byte of `parts`, in one system call if the kernel takes them."""
     sent = sock.sendmsg(parts)
-    if sent == total:
-        return
-    rest = memoryview(b"".join(parts))[sent:]
-    sock.sendall(rest)
+    if sent < sum(map(len, parts)):
+        sock.sendall(memoryview(b"".join(parts))[sent:])
 
 
 def dial(path: Path, deadline: float, *, wait: bool = True) -> socket.socket:
-    """A connected socket. Where the daemon's queue is full it waits until `deadline`, or, without `wait`, fails at
-    once with a BlockingIOError as the cause. Raises DaemonUnreachable.
+    """Return a connected socket. Raises DaemonUnreachable.
+
+    If the daemon's queue is full, it waits until `deadline`; without `wait` it fails at once, with a BlockingIOError as
+    the cause.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # The kernel's own time-out: a socket that Python times would fail at once where the backlog is full.
+        # The kernel's own time-out: a socket that Python times would fail at once if the queue is full.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(deadline - time.monotonic()))
         sock.setblocking(wait)
         sock.connect(os.fspath(path))
         sock.setblocking(True)
         return sock
-    except FileNotFoundError as error:
-        sock.close()
-        raise DaemonUnreachable(
-            f"no daemon listens at {path}: start it with edgertd start, or give its path"
-        ) from error
-    except PermissionError as error:
-        sock.close()
-        raise DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group") from error
     except OSError as error:
         sock.close()
-        raise DaemonUnreachable(
-            f"cannot connect to the daemon at {path}: {error.strerror or error}; start it with edgertd start"
-        ) from error
+        raise _unreachable(path, error) from error
+
+
+def _unreachable(path: Path, error: OSError) -> DaemonUnreachable:
+    if isinstance(error, FileNotFoundError):
+        return DaemonUnreachable(f"no daemon listens at {path}: start it with edgertd start, or give its path")
+    if isinstance(error, PermissionError):
+        return DaemonUnreachable(f"no permission for {path}: run as its owner or a member of its group")
+    return DaemonUnreachable(
+        f"cannot connect to the daemon at {path}: {error.strerror or error}; start it with edgertd start"
+    )

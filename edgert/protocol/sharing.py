@@ -1,9 +1,9 @@
 """Memory that an app and the daemon both see, for the bodies of large frames.
 
-The daemon makes it, sealed against any change of size, and passes its descriptor with the WELCOME; a client
-never names memory. Its first half is written by the client (requests), its second by the daemon (responses);
-each side copies out of the other's half before it looks at anything. Offset 64 of a half is where a frame's
-body begins, as if the header were in front of it.
+The daemon makes it, sealed against any change of size, and passes its descriptor with the WELCOME; a client never names
+memory. The client writes its first half (requests), the daemon its second (responses). Each end copies a frame out of
+the other's half before it looks at the content. The body of a frame begins at offset 64 of a half, after the room of a
+header.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 import socket
 from dataclasses import dataclass
 
-SHARE_BYTES_MIN = 16 * 1024  # below this the socket's copies cost less than the look elsewhere
+SHARE_BYTES_MIN = 16 * 1024  # for smaller frames, the socket's copies cost less
 HALF_BYTES_MAX = 16 * 1024**2
+DESCRIPTOR_SPACE = socket.CMSG_SPACE(array.array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -30,7 +31,7 @@ class SharedArea:
 
     @classmethod
     def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
-        """A new area with two halves of at least `half_bytes`, and its descriptor; None where the kernel cannot."""
+        """Return a new area with halves of at least `half_bytes`, and its descriptor; None if the kernel has none."""
         half = -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -46,7 +47,7 @@ class SharedArea:
 
     @classmethod
     def opened(cls, descriptor: int) -> SharedArea | None:
-        """The area behind a received descriptor, which is closed; None where it is not one that can be trusted to stay."""
+        """Return the area behind a received descriptor, which is closed; None if the area could change its size."""
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 return None
@@ -71,14 +72,19 @@ def send_with_descriptor(sock: socket.socket, data: bytes, descriptor: int) -> N
 
 
 def receive_with_descriptor(sock: socket.socket, room: memoryview) -> tuple[int, int | None]:
-    """Receive into `room`: how many bytes came, and the first descriptor that came with them. Others are closed."""
-    item = array.array("i").itemsize
-    count, attached, _, _ = sock.recvmsg_into([room], socket.CMSG_SPACE(item), socket.MSG_CMSG_CLOEXEC)
-    descriptors = array.array("i")
-    for level, kind, content in attached:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(content[: len(content) - len(content) % item])
+    """Receive into `room`; return the number of bytes, and the first descriptor with them. Others are closed."""
+    count, attached, _, _ = sock.recvmsg_into([room], DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+    descriptors = descriptors_in(attached)
     for extra in descriptors[1:]:
         with contextlib.suppress(OSError):
             os.close(extra)
     return count, descriptors[0] if descriptors else None
+
+
+def descriptors_in(attached: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the ancillary data of a message."""
+    found = array.array("i")
+    for level, kind, content in attached:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(content[: len(content) - len(content) % found.itemsize])
+    return list(found)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,33 +58,20 @@ class _Instance:
         self.last_count, self.last_run_s = 1, 0.0
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A waiting request. `gate` opens when it has an answer or an error, or is to lead on `instance`."""
 
-    __slots__ = (
-        "answer",
-        "came_ns",
-        "deadline_s",
-        "error",
-        "gate",
-        "high",
-        "inputs",
-        "instance",
-        "items",
-        "waits_since_ns",
-    )
-
-    def __init__(
-        self, inputs: Sequence[NDArray[Any]], items: int, deadline_s: float | None, high: bool, came_ns: int
-    ) -> None:
-        self.inputs, self.items, self.deadline_s, self.high = inputs, items, deadline_s, high
-        self.waits_since_ns = time.perf_counter_ns()
-        self.came_ns = came_ns or self.waits_since_ns
-        self.instance: _Instance | None = None
-        self.answer: EngineAnswer | None = None
-        self.error: EdgeRTError | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
+    inputs: Sequence[NDArray[Any]]
+    items: int
+    deadline_s: float | None
+    high: bool
+    came_ns: int
+    waits_since_ns: int = field(default_factory=time.perf_counter_ns)
+    instance: _Instance | None = None
+    answer: EngineAnswer | None = None
+    error: EdgeRTError | None = None
+    gate: threading.Lock = field(default_factory=lambda: _closed_gate())
 
 
 class Batcher:
@@ -139,7 +127,7 @@ class Batcher:
         """
         if self._idle and (instance := self._idle_instance()) is not None:
             return self._run_alone(instance, inputs, items, came_ns)
-        request = _Waiting(inputs, items, deadline_s, high, came_ns)
+        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns())
         self._queue(request)
         if (
             self._idle and (instance := self._idle_instance()) is not None
@@ -383,6 +371,12 @@ def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:
 
 def _items(batch: list[_Waiting]) -> int:
     return sum(request.items for request in batch)
+
+
+def _closed_gate() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 def _failed(error: Exception) -> EngineFailed:

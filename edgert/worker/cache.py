@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -33,14 +34,12 @@ ENTRY_OVERHEAD_BYTES = 512  # key, dict slot, array headers
 Arrays = list[NDArray[Any]]
 
 
+@dataclass(slots=True)
 class _Entry:
-    __slots__ = ("born_s", "gates", "size_bytes", "value")
-
-    def __init__(self, born_s: float) -> None:
-        self.born_s = born_s
-        self.value: Arrays | None = None  # None while it is computed
-        self.gates: list[threading.Lock] = []
-        self.size_bytes = 0
+    born_s: float
+    value: Arrays | None = None  # None while it is computed
+    gates: list[threading.Lock] = field(default_factory=list)
+    size_bytes: int = 0
 
 
 class PredictionCache:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -61,27 +62,20 @@ class Answer(NamedTuple):
     stages: StageTimes
 
 
+@dataclass(slots=True)
 class _Request:
     """One request under way: `arrays` are the client's, then the model's. Durations are nanoseconds."""
 
-    __slots__ = (
-        "arrays",
-        "came_ns",
-        "deadline_s",
-        "high",
-        "items",
-        "placements",
-        "postprocess_ns",
-        "preprocess_ns",
-        "raw",
-        "tag",
-    )
-
-    def __init__(self, inputs: ModelInputs, deadline_s: float | None, high: bool, came_ns: int) -> None:
-        self.arrays, self.items, self.raw, self.tag = inputs
-        self.deadline_s, self.high, self.came_ns = deadline_s, high, came_ns
-        self.placements: list[Placement] | None = None
-        self.preprocess_ns = self.postprocess_ns = 0
+    arrays: Arrays
+    items: int
+    raw: bool
+    tag: bytes
+    deadline_s: float | None
+    high: bool
+    came_ns: int
+    placements: list[Placement] | None = None
+    preprocess_ns: int = 0
+    postprocess_ns: int = 0
 
 
 class Pipeline:
@@ -173,7 +167,7 @@ class Pipeline:
         if not cached and not inputs.raw and self._post is None:  # as `is_bare`
             engine = self._ask_engine(inputs.arrays, inputs.items, deadline_s, high, came_ns)
             return self._bare_answer(engine, (began_ns - came_ns) // 1000, engine.queue_ns // 1000)
-        request = _Request(inputs, deadline_s, high, came_ns)
+        request = _Request(*inputs, deadline_s, high, came_ns)
         cache_ns = hit_flags = 0
         if not cached:
             engine = self._run(request)

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from edgert.errors import EdgeRTError
+from edgert.protocol.sharing import descriptors_in
 
 MESSAGE_BYTES_MAX = 160 * 1024
 DESCRIPTORS_MAX = 4
@@ -51,8 +52,4 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return None
     if not count:
         return None
-    descriptors = array.array("i")
-    for level, kind, content in attached:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    return json.loads(room[:count].tobytes()), list(descriptors)
+    return json.loads(room[:count].tobytes()), descriptors_in(attached)

@@ -97,7 +97,7 @@ def test_those_who_do_not_go_are_bounded() -> None:
 
 
 HOLD_ALL = """
-import os, socket, sys
+import os, select, socket, sys
 from edgert.protocol import wire
 socks = []
 for _ in range(int(sys.argv[2])):
@@ -107,6 +107,7 @@ for _ in range(int(sys.argv[2])):
     socks.append(sock)
 print("held", flush=True)
 sys.stdin.read()
+select.select(socks, [], [], 20)
 last = []
 for sock in socks:
     sock.setblocking(False)
