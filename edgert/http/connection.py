@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from urllib.parse import unquote
 
-from edgert.http.limits import HEAD_S_MAX, IDLE_S_MAX, STALL_S, BodyBudget, Limits
+from edgert.http.limits import BodyBudget, Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 from edgert.http.request_parser import ParsedRequest, RequestParser
+from edgert.protocol.local_socket import timeval
 
 RECEIVE_BYTES = 64 * 1024
 KEPT_BODY_BYTES_MAX = 2 * 1024**2  # what a connection keeps for its next body
@@ -43,7 +43,7 @@ class HttpConnection:
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._kept = memoryview(b"")
         self._taken_bytes = 0
-        stall = struct.pack("ll", int(STALL_S), 0)
+        stall = timeval(limits.stall_s)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
         if sock.family != socket.AF_UNIX:
@@ -75,11 +75,11 @@ class HttpConnection:
 
     def _next(self) -> ParsedRequest | None:
         """Return the next request with a complete head; None if the client is gone or silent for too long."""
-        idle_until_s = time.monotonic() + IDLE_S_MAX
+        idle_until_s = time.monotonic() + self._limits.idle_s_max
         head_until_s: float | None = None
         while (request := self._parser.take()) is None:
             if head_until_s is None and self._parser.requests:
-                head_until_s = time.monotonic() + HEAD_S_MAX
+                head_until_s = time.monotonic() + self._limits.head_s_max
             try:
                 count = self._sock.recv_into(self._received)
             except BlockingIOError:
@@ -87,7 +87,7 @@ class HttpConnection:
             now_s = time.monotonic()
             if head_until_s is not None and now_s > head_until_s:
                 raise HttpError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"the request's head did not come within {HEAD_S_MAX:.0f} s"
+                    HTTPStatus.REQUEST_TIMEOUT, f"the request's head did not come within {self._limits.head_s_max:g} s"
                 )
             silent = count < 0 or not self._parser.requests  # blank lines are not a request
             if not count or (silent and (self._stopping or now_s > idle_until_s)):
@@ -163,7 +163,7 @@ class HttpConnection:
         try:
             count = self._sock.recv_into(place)
         except BlockingIOError as error:
-            raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {STALL_S:.0f} s") from error
+            raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body stopped for {self._limits.stall_s:g} s") from error
         if not count:
             raise ConnectionError("the client closed the connection inside a request")
         if time.monotonic() > until_s:
@@ -238,7 +238,7 @@ class HttpConnection:
         until_s, read = time.monotonic() + LINGER_S, 0
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 200_000))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.2))
             while read < LINGER_BYTES_MAX and time.monotonic() < until_s:
                 count = self._sock.recv_into(self._received)
                 if not count:

@@ -22,10 +22,13 @@ STOP_S_MAX = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The configured limits: the largest body, and the number of connections at once."""
+    """The limits of one server; the configuration sets the largest body and the number of connections at once."""
 
     body_bytes_max: int
     connections_max: int
+    head_s_max: float = HEAD_S_MAX
+    stall_s: float = STALL_S
+    idle_s_max: float = IDLE_S_MAX
 
     def body_s_max(self, size_bytes: int) -> float:
         """Return how long a body of this size may take to arrive."""

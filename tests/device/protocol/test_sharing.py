@@ -25,7 +25,7 @@ SIDE = 200  # 160 kB an item, well above SHARE_BYTES_MIN
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
     with a_device() as device:
-        device.deploy(item_shape=(SIDE, SIDE))
+        device.put(item_shape=(SIDE, SIDE))
         yield device
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -55,6 +55,7 @@ shapes = st.lists(st.integers(0, 5), max_size=8).map(tuple)
 datatypes = st.sampled_from([name for name in NUMPY_NAMES if name != "FP16"])
 
 
+@settings(deadline=None)
 @given(
     tensors=st.lists(st.tuples(datatypes, shapes), max_size=4),
     meta=st.binary(max_size=200),

@@ -196,8 +196,8 @@ def test_wishes_out_of_range_are_refused(text: str) -> None:
 
 def test_the_daemon_learns_once_and_serves_with_the_instances_that_are_asked_for() -> None:
     with a_device("[serving]\ninstances = 2\n") as device:
-        device.deploy(delay_s=0.002)
-        serving = device.model()["serving"]
+        device.put(delay_s=0.002)
+        serving = device.serving()
         assert (serving["instances"], serving["threads"]) == (2, 1)
         assert serving["batch_cap"] > 1
         paths = [path for path in device.state.learned.glob("*.json") if "learned" in json.loads(path.read_text())]
@@ -209,4 +209,4 @@ def test_the_daemon_learns_once_and_serves_with_the_instances_that_are_asked_for
         device.run("start")
         with device.client() as client:
             assert client.infer("echo", np.ones((1, 4), np.float32), priority="high")["y"].tolist() == [[1.0] * 4]
-        assert device.model()["serving"]["batch_cap"] == 5, "what was learned is not measured again"
+        assert device.serving()["batch_cap"] == 5, "what was learned is not measured again"

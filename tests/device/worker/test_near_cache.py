@@ -155,14 +155,14 @@ def test_signatures_say_the_same_of_either_layout(size: tuple[int, int], layout:
 def test_the_daemon_answers_a_like_frame_from_the_near_cache_and_says_so() -> None:
     frame = np.random.default_rng(3).random((1, 8, 8, 3)).astype(np.float32)
     with a_device("[models.echo]\nnear = 0.05\n") as device:
-        device.deploy(item_shape=(8, 8, 3))
+        device.put(item_shape=(8, 8, 3))
         with device.client() as client:
             for _ in range(PROBATION + 1):
                 assert not client.infer("echo", frame, trace=True).cache_hit
             like = client.infer("echo", frame + np.float32(0.01), trace=True)
             unlike = client.infer("echo", frame[:, ::-1], trace=True)
             asked = client.infer("echo", frame + np.float32(0.01), cache=False)["y"]
-        stats = device.model()["serving"]["near"]
+        stats = device.serving()["near"]
     assert (like.cache_hit, like.batch) == (True, 0)
     assert like.outputs["y"].tolist() == frame.tolist()
     assert not unlike.cache_hit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert.bundle.bundle_file import open_bundle
-from edgert.bundle.signing import new_key
 from edgert.errors import BundleError, EngineFailed, Unavailable
-from edgert.worker.agreement import Agreement, compare, scores_output
+from edgert.worker.agreement import Agreement
 from edgert.worker.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow, sched_idle
-from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device, a_device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -147,102 +144,73 @@ def test_a_reference_that_fails_is_left_alone_for_a_while_and_opened_anew() -> N
     assert (reference.opened, shadow.sampled, shadow.fault) == (2, 1, None)
 
 
-# --- agreement ------------------------------------------------------------------------------
-
-
-def arrays(*rows: Sequence[float]) -> list[NDArray[Any]]:
-    return [np.array(rows, np.float32)]
-
-
-def test_agreement_is_the_top_class_where_there_are_scores() -> None:
-    assert compare(arrays([1, 2, 3]), arrays([0, 0, 9]), 0).agrees
-    assert not compare(arrays([1, 2, 3]), arrays([3, 2, 1]), 0).agrees
-    assert not compare(arrays([1, 2], [1, 2]), arrays([1, 2], [2, 1]), 0).agrees, "every item of a request counts"
-
-
-def test_agreement_is_likeness_where_there_are_none() -> None:
-    assert compare(arrays([1, 2, 3]), arrays([1.01, 2, 3]), None).agrees
-    assert compare(arrays([1, 0]), arrays([0, 1]), None) == (False, 0.0)
-    assert compare(arrays([0, 0]), arrays([0, 0]), None) == (True, 1.0)
-
-
-@pytest.mark.parametrize("scores", [0, None])
-def test_what_is_no_number_or_another_shape_never_agrees(scores: int | None) -> None:
-    for other in (arrays([float("nan"), 1, 3]), arrays([1, 2]), arrays([1, 2, float("inf")])):
-        assert not compare(other, arrays([1, 2, 3]), scores).agrees
-
-
 # --- the real thing -------------------------------------------------------------------------
 
 
-def deployed(device: Device, reference: dict[str, Any] | None = None, **options: Any) -> None:
-    """Deploy an echo model whose reference is a null artifact with `reference` in its program."""
-    bundle = make_null_bundle(device.folder / "bundles", device.key, reference=reference, **options)
-    device.run("install", os.fspath(bundle))
-    device.run("activate", "echo")
-    device.run("mark-good", "echo")
+MODELS = ("copies", "sums", "alone", "crashes")
 
 
-def shadow_of(device: Device) -> dict[str, Any]:
-    return dict(device.model()["serving"]["shadow"])
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with a_device(
+        "[serving]\nwindow_s = 1.0\n" + "".join(f"[models.{name}]\nshadow = 1.0\n" for name in MODELS)
+    ) as device:
+        yield device
 
 
-def test_live_answers_are_compared_in_a_process_of_idle_priority() -> None:
-    with a_device("[models.echo]\nshadow = 1.0\n") as device:
-        deployed(device, reference={"op": "copy"})
-        with device.client() as client:
+def test_live_answers_are_compared_in_a_process_of_idle_priority(device: Device) -> None:
+    device.put(model="copies", reference={"op": "copy"})
+    with device.client() as client:
 
-            def compared() -> bool:
-                client.infer("echo", ITEM, cache=False)
-                return int(shadow_of(device)["total"]) >= 3
+        def compared() -> bool:
+            client.infer("copies", ITEM, cache=False)
+            return int(device.serving("copies")["shadow"]["total"]) >= 3
 
-            wait_until(compared, "answers are compared")
-        assert shadow_of(device)["agreement"] == 1.0
-        worker = device.model()["serving"]["pid"]
-        children = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent(int(entry)) == worker]
-        assert len(children) == 1
-        assert os.getpriority(os.PRIO_PROCESS, children[0]) == 19
-        assert sched_idle(children[0])
+        wait_until(compared, "answers are compared")
+    assert device.serving("copies")["shadow"]["agreement"] == 1.0
+    worker = device.serving("copies")["pid"]
+    children = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent(int(entry)) == worker]
+    assert len(children) == 1
+    assert os.getpriority(os.PRIO_PROCESS, children[0]) == 19
+    assert sched_idle(children[0])
+    device.put(model="copies", release=2)
     wait_until(lambda: not os.path.exists(f"/proc/{children[0]}"), "it ends with its worker")
 
 
-def test_a_model_that_answers_otherwise_than_its_reference_raises_the_alarm() -> None:
-    with a_device("[models.echo]\nshadow = 1.0\n[serving]\nwindow_s = 1.0\n") as device:
-        deployed(device, program={"op": "sum"}, reference={"op": "copy"}, op="sum")
-        with device.client() as client:
+def test_a_model_that_answers_otherwise_than_its_reference_raises_the_alarm(device: Device) -> None:
+    device.put(model="sums", op="sum", reference={"op": "copy"})
+    with device.client() as client:
 
-            def alarmed() -> bool:
-                for value in range(1, 21):
-                    client.infer("echo", ITEM * value, cache=False)
-                return bool(shadow_of(device)["alarm"])
+        def alarmed() -> bool:
+            for value in range(1, 21):
+                client.infer("sums", ITEM * value, cache=False)
+            return bool(device.serving("sums")["shadow"]["alarm"])
 
-            wait_until(alarmed, "the alarm goes off")
-        assert shadow_of(device)["agreement"] < 0.9
-        assert "shadow_alarm" in device.log()
-
-
-def test_without_a_reference_the_model_is_served_and_the_log_says_why() -> None:
-    with a_device("[models.echo]\nshadow = 1.0\n") as device:
-        deployed(device)
-        with device.client() as client:
-            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
-        assert device.model()["serving"]["shadow"] is None
-        assert "--with-reference" in device.log()
+        wait_until(alarmed, "the alarm is raised")
+    assert device.serving("sums")["shadow"]["agreement"] < 0.9
+    assert "shadow_alarm" in device.log()
 
 
-def test_a_reference_that_crashes_costs_no_live_answer() -> None:
-    with a_device("[models.echo]\nshadow = 1.0\n") as device:
-        fault = {"op": "copy", "runs": [{"fault": "segfault", "after": 3}]}
-        deployed(device, reference=fault, reference_engine="fault")
-        with device.client() as client:
+def test_without_a_reference_the_model_is_served_and_the_log_says_why(device: Device) -> None:
+    device.put(model="alone")
+    with device.client() as client:
+        assert client.infer("alone", ITEM)["y"].tolist() == ITEM.tolist()
+    assert device.serving("alone")["shadow"] is None
+    assert "--with-reference" in device.log()
 
-            def failed() -> bool:
-                assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
-                return int(shadow_of(device)["failed"]) > 0
 
-            wait_until(failed, "the reference has crashed")
-            assert client.infer("echo", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
-        assert device.model()["serving"]["crashes"] == 0
+def test_a_reference_that_crashes_costs_no_live_answer(device: Device) -> None:
+    fault = {"op": "copy", "runs": [{"fault": "segfault", "after": 3}]}
+    device.put(model="crashes", reference=fault, reference_engine="fault")
+    with device.client() as client:
+
+        def failed() -> bool:
+            assert client.infer("crashes", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+            return int(device.serving("crashes")["shadow"]["failed"]) > 0
+
+        wait_until(failed, "the reference has crashed")
+        assert client.infer("crashes", ITEM, cache=False)["y"].tolist() == ITEM.tolist()
+    assert device.serving("crashes")["crashes"] == 0
 
 
 def test_a_reference_of_another_bundle_is_refused() -> None:
@@ -257,10 +225,3 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except OSError:
         return 0
-
-
-def test_scores_are_told_from_other_outputs(tmp_path: Path) -> None:
-    for shape, scores in (((4,), 0), ((1,), None), ((2, 2), None)):
-        path = make_null_bundle(tmp_path / str(shape), new_key(), item_shape=shape)
-        with open_bundle(path, None) as bundle:
-            assert scores_output(bundle.manifest) == scores

@@ -1,0 +1,45 @@
+"""The bodies of inference requests and answers, without a socket."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from edgert.errors import RequestError
+from edgert.http import oip
+
+
+def test_answers_of_too_many_values_must_be_binary() -> None:
+    question = oip.read_question(
+        memoryview(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()),
+        None,
+    )
+    many = {"y": np.zeros(oip.JSON_VALUES_MAX + 1, np.int8)}
+    with pytest.raises(RequestError, match="binary_data"):
+        oip.answer(question, "m", 1, many)
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "good"),
+    [
+        (b"\x02\x00\x00\x00ab\x01\x00\x00\x00c", 2, True),
+        (b"\x00\x00\x00\x00", 1, True),
+        (b"\x02\x00\x00\x00ab", 2, False),
+        (b"\xff\xff\xff\xffab", 1, False),
+        (b"\x02\x00\x00\x00abc", 1, False),
+        (b"", 0, False),
+    ],
+)
+def test_files_travel_as_bytes_tensors(data: bytes, count: int, good: bool) -> None:
+    tensor = {"name": "f", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    body = memoryview(head + data)
+    if good:
+        files = oip.read_question(body, str(len(head))).inputs["f"]
+        assert isinstance(files, list)
+        assert len(files) == count
+    else:
+        with pytest.raises(RequestError):
+            oip.read_question(body, str(len(head)))
