@@ -1,0 +1,118 @@
+"""A worker in the test's own process: what it says to the supervisor, and when it uses a reactor."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.protocol import wire
+from edgert.worker.model import load_model
+from edgert.worker.worker import LoadOrder, Worker
+from edgert.worker_link import channel
+from tests.support.clients import read_frame, request
+from tests.support.loaded_models import installed
+
+
+class Started:
+    """A worker that attends to the supervisor's end of a channel."""
+
+    def __init__(self, folder: Path, config: str) -> None:
+        version, state, settings = installed(folder, config)
+        model = load_model(version, state, settings)
+        order = LoadOrder("echo", version.folder, version.digest, state, "b-test")
+        self.supervisor, self._end = channel.pair()
+        self.worker = Worker(order, settings, model)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        stack_size = threading.stack_size()
+        try:
+            self.worker.start(self._end)
+        finally:
+            threading.stack_size(stack_size)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.worker.attend(self._end)
+        self.worker.stop()
+
+    def receive(self) -> dict[str, Any]:
+        received = channel.receive(self.supervisor)
+        assert received is not None
+        return received[0]
+
+    def ask(self, **message: Any) -> dict[str, Any]:
+        channel.send(self.supervisor, message)
+        return self.receive()
+
+    def stop(self) -> None:
+        self.supervisor.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self._end.close()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    worker = Started(tmp_path, "[serving]\nbatch_max = 4\n")
+    yield worker
+    worker.stop()
+
+
+def test_a_worker_says_what_it_loaded_and_serves_the_connections_that_it_gets(started: Started) -> None:
+    ready = started.receive()
+    assert (ready["op"], ready["loaded"]["release"], ready["loaded"]["batch_cap"]) == ("ready", 1, 4)
+    client, server = socket.socketpair()
+    with client:
+        channel.send(started.supervisor, {"op": "connection", "shared": False}, (server.fileno(),))
+        server.close()
+        client.settimeout(20)
+        assert read_frame(client).json()["model"] == "echo"
+        client.sendall(request(1))
+        assert read_frame(client).kind == wire.RESULT
+        stats = started.ask(op="stats", id=7)
+        assert (stats["op"], stats["id"], stats["figures"]["connections"]) == ("stats", 7, 1)
+        figures = started.ask(op="figures")
+        assert (figures["failed"], figures["compared"]) == (0, 0)
+        channel.send(started.supervisor, {"op": "stop", "final": False})
+        assert read_frame(client).kind == wire.MOVED
+
+
+def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(started: Started) -> None:
+    started.receive()
+    client, server = socket.socketpair()
+    with client:
+        channel.send(started.supervisor, {"op": "connection"}, (server.fileno(),))
+        server.close()
+        client.settimeout(20)
+        read_frame(client)
+        channel.send(started.supervisor, {"op": "stop", "final": True})
+        assert wire.error_of(read_frame(client)).code == "unavailable.shutting_down"
+
+
+@pytest.mark.parametrize("previous", [None, ["/slots/a", "abc"]])
+def test_a_load_order_is_read_from_json(previous: list[str] | None) -> None:
+    order = LoadOrder.from_json(
+        {"model": "m", "folder": "/slots/b", "digest": "def", "state": "/s", "boot": "b-1", "previous": previous}
+    )
+    assert (order.folder, order.state.root, order.boot) == (Path("/slots/b"), Path("/s"), "b-1")
+    assert order.previous == (None if previous is None else ("/slots/a", "abc"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reactor"),
+    [("", True), ("[models.echo]\np95_ms = 5.0\n", False), ("[serving]\ninstances = 2\nthreads = 1\n", False)],
+    ids=["quick", "latency target", "instances"],
+)
+def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor(
+    tmp_path: Path, config: str, reactor: bool
+) -> None:
+    from edgert.worker.worker import _answers_quickly
+
+    version, state, settings = installed(tmp_path, config)
+    model = load_model(version, state, settings)
+    worker = Worker(LoadOrder("echo", version.folder, version.digest, state, "b"), settings, model)
+    assert _answers_quickly(model, worker._batcher) is reactor
