@@ -105,7 +105,7 @@ def served(request: pytest.FixtureRequest, shell: Shell) -> Iterator[tuple[bool,
     if importlib.util.find_spec(ENGINES[engine]) is None:
         pytest.skip(f"{engine} is not installed")
     done = shell(
-        "build", "colour.onnx", "--calibration", "photos", "--holdout", "photos", "--labels", "labels.txt", "--preprocess",
+        "build", "colour.onnx", "--calibration", "photos", "--holdout", "photos", "--allow-overlap", "--labels", "labels.txt", "--preprocess",
         "pre.toml", "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
         "colour.edgert", *(["--fold-preprocess"] if fold else []),
     )  # fmt: skip

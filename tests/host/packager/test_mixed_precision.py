@@ -18,8 +18,6 @@ from edgert.errors import AccuracyTooLow
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import Order
-from edgert_deploy.packager.builders.layers import belongs, layers_of
-from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.candidates import CandidateBuilder
 from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.mixed_precision import Budget, search_float_layers
@@ -122,19 +120,3 @@ def test_a_search_that_its_budget_ended_goes_on_where_it_stopped(request_: Build
     assert again.found is not None  # all is known: no budget is needed
     assert result is not None
     assert again.attempts == result.attempts
-
-
-def test_layers_take_along_what_follows_them_and_are_found_by_the_names_that_engines_give(
-    outlier: SourceModel,
-) -> None:
-    layers = layers_of(prepared(outlier))
-    assert [(layer.op, layer.name) for layer in layers] == [
-        ("Conv", "conv1"),
-        ("Conv", "conv2"),
-        ("MaxPool", "pool"),
-        ("Gemm", "classify"),
-    ]
-    assert layers[0].values == ("conv1", "relu1")
-    first = layers[:1]
-    assert all(belongs(name, first, layers) for name in ("conv1", "conv1/WithoutBiases", "relu1", "relu1_bias"))
-    assert not any(belongs(name, first, layers) for name in ("conv2", "conv10", "relu", "scores"))

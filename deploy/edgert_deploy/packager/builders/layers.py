@@ -1,9 +1,9 @@
-"""A model's layers, as the fallback counts them: what is quantised together and goes back to float together.
+"""The layers of a model, which mixed precision quantises or keeps in float as a whole.
 
-A layer is one operator with weights or more than one input (Conv, Gemm, MatMul, Add, ...) and what only reshapes its
-answer or bends it element by element behind it (Relu, Clip, Reshape, ...): every engine fuses these, so that none of
-them can be float alone. Layers are counted on the graph as ONNX Runtime's tools prepare it (BatchNormalization
-folded); each engine finds its own operators by the names of ONNX's nodes and values, which all of them keep.
+A layer is one operator with weights or several inputs (Conv, Gemm, MatMul, Add, ...) and the operators after it that only
+reshape its result or apply an element-wise function (Relu, Clip, Reshape, ...): every engine fuses these. Layers are found
+in the graph as ONNX Runtime's tools prepare it (BatchNormalization folded). Each engine finds its own operators by the
+names of ONNX's nodes and values, which all engines keep.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# They follow the layer that they read from.
+# Operators that belong to the layer that they read from.
 FOLLOWERS = frozenset(
     [
         "BatchNormalization",
@@ -40,7 +40,7 @@ FOLLOWERS = frozenset(
 
 @dataclass(frozen=True)
 class Layer:
-    """`name` and `op` are those of its first node; `nodes` and `values` name all of its nodes and their outputs."""
+    """A layer: `name` and `op` of its first node, and the names of all its `nodes` and their outputs (`values`)."""
 
     name: str
     op: str
@@ -49,7 +49,7 @@ class Layer:
 
 
 def layers_of(proto: Any) -> tuple[Layer, ...]:
-    """The layers of a prepared graph (every node has a name), in the order of its nodes."""
+    """Return the layers of a prepared graph (every node has a name), in the order of its nodes."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     readers: dict[str, int] = {}
     for node in proto.graph.node:
@@ -73,15 +73,15 @@ def layers_of(proto: Any) -> tuple[Layer, ...]:
 
 
 def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:
-    """The layers called `names`, in the order of the graph."""
+    """Return the layers called `names`, in the order of the graph."""
     wanted = set(names)
     return tuple(layer for layer in layers if layer.name in wanted)
 
 
 def belongs(name: str, layers: Iterable[Layer], every: Iterable[Layer]) -> bool:
-    """Whether what an engine calls `name` came out of one of `layers`, given `every` layer of the model.
+    """Whether an engine's operator `name` comes from one of `layers`, given `every` layer of the model.
 
-    Engines that take an operator apart append to the name of its node or value: `conv1/WithoutBiases`, `n_scaled`.
+    Engines that split an operator append to the name of its node or value: `conv1/WithoutBiases`, `n_scaled`.
     """
     best, length = None, 0
     for layer in every:

@@ -1,8 +1,7 @@
 """OpenVINO artifacts: NNCF post-training quantisation of the model as OpenVINO itself reads it.
 
-The ONNX file goes through `Core.read_model`: `convert_model` adds nothing for ONNX but notes of how it
-was called. The IR's XML is stripped of what does not describe the model: NNCF's
-and the converter's notes on how they were called.
+`Core.read_model` reads the ONNX file: for ONNX, `convert_model` adds only notes on how it was called. The notes of the
+converter and of NNCF are removed from the IR's XML.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
 
 
 def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
-    """The model behind its preprocessing, by OpenVINO's own means: (value - mean / scale) / (std / scale)."""
+    """Return the model after its preprocessing, by OpenVINO's own steps: (value - mean / scale) / (std / scale)."""
     from openvino.preprocess import PrePostProcessor
 
     factor, shift = fold.factor_and_shift()
@@ -151,7 +150,7 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: tuple[Layer, ...]) -> Any:
-    """What NNCF leaves in float: the operators that came out of `float_layers`, by the names ONNX gave them."""
+    """Return the operators that NNCF leaves in float: those of `float_layers`, by their ONNX names."""
     if not float_layers:
         return None
     every = layers_of(prepared(source))
@@ -169,10 +168,9 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
         model_type=nncf.ModelType.TRANSFORMER if is_transformer(source.proto) else None,
         subset_size=min(CALIBRATION_SAMPLES_MAX, len(calibration)),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
-            # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks
-            # that this leaves at .9999.
+            # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks, here .9999.
             activations_range_estimator_params=ranges.MINMAX,
-            # Smoothing broke a transformer whose queries, keys and values share one input: cosine .01.
+            # Smoothing broke a transformer in which queries, keys and values share one input: cosine .01.
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )
@@ -188,13 +186,13 @@ def _nncf() -> Any:
 
 
 def _strip_notes(path: Path) -> None:
-    """Remove `rt_info` of the whole model, and give the network one name: both tell how, not what."""
+    """Remove the model's `rt_info` and its name: both describe how it was made."""
     tree = ElementTree.parse(path)
     root = tree.getroot()
     root.set("name", "model")
     for notes in root.findall("rt_info"):
         root.remove(notes)
-    for element in root.iter():  # the indentation is a quarter of a small model's file
+    for element in root.iter():  # indentation is a quarter of a small model's file
         element.text = (element.text or "").strip() or None
         element.tail = None
     tree.write(path, encoding="utf-8", xml_declaration=True)

@@ -1,7 +1,7 @@
-"""Q/DQ quantisation of an ONNX graph: what the onnxruntime and tensorrt builders share.
+"""Q/DQ quantisation of an ONNX graph by ONNX Runtime's tools, for the onnxruntime and tensorrt builders.
 
-Static post-training quantisation, per-channel weights, min-max ranges over the calibration set, as
-ONNX Runtime's tools do it. The recipe is all that differs between the engines.
+It is static post-training quantisation with weights per channel and min-max ranges over the calibration set. Only the
+recipe differs between the engines.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CALIBRATION_SAMPLES_MAX = 300
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
-# Between the softmax of an attention head and its product with the values.
+# Operators that may be between the softmax of an attention head and its product with the values.
 PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`activations` is "uint8" or "int8" (weights are always int8); `ops` None quantises all that can be."""
+    """`activations` is "uint8" or "int8" (weights are always int8); with `ops` None every operator is quantised."""
 
     activations: str
     ops: tuple[str, ...] | None = None
@@ -43,7 +43,7 @@ class Recipe:
 def quantize(
     source: SourceModel, calibration: CalibrationSet, recipe: Recipe, float_layers: Sequence[Layer] = ()
 ) -> Any:
-    """The source as an INT8 Q/DQ ModelProto, the nodes of `float_layers` in float. Raises BuildFailed."""
+    """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
     excluded = [name for layer in float_layers for name in layer.nodes]
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
         try:
@@ -57,7 +57,7 @@ def quantize(
 
 
 def prepared(source: SourceModel) -> Any:
-    """The source as the quantiser takes it: folded, shapes known, each node with a name of its own. Raises BuildFailed."""
+    """Return the source folded, with all shapes and a name for each node, for the quantiser. Raises BuildFailed."""
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
         try:
             with quiet():
@@ -70,7 +70,7 @@ def prepared(source: SourceModel) -> Any:
 
 
 def is_transformer(proto: Any) -> bool:
-    """Whether the graph has attention: its softmax and norms lose too much, and engines refuse them in INT8."""
+    """Whether the graph has attention, whose softmax and norms lose too much in INT8, and which engines refuse."""
     nodes = proto.graph.node
     if any(node.op_type in ATTENTION_OPS for node in nodes):
         return True
@@ -82,13 +82,13 @@ def is_transformer(proto: Any) -> bool:
 
 
 def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray[Any]]]:
-    """One sample at a time, in the order given: the first CALIBRATION_SAMPLES_MAX."""
+    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time."""
     for i in range(min(len(calibration), CALIBRATION_SAMPLES_MAX)):
         yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
 
 
 def raised(proto: Any, opset: int) -> Any:
-    """The model in `opset`, where it is in an older one. Raises BuildFailed."""
+    """Return the model in `opset` or a later one. Raises BuildFailed."""
     from onnx import version_converter
 
     if next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0) >= opset:
@@ -97,13 +97,13 @@ def raised(proto: Any, opset: int) -> Any:
         with quiet():
             return version_converter.convert_version(proto, opset)
     except Exception as error:  # its own class, and what its parts raise
-        raise BuildFailed(f"the model cannot be translated to opset {opset}: {str(error)[:300]}") from error
+        raise BuildFailed(f"the model cannot be converted to opset {opset}: {str(error)[:300]}; export it with that opset") from error
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
-    """The model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
+    """Return the model with weights and arithmetic in FP16; inputs and outputs keep their dtypes. Raises BuildFailed.
 
-    Values that FP16 cannot hold are cut to its range, and those nodes that have no FP16 in ONNX stay FP32.
+    Values are clipped to FP16's range, and nodes that have no FP16 in ONNX stay FP32.
     """
     import onnx
     from onnx import shape_inference
@@ -117,7 +117,7 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
     try:
         with quiet():
             half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
-            ONNXModel(half).topological_sort()  # it puts the inputs' casts last
+            ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
     except Exception as error:  # as in quantize
         raise BuildFailed(
@@ -161,7 +161,7 @@ def layer_precisions(path: Path) -> Iterator[tuple[str, str]]:
 def _prepared(source: SourceModel, folder: Path) -> Any:
     import onnx
 
-    sdk()  # imported first, so that it is kept from reporting home
+    sdk()  # imported first, which turns its telemetry off
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     write_proto(source.proto, folder / "source.onnx")
@@ -200,7 +200,7 @@ def _quantize(
         extra_options=recipe.options,
     )
     proto = onnx.load(folder / "int8.onnx")
-    # Shapes that inference added fix nothing and name no weight, but they are bytes on every device.
+    # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto
 

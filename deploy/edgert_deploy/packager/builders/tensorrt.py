@@ -27,8 +27,8 @@ OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalA
 OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,
-    "QuantizeBias": False,  # TensorRT takes a bias in float only
-    "AddQDQPairToWeight": False,  # weights are stored as INT8, not as FP32 to be quantised there
+    "QuantizeBias": False,  # TensorRT takes a bias only in float
+    "AddQDQPairToWeight": False,  # stores weights as INT8, not as FP32
 }
 
 
@@ -67,7 +67,7 @@ class TensorRTBuilder(Builder):
 
 
 def audit(proto: Any) -> None:
-    """Raise BuildFailed, naming the node, if TensorRT would refuse or misread how `proto` is quantised."""
+    """Raise BuildFailed for a node of `proto` whose quantisation TensorRT would refuse or misread."""
     constants = Constants(proto)
     for node in nodes_of(proto.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -78,7 +78,7 @@ def audit(proto: Any) -> None:
             continue
         if problem:
             raise BuildFailed(
-                f"TensorRT would not take {node.op_type} node {(node.name or node.output[0])!r}: {problem}. "
+                f"TensorRT cannot take {node.op_type} node {(node.name or node.output[0])!r}: {problem}. "
                 "Give the FP32 model to edgert build, or build this target with --precision fp32"
             )
 
@@ -89,13 +89,13 @@ def _problem(node: Any, constants: Constants) -> str | None:
     data, scale, zero_point = (constants.get(name) for name in names)
     if node.op_type == "DequantizeLinear" and data is not None and data.dtype != np.int8:
         what = "an int32 bias" if data.dtype == np.int32 else f"{data.dtype} data"
-        return f"{what} is dequantised; only int8 may be"
+        return f"it dequantises {what}; only int8 is allowed"
     if scale is None:
         return "its scale is computed while the model runs; it must be a constant"
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return "a scale is not a positive number"
     if not names[2]:
-        # ONNX's default type is uint8; a DequantizeLinear takes the type of its data, checked above or at its Q.
+        # ONNX's default is uint8; a DequantizeLinear has the type of its data, checked above or at its Q.
         return "it has no zero point, which means uint8" if node.op_type == "QuantizeLinear" else None
     if zero_point is None:
         return "its zero point is computed while the model runs; it must be a constant"

@@ -1,4 +1,4 @@
-"""What the user says about pre- and post-processing: presets, TOML files and `labels.txt`, read and checked."""
+"""Pre- and post-processing rules from the user: presets, TOML files and `labels.txt`, read and checked."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != 
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-IMAGENET_MARGIN = 256 / 224  # the shorter side, before the middle is taken
+IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 
 
 def read_preprocess(path: Path, source: SourceModel) -> Preprocess:
-    """The preset called `path`, or a file with the keys of `Preprocess` and a table `resize`. Raises ConfigInvalid.
+    """Return the preset `path`, or a file with the keys of `Preprocess` and a table `resize`. Raises ConfigInvalid.
 
-    All but `input` may be left out. `model_layout` is then "nhwc" where only the last axis can be the channels'.
+    Only `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
@@ -50,10 +50,12 @@ def read_preprocess(path: Path, source: SourceModel) -> Preprocess:
     spec = next((spec for spec in source.inputs if spec.name == values.get("input")), None)
     if spec is None:
         names = ", ".join(spec.name for spec in source.inputs)
-        raise ConfigInvalid(f"{path}: input = {values.get('input')!r} names no input of the model; it has: {names}")
+        raise ConfigInvalid(
+            f"{path}: input = {values.get('input')!r} is not an input of the model; its inputs: {names}"
+        )
     if spec.datatype != "FP32" and not (len(spec.shape) == 4 and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(
-            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing gives FP32, and images also FP16, UINT8 or INT8"
+            f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing makes FP32, and of images also FP16, UINT8 or INT8"
         )
     layout = str(values.get("model_layout", _model_layout(spec)))
     preprocess = Preprocess(
@@ -72,14 +74,14 @@ def read_preprocess(path: Path, source: SourceModel) -> Preprocess:
 
 
 def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> Classify | Detect:
-    """The preset called `path`, or a file with one table, `classify` or `detect`, with their keys. Raises ConfigInvalid."""
+    """Return the preset `path`, or a file with one table, `classify` or `detect`. Raises ConfigInvalid."""
     names = () if labels is None else _labels(labels)
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, names), source)
     _check_there(path, POSTPROCESS_PRESETS)
     values = _toml(path, ("classify", "detect"))
     if len(values) != 1 or not all(isinstance(table, dict) for table in values.values()):
-        raise ConfigInvalid(f"{path} needs one table, [classify] or [detect]")
+        raise ConfigInvalid(f"{path} needs exactly one table, [classify] or [detect]")
     kind, table = next(iter(values.items()))
     _refuse_unknown(path, table, DETECT_KEYS if kind == "detect" else CLASSIFY_KEYS)
     if kind == "detect":
@@ -88,18 +90,20 @@ def read_postprocess(path: Path, source: SourceModel, labels: Path | None) -> Cl
 
 
 def read_classify(path: Path, source: SourceModel) -> Classify:
-    """Labels, one a line, for the first output of class scores that they fit. Raises ConfigInvalid."""
+    """Return labels, one per line, with the first output of class scores that they fit. Raises ConfigInvalid."""
     labels = _labels(path)
     scores = [spec for spec in source.outputs if len(spec.shape) == 2 and spec.dtype.kind == "f"]
     for spec in scores:
         if spec.shape[1] == len(labels):
             return Classify(spec.name, labels)
     found = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
-    raise ConfigInvalid(f"{path} has {len(labels)} labels, which fit no output of the model ({found})")
+    raise ConfigInvalid(
+        f"{path} has {len(labels)} labels, which fit no output of the model ({found}); give one label per class"
+    )
 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
-    """ImageNet: as torchvision's evaluation. YOLO: as Ultralytics' letterbox. Frames come as cameras give them."""
+    """Return a preset: torchvision's evaluation for ImageNet, Ultralytics' letterbox for YOLO, on camera frames."""
     images = [spec for spec in source.inputs if len(spec.shape) == 4 and spec.datatype == "FP32"]
     if len(images) != 1:
         raise ConfigInvalid(
@@ -130,7 +134,7 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
 
 
 def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
-    """Which of the usual exports an output is: by the number of labels where they are given, else by its longer axis."""
+    """Return the kind of YOLO export of an output, by the number of labels if given, else by its longer axis."""
     for spec in source.outputs:
         if len(spec.shape) != 3 or spec.dtype.kind != "f":
             continue
@@ -139,7 +143,7 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
             if labels and values in (4 + len(labels), 5 + len(labels)):
                 return Detect(spec.name, labels=labels, form=form, objectness=values == 5 + len(labels))
             if not labels and 5 <= values < boxes:
-                # YOLOv5 and its kin give objectness and the boxes first, those from YOLOv8 on do neither.
+                # YOLOv5 and similar models output boxes first, with objectness; those from YOLOv8 on do neither.
                 return Detect(spec.name, form=form, objectness=form == "anchors_first")
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
@@ -174,7 +178,7 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
-            f"{path}: output {classify.output!r} is {list(classes)} long, and there are {len(classify.labels)} labels"
+            f"{path}: output {classify.output!r} has {classes[0]} classes, and there are {len(classify.labels)} labels"
         )
     return classify
 
@@ -214,7 +218,7 @@ def _channels(spec: TensorSpec, layout: str) -> int:
 def _labels(path: Path) -> tuple[str, ...]:
     labels = tuple(line.strip() for line in _read(path).splitlines() if line.strip())
     if not 1 <= len(labels) <= LABELS_MAX:
-        raise ConfigInvalid(f"{path} has {len(labels)} labels; give 1 to {LABELS_MAX}, one a line")
+        raise ConfigInvalid(f"{path} has {len(labels)} labels; give 1 to {LABELS_MAX}, one per line")
     return labels
 
 
@@ -234,13 +238,13 @@ def _refuse_unknown(path: Path, values: dict[str, Any], keys: tuple[str, ...]) -
 
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
     if not path.exists():
-        raise ConfigInvalid(f"{path} is no file and no preset: give a TOML file, or {' or '.join(presets)}")
+        raise ConfigInvalid(f"{path} is neither a file nor a preset: give a TOML file, or {' or '.join(presets)}")
 
 
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; at most {FILE_BYTES_MAX}")
+            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes, and the limit is {FILE_BYTES_MAX}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
@@ -253,13 +257,13 @@ def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
     if not values or not all(
         isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
     ):
-        raise ConfigInvalid(f"{path}: {key} = {value!r} should be a number, or a list with one a channel")
+        raise ConfigInvalid(f"{path}: {key} = {value!r} should be a number, or a list with one per channel")
     return tuple(float(v) for v in values)
 
 
 def _whole(path: Path, key: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigInvalid(f"{path}: {key} = {value!r} should be a whole number")
+        raise ConfigInvalid(f"{path}: {key} = {value!r} should be an integer")
     return value
 
 
@@ -276,9 +280,9 @@ def _checked(name: str, preprocess: Preprocess, source: SourceModel) -> Preproce
     channels = _channels(spec, preprocess.model_layout)
     for key, values in (("mean", preprocess.mean), ("std", preprocess.std)):
         if len(values) not in (1, channels):
-            raise ConfigInvalid(f"{name}: {key} has {len(values)} numbers; give 1, or {channels}, one a channel")
+            raise ConfigInvalid(f"{name}: {key} has {len(values)} numbers; give 1, or {channels}, one per channel")
     if 0.0 in preprocess.std:
-        raise ConfigInvalid(f"{name}: std holds 0; every std must differ from 0")
+        raise ConfigInvalid(f"{name}: std has a 0, by which values are divided; give other numbers")
     try:
         check_preprocess(preprocess, source.inputs)
     except BundleError as error:

@@ -1,13 +1,13 @@
-"""Samples as files: an .npz, a folder of .npy, and a table of labels. Nothing is unpickled, nothing unpacked unseen.
+"""Samples from files: an .npz, a folder of .npy, and a table of labels. Nothing is unpickled.
 
-Names and forms are checked on the headers, before any data is read: a file of kilobytes may say that it unpacks to
-gigabytes. Stacked .npy files are mapped, not read.
+Names, shapes and sizes are checked in the headers before data is read: a file of kilobytes may unpack to gigabytes.
+Stacked .npy files are mapped, not read.
 
 A folder of .npy is one of three:
 
     NAME.npy for each input        all samples along axis 0
-    NAME/*.npy for each input      one sample a file, the same file names under each input
-    *.npy, for a model of 1 input  one sample a file
+    NAME/*.npy for each input      one sample per file, the same file names under each input
+    *.npy, for a model of 1 input  one sample per file
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
     if dtype != spec.dtype:
         raise CalibrationInvalid(
             f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; "
-            "convert the samples exactly as your application does (scaled and normalised, not raw bytes)"
+            "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
         )
     if shape[1:] != spec.item_shape or len(shape) != len(spec.shape):
         want = ", ".join(["samples", *(str(n) for n in spec.item_shape)])
@@ -51,12 +51,12 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
 def check_size(where: Path, size_bytes: int) -> None:
     if size_bytes > SAMPLES_BYTES_MAX:
         raise CalibrationInvalid(
-            f"{where} unpacks to {size_bytes} bytes; at most {SAMPLES_BYTES_MAX}: give fewer samples"
+            f"{where} unpacks to {size_bytes} bytes, and the limit is {SAMPLES_BYTES_MAX}: give fewer samples"
         )
 
 
 def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
-    """The arrays of an archive that are named as `specs`, all there, and as `more`, where they are there.
+    """Return the arrays of an archive: one for each of `specs`, and those of `more` that it holds.
 
     Raises CalibrationInvalid.
     """
@@ -69,21 +69,21 @@ def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> 
             with archive.open(member) as file:
                 shape, dtype = _header(file)
             if (promised := math.prod(shape) * dtype.itemsize) > member.file_size:
-                raise ValueError(f"array {name!r} promises {promised} bytes and has {member.file_size}")
+                raise ValueError(f"array {name!r} should have {promised} bytes and has {member.file_size}")
             if name in by_name:
                 check_form(str(path), by_name[name], shape, dtype)
         with np.load(path, allow_pickle=False) as arrays:
-            # A name with and without its suffix are the same array to NumPy, and to `members`.
+            # NumPy and `members` ignore the suffix .npy of a name.
             return {name: np.asarray(arrays[info.filename.removesuffix(".npy")]) for name, info in members.items()}
 
 
 def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
-    """Whether `folder` holds .npy files, by any of the three ways to lay them."""
+    """Whether `folder` holds .npy files in any of the three arrangements."""
     return any(folder.glob("*.npy")) or any(any((folder / stem(spec.name)).glob("*.npy")) for spec in specs)
 
 
 def read_npy_folder(folder: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
-    """The samples of a folder of .npy, and beside them those of `more` that are there. Raises CalibrationInvalid."""
+    """Return the samples of a folder of .npy, and those of `more` beside them. Raises CalibrationInvalid."""
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
     if all(path.is_file() for path in stacked.values()):
@@ -94,17 +94,19 @@ def read_npy_folder(folder: Path, specs: Sequence[TensorSpec], more: Collection[
 
 
 def stem(name: str) -> str:
-    """What an input's file or folder is called: its name, with `_` for what file names had better not hold."""
+    """Return the name of an input's file or folder: the input's, with `_` for characters unfit for file names."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
-    """File name -> class of a CSV with the columns file and label: a class's name, or its number. Raises CalibrationInvalid."""
+    """Return {file name: class} of a CSV with the columns file and label (name or number). Raises CalibrationInvalid."""
     numbers = {name: i for i, name in enumerate(class_names)}
     found: dict[str, int] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):
         if path.stat().st_size > TABLE_BYTES_MAX:
-            raise CalibrationInvalid(f"{path} has {path.stat().st_size} bytes; at most {TABLE_BYTES_MAX}")
+            raise CalibrationInvalid(
+                f"{path} has {path.stat().st_size} bytes, and the limit is {TABLE_BYTES_MAX}: split the samples"
+            )
         with path.open(newline="", encoding="utf-8") as file:
             for i, row in enumerate(csv.reader(file), start=1):
                 if not row or (i == 1 and [cell.strip().lower() for cell in row] == ["file", "label"]):
@@ -113,8 +115,8 @@ def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
                     raise CalibrationInvalid(f"line {i} of {path} has {len(row)} columns; give two: file,label")
                 name, label = (cell.strip() for cell in row)
                 if label not in numbers and not re.fullmatch(r"[0-9]{1,9}", label):
-                    known = f"none of the {len(numbers)} labels, and " if numbers else ""
-                    raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}no class number")
+                    known = f"not one of the {len(numbers)} labels, and " if numbers else ""
+                    raise CalibrationInvalid(f"line {i} of {path}: label {label[:80]!r} is {known}not a class number")
                 found[name] = numbers[label] if label in numbers else int(label)
     return found
 
@@ -128,34 +130,34 @@ def _check_names(path: Path, found: Collection[str], specs: Sequence[TensorSpec]
         if spec.name not in found:
             listed = ", ".join(repr(name) for name in found) or "none"
             raise CalibrationInvalid(
-                f"{path} has no array {spec.name!r}; name one array after each input (found: {listed})"
+                f"{path} has no array {spec.name!r}; name an array after each input (found: {listed})"
             )
     known = {*(spec.name for spec in specs), *more}
     if unknown := sorted(set(found) - known):
         raise CalibrationInvalid(
-            f"{path} has arrays that are no input of the model: {', '.join(map(repr, unknown))}; "
-            f"leave them out (known: {', '.join(sorted(known))})"
+            f"{path} has arrays that are not inputs of the model: {', '.join(map(repr, unknown))}; "
+            f"remove them (known: {', '.join(sorted(known))})"
         )
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an .npy file. Raises ValueError for anything that is not one of plain values.
+    """Return shape and dtype of an .npy file. Raises ValueError for anything but plain values.
 
-    Only format 1.0, whose header has 64 KiB at most: NumPy writes no other for plain values, and a header of format 2.0
-    may unpack to gigabytes.
+    Only format 1.0 is read, whose header has at most 64 KiB: NumPy writes no other for plain values, and a header of
+    format 2.0 may unpack to gigabytes.
     """
     npy: Any = np.lib.format  # NumPy before 2.3 has no types for it
     version = npy.read_magic(file)
     if version != (1, 0):
-        raise ValueError(f"format {version} is not one of plain values")
+        raise ValueError(f"format {version} is not that of plain values")
     shape, _, dtype = npy.read_array_header_1_0(file)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never opened")
+        raise ValueError("it holds Python objects, which are never unpickled")
     return tuple(int(n) for n in shape), dtype
 
 
 def _mapped(path: Path, spec: TensorSpec | None = None) -> NDArray[Any]:
-    """A stacked file as an array over the file itself."""
+    """Return a stacked file as an array that is mapped from the file."""
     with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         if spec is not None:
@@ -172,20 +174,22 @@ def _files_of(
             wanted = ", ".join(f"{stem(spec.name)}.npy" for spec in specs)
             raise CalibrationInvalid(
                 f"{folder} needs a file or a folder for each input of the model: {wanted} with all samples along axis 0, "
-                "or folders of these names with one sample a file"
+                "or folders of these names with one sample per file"
             )
         folders = [folder]
     listed = [sorted(set(path.glob("*.npy")) - set(beside.values())) for path in folders]
     names = [[file.name for file in files] for files in listed]
     if any(other != names[0] for other in names):
-        raise CalibrationInvalid(f"{folder} has other files for one input than for another; give each sample one name")
+        raise CalibrationInvalid(
+            f"the inputs of {folder} have different files; give each sample one name under all inputs"
+        )
     if len(names[0]) > FILES_MAX:
-        raise CalibrationInvalid(f"{folder} has {len(names[0])} samples; at most {FILES_MAX}")
+        raise CalibrationInvalid(f"{folder} has {len(names[0])} samples, and the limit is {FILES_MAX}: give fewer")
     yield from zip(specs, listed, strict=True)
 
 
 def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
-    """Files of one sample each, with or without an axis of length 1 for the batch, as one array."""
+    """Return files of one sample each, with or without a batch axis of length 1, as one array."""
     item = int(np.prod(spec.item_shape, dtype=object)) * spec.dtype.itemsize
     if files:
         check_size(files[0].parent, item * len(files))
@@ -195,7 +199,9 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
             one = np.load(path, mmap_mode="r", allow_pickle=False)
             shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
             if shape[:1] != (1,):
-                raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one a file, or all in {spec.name}.npy")
+                raise CalibrationInvalid(
+                    f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy"
+                )
             check_form(str(path), spec, shape, one.dtype)
             row[...] = one.reshape(spec.item_shape)
     return array
@@ -203,7 +209,7 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
 
 @contextmanager
 def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Errors of reading as ours."""
+    """Translate errors of reading to CalibrationInvalid."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Samples from a function of the user's: `module:function`, run in this interpreter.
+"""Samples from a function of the user: `module:function`, run in this interpreter.
 
-The function is called once, without arguments, and returns or yields samples. A sample is what the model takes of one
-item: an array, where the model has one input, or {input: array}; each of the input's dtype and shape, without the batch
-axis or with one of length 1. `(sample, label)` gives its class, too. With preprocessing a UINT8 frame stands for what the
-manifest's rule makes of it. What the function prints goes to stderr; the module is looked for in the working folder first.
+The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the model
+has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of length 1.
+`(sample, label)` adds its class. With preprocessing, the manifest's rule is applied to a UINT8 frame. The function's
+output goes to stderr. The module is searched in the working folder first.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ _END = object()
 
 
 def is_function(text: str) -> bool:
-    """Whether `text` is `module:function`, and no file."""
+    """Whether `text` is `module:function` and not a file."""
     return bool(NAME.fullmatch(text)) and not Path(text).exists()
 
 
 def read_function(
     name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor]
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """All samples that the function called `name` gives, and their labels. Raises CalibrationInvalid, saying which
-    sample is wrong, or what the function raised and where.
+    """Return all samples of the function `name`, and their labels.
+
+    Raises CalibrationInvalid, which names the wrong sample, or what the function raised and where.
     """
     rows: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
     labels: list[int] = []
     size = 0
     for i, given in enumerate(_samples(name)):
         if i == SAMPLES_MAX:
-            raise CalibrationInvalid(f"{name} gives more than {SAMPLES_MAX} samples; end it after fewer")
+            raise CalibrationInvalid(f"{name} returns more than {SAMPLES_MAX} samples; return fewer")
         sample, label = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         where = f"sample {i} of {name}"
         for spec, array in zip(specs, _by_input(where, specs, sample), strict=True):
             rows[spec.name].append(_item(where, spec, array, preprocessors.get(spec.name)))
             size += rows[spec.name][-1].nbytes
         if size > SAMPLES_BYTES_MAX:
-            raise CalibrationInvalid(f"{name} gives more than {SAMPLES_BYTES_MAX} bytes of samples; end it after fewer")
+            raise CalibrationInvalid(f"{name} returns more than {SAMPLES_BYTES_MAX} bytes of samples; return fewer")
         if label is not None:
             labels.append(_label(where, label))
         if labels and len(labels) != i + 1:
             raise CalibrationInvalid(
-                f"{where} has {'no' if label is None else 'a'} label, unlike those before; give all or none"
+                f"{where} has {'no' if label is None else 'a'} label, unlike those before; return labels for all or none"
             )
     arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
     return arrays, np.array(labels, np.int64) if labels else None
 
 
 def _samples(name: str) -> Iterator[Any]:
-    """What the user's function gives; any fault of its own as ours."""
+    """Yield the function's samples; its errors become CalibrationInvalid."""
     at = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -96,13 +97,15 @@ def _function(name: str) -> Callable[[], Any]:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
             raise
-        raise CalibrationInvalid(f"{name}: there is no module {module!r} in {here} or in this Python") from error
+        raise CalibrationInvalid(
+            f"{name}: no module {module!r} in {here} or in this Python; check the name, or change the folder"
+        ) from error
     finally:
         sys.path.remove(here)
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise CalibrationInvalid(f"{name}: module {module!r} has no function {attribute!r}")
+        raise CalibrationInvalid(f"{name}: module {module!r} has no function {attribute!r}; check the name")
     return found  # type: ignore[no-any-return]  # checked just above
 
 
@@ -116,15 +119,15 @@ def _by_input(where: str, specs: Sequence[TensorSpec], sample: Any) -> list[Any]
         return [sample[name] for name in names]
     if len(specs) != 1:
         raise CalibrationInvalid(
-            f"{where} is a {type(sample).__name__}; the model has {len(specs)} inputs: give a dictionary, input: array"
+            f"{where} is a {type(sample).__name__}; the model has {len(specs)} inputs: return a dictionary, input: array"
         )
     return [sample]
 
 
 def _item(where: str, spec: TensorSpec, array: Any, preprocessor: Preprocessor | None) -> NDArray[Any]:
-    """One item as the model takes it, without the batch axis."""
+    """Return one item in the model's form, without the batch axis."""
     if not isinstance(array, np.ndarray):
-        raise CalibrationInvalid(f"{where} has a {type(array).__name__} for input {spec.name!r}; give a NumPy array")
+        raise CalibrationInvalid(f"{where} has a {type(array).__name__} for input {spec.name!r}; return a NumPy array")
     batched = array if array.ndim == len(spec.shape) else array[None]
     if preprocessor is not None and batched.dtype == np.uint8 and fits(preprocessor.frames, "UINT8", batched.shape):
         try:
@@ -133,13 +136,13 @@ def _item(where: str, spec: TensorSpec, array: Any, preprocessor: Preprocessor |
             raise CalibrationInvalid(f"{where}: {error.message}") from error
     check_form(where, spec, batched.shape, batched.dtype)
     if len(batched) != 1:
-        raise CalibrationInvalid(f"{where} holds {len(batched)} items; give one at a time")
+        raise CalibrationInvalid(f"{where} holds {len(batched)} items; return one at a time")
     return np.array(batched[0])  # a copy: the function may fill the same array again
 
 
 def _label(where: str, label: Any) -> int:
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or int(label) < 0:
-        raise CalibrationInvalid(f"{where} has label {str(label)[:80]!r}; give the class's number, from 0")
+        raise CalibrationInvalid(f"{where} has label {str(label)[:80]!r}; return the number of the class, from 0")
     return int(label)
 
 

@@ -1,4 +1,4 @@
-"""Samples that a model is quantised with (calibration) and judged by (hold-out)."""
+"""Samples that quantise a model (calibration) and judge it (hold-out)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ IMAGE_BYTES_MAX = 64 * 1024**2
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """`inputs[name]` has all samples of that input along axis 0, in the model's dtype and item shape.
+    """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
-    `labels`, where given, holds one class index (int64) a sample; `slices` the name of the part of the field that a
-    sample stands for (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
+    `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is from
+    (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -61,16 +61,14 @@ def load_samples(
     *,
     at_least: int,
 ) -> CalibrationSet:
-    """Read samples: an .npz whose arrays are named as the model's inputs, a folder of .npy (`sample_files`), a folder
-    of images, or `module:function` (`sample_function`); plus `labels`, `slice` and `boxes`,
-    where there are any.
+    """Read samples, with `labels`, `slice` and `boxes` where there are any.
 
-    Images become what the model takes by the code that the device runs, as `preprocess` says. They are labelled by a
-    table `labels.csv`, or by the folders that they lie in, counted in the order of `class_names`, or in that of the
-    alphabet where there are none.
+    `path` is an .npz with an array for each input, a folder of .npy (sample_files.py), a folder of images, or
+    `module:function` (sample_function.py). Images are preprocessed by the code that devices run. A table `labels.csv`
+    gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
-    than `at_least` samples, NaN or infinity, a label count that differs.
+    than `at_least` samples, NaN or infinity, a different number of labels.
     """
     if is_function(str(path)):
         arrays, labels = read_function(str(path), source.inputs, _preprocessors(source, preprocess))
@@ -84,11 +82,13 @@ def load_samples(
     inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
-        raise CalibrationInvalid(f"{path} has differing numbers of samples: {counts}; give each input the same number")
+        raise CalibrationInvalid(
+            f"the inputs of {path} have different numbers of samples: {counts}; give each the same number"
+        )
     count = next(iter(counts.values()))
     if count < at_least:
         raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
-    # An input of the model may bear one of these names.
+    # An input of the model may have one of these names.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     return CalibrationSet(
         inputs,
@@ -128,7 +128,9 @@ def _images(
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
     try:
         if path.stat().st_size > IMAGE_BYTES_MAX:
-            raise CalibrationInvalid(f"{path} has {path.stat().st_size} bytes; at most {IMAGE_BYTES_MAX}")
+            raise CalibrationInvalid(
+                f"{path} has {path.stat().st_size} bytes, and the limit is {IMAGE_BYTES_MAX}: give a smaller image"
+            )
         array, _ = preprocessor(np.frombuffer(path.read_bytes(), np.uint8)[None])
         return array
     except OSError as error:
@@ -138,7 +140,7 @@ def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
 
 
 def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """The class of each file by the table, else by its folder's name; None where no file has a folder of its own."""
+    """Return the class of each file by the table, else by its folder; None where no file is in a folder of a class."""
     if (folder / LABELS_TABLE).is_file():
         table = read_label_table(folder / LABELS_TABLE, class_names)
         listed = [file.relative_to(folder).as_posix() for file in files]
@@ -152,13 +154,13 @@ def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
     if not names:
         return None
     if len(names) != len(files):
-        raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move them all into some")
+        raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move all into folders")
     number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
     if unknown := sorted(set(names) - set(number)):
         raise CalibrationInvalid(
-            f"folder {folder / unknown[0]} has the name of none of the {len(number)} labels "
-            f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders as "
-            f"--labels does, or write {folder / LABELS_TABLE}"
+            f"the name of folder {folder / unknown[0]} is not one of the {len(number)} labels "
+            f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders like "
+            f"the labels of --labels, or write {folder / LABELS_TABLE}"
         )
     return np.array([number[name] for name in names], np.int64)
 
@@ -176,7 +178,7 @@ def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
 def _checked_labels(path: Path, labels: NDArray[Any], count: int) -> NDArray[Any]:
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise CalibrationInvalid(
-            f"labels of {path} are {labels.dtype} of shape {list(labels.shape)}; give one whole number a sample: [{count}]"
+            f"labels of {path} are {labels.dtype} of shape {list(labels.shape)}; give one integer per sample: [{count}]"
         )
     if labels.size and int(labels.min()) < 0:
         raise CalibrationInvalid(f"labels of {path} include {int(labels.min())}; classes count from 0")
@@ -186,8 +188,8 @@ def _checked_labels(path: Path, labels: NDArray[Any], count: int) -> NDArray[Any
 def _checked_slices(path: Path, slices: NDArray[Any], count: int) -> NDArray[Any]:
     if slices.shape != (count,) or slices.dtype.kind not in "iuU":
         raise CalibrationInvalid(
-            f"slice of {path} is {slices.dtype} of shape {list(slices.shape)}; give one name (text or a whole number) "
-            f"a sample: [{count}]"
+            f"slice of {path} is {slices.dtype} of shape {list(slices.shape)}; give one name (text or an integer) "
+            f"per sample: [{count}]"
         )
     return slices.astype(np.str_)
 

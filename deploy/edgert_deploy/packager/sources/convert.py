@@ -1,8 +1,8 @@
-"""Models of other frameworks to ONNX: which framework a file is of, and its converter, run in a process of its own.
+"""Conversion of other frameworks' models to ONNX, each by its converter in a child process.
 
-The converter is the framework's own exporter, in the Python that has it installed: this one (the extras `keras` and
-`torch`), or another that the user names. A loader of a framework may run what its file says; a hostile file of one is
-not held back here, as an ONNX file is.
+The converter is the framework's own exporter, in a Python that has the framework: this one (the extras `keras` and
+`torch`), or another that the user names. A framework's loader may run code from its file: unlike an ONNX file, a hostile
+file of a framework is not contained.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to convert: `python` has the framework, `inputs` are the examples' `{"datatype", "shape"}` by name."""
+    """How to convert: the `python` that has the framework, and `{"datatype", "shape"}` of example inputs by name."""
 
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def framework_of(path: Path) -> str | None:
-    """ "keras" or "torch" where `path` is a model of one, by its content. None for any other file."""
+    """Return "keras" or "torch" for a model of one, by its content. None for any other file."""
     if path.is_dir():
         return "keras" if (path / "saved_model.pb").is_file() else None
     try:
@@ -64,7 +64,7 @@ def framework_of(path: Path) -> str | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """The model as ONNX. Raises ConfigInvalid where the framework is not installed, SourceInvalid with what it said."""
+    """Return the model as ONNX. Raises ConfigInvalid where the framework is missing, SourceInvalid where it fails."""
     with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
         out = Path(folder) / "model.onnx"
         request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
@@ -79,7 +79,7 @@ def converted(path: Path, framework: str, how: Conversion) -> bytes:
             ) from error
         except OSError as error:
             raise ConfigInvalid(
-                f"cannot run {how.python}: {error.strerror}; give a Python with --convert-with"
+                f"cannot run {how.python}: {error.strerror}. Give the path of a Python with --convert-with"
             ) from error
         if done.returncode == 0 and out.is_file():
             return out.read_bytes()
@@ -87,7 +87,7 @@ def converted(path: Path, framework: str, how: Conversion) -> bytes:
 
 
 def digest_and_size(path: Path) -> tuple[str, int]:
-    """SHA-256 and bytes of a file, or of all files of a folder with their names."""
+    """Return SHA-256 and size of a file, or of all files of a folder with their names."""
     digest, size = hashlib.sha256(), 0
     for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         data = file.read_bytes()
@@ -99,7 +99,7 @@ def digest_and_size(path: Path) -> tuple[str, int]:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`NAME=1,3,224,224` and `NAME=int64:1,128` as the examples of a conversion. Raises ConfigInvalid."""
+    """Parse `NAME=1,3,224,224` and `NAME=int64:1,128`, the example inputs of a conversion. Raises ConfigInvalid."""
     inputs = {}
     for text in texts:
         found = INPUT.fullmatch(text)
@@ -115,13 +115,13 @@ def read_inputs(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _failure(
     path: Path, framework: str, how: Conversion, done: subprocess.CompletedProcess[str]
 ) -> ConfigInvalid | SourceInvalid:
-    said = (done.stderr.strip().splitlines() or ["no message"])[-1][:500]
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:500]
     if done.returncode == EXIT_MISSING:
         return ConfigInvalid(
-            f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {said.removeprefix('missing: ')}: "
+            f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {reason.removeprefix('missing: ')}: "
             f"pip install 'edgert[{framework}]', or name a Python that has it with --convert-with"
         )
-    died = f"; it died of signal {-done.returncode}" if done.returncode < 0 else ""
+    died = f"; signal {-done.returncode} ended it" if done.returncode < 0 else ""
     return SourceInvalid(
-        f"{NAMES[framework]} could not turn {path.name} into ONNX: {said}{died}. Export it as ONNX yourself, and give that"
+        f"{NAMES[framework]} could not convert {path.name} to ONNX: {reason}{died}. Export it as ONNX yourself, and give that file"
     )

@@ -1,11 +1,11 @@
-"""What we take of ONNX: read, checked, brought into a form that every runtime takes, and run once on samples.
+"""ONNX models: reads a file, checks it, translates it for all runtimes, and runs it once.
 
-`examine` runs in a process of its own (`source_probe`): protobuf, ONNX's checker and ONNX Runtime are native
-code, and a file made to crash them or to use up the machine must not take the command along.
+`examine` runs in a child process (probe.py): protobuf, ONNX's checker and ONNX Runtime are native code, and a file made
+to crash them or to exhaust the machine must not end the command.
 
-Runtimes on devices are older than what models are exported with: ONNX Runtime 1.22 takes opset 22 and IR 10,
-TensorRT 10.3 less. So a model of a newer opset is lowered to OPSET_MAX, and one older than quantisation can be
-written in is raised, where ONNX's converter can do so and the answers stay the same. Else it stays as it is.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a model of
+a newer opset is lowered to OPSET_MAX, and one from before quantisation is raised, where ONNX's converter can do so and the
+answers stay the same. Else the model stays as it is.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sandbox import Answer, Progress
 
 ONNX_DOMAINS = ("", "ai.onnx")
-OPSET_MIN = 13  # the first whose QuantizeLinear knows channels
+OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
-IR_MAX = 10  # what comes with OPSET_MAX
+IR_MAX = 10  # the IR of OPSET_MAX
 NAME_LENGTH_MAX = 255
 RUN_BYTES_MAX = 2**33  # the inputs of the largest batch
 NODES_MAX = 200_000
-# What the checker objects to and ONNX Runtime may know better: newer operators, outputs of unstated shape.
+# Complaints of the checker that ONNX Runtime decides: newer operators, outputs without a shape.
 _OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is required")
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """What the model in `data` takes and gives, and its bytes in another form where it had to be translated.
+    """Return the inputs and outputs of the model in `data`, and its bytes where they had to be translated.
 
-    Raises SourceInvalid, saying what to change: not ONNX, external data, an axis beyond the batch
-    left open, no static type, no input or output, a datatype that we do not carry, an answer that is no batch.
+    Raises SourceInvalid with what to change: not ONNX, external data, an open axis beyond the batch, no static type, no
+    input or output, a datatype that EdgeRT does not carry, an answer that is no batch.
     """
     name = str(request["name"])
     proto = parse(name, data)
@@ -59,23 +59,25 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
 
 
 def parse(name: str, data: bytes) -> Any:
-    """The ModelProto in `data`. Raises SourceInvalid where it is none, or has nothing to run."""
+    """Return the ModelProto in `data`. Raises SourceInvalid where there is none, or nothing to run."""
     from onnx import ModelProto
 
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, whose module has no types
-        raise SourceInvalid(f"{name} is not an ONNX model: its bytes are no ONNX protobuf") from error
-    # Protobuf takes many a stray file for a message without known fields.
+    except Exception as error:  # protobuf's DecodeError, from a module without types
+        raise SourceInvalid(
+            f"{name} is not an ONNX model: its bytes are no ONNX protobuf; give an .onnx file"
+        ) from error
+    # Protobuf reads many other files as a message without known fields.
     if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
-        raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph")
+        raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph; give an .onnx file")
     if not proto.graph.output:
-        raise SourceInvalid("the model has no output; export it with the tensors that you want to read")
+        raise SourceInvalid("the model has no output; export it with the tensors that you want as outputs")
     if not proto.graph.node:
         raise SourceInvalid(f"{name} holds no operator; export the model with its weights and layers")
     if len(proto.graph.node) > NODES_MAX:
-        raise SourceInvalid(f"{name} holds {len(proto.graph.node)} operators; at most {NODES_MAX} are taken")
+        raise SourceInvalid(f"{name} holds {len(proto.graph.node)} operators; a model has at most {NODES_MAX}")
     return proto
 
 
@@ -89,7 +91,7 @@ def refuse_external_data(name: str, proto: Any) -> None:
 
 
 def tensors(message: Any) -> Iterator[Any]:
-    """Every TensorProto anywhere inside `message` (protobuf bounds the nesting to 100)."""
+    """Yield every TensorProto inside `message` (protobuf bounds the nesting to 100)."""
     from onnx import TensorProto
 
     for field, value in message.ListFields():
@@ -103,12 +105,12 @@ def tensors(message: Any) -> Iterator[Any]:
 
 
 def opset_of(proto: Any) -> int:
-    """The version of ONNX's own operators that the model is written in; 0 where it names none."""
+    """Return the model's version of ONNX's own operators; 0 where it names none."""
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
 def input_specs(proto: Any) -> tuple[TensorSpec, ...]:
-    """The inputs that are no weights. Raises SourceInvalid."""
+    """Return the inputs that are no weights. Raises SourceInvalid."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     specs = tuple(_spec(value) for value in proto.graph.input if value.name not in weights)
     if not specs:
@@ -144,7 +146,7 @@ def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
 
 
 def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
-    """The spec of an output, from the shapes that one and (where the batch is open) two samples gave."""
+    """Return the spec of an output, from its shapes for one and (where the batch is open) two samples."""
     if datatype not in DATATYPES:
         raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
     one, most = shapes[0], shapes[-1]
@@ -181,7 +183,7 @@ def _spec(value: Any) -> TensorSpec:
 def _shape(name: str, dims: Any) -> tuple[int, ...]:
     if not 1 <= len(dims) <= MAX_RANK:
         raise SourceInvalid(
-            f"input {name!r} has {len(dims)} axes; 1 to {MAX_RANK} are taken, the first being the batch"
+            f"input {name!r} has {len(dims)} axes; an input has 1 to {MAX_RANK}, the first of which is the batch"
         )
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
@@ -206,13 +208,13 @@ def _check(model: bytes) -> None:
         onnx.checker.check_model(model, full_check=True)
     except MemoryError:
         raise
-    except Exception as error:  # the checker raises classes of three modules
+    except Exception as error:  # the checker raises errors of three modules
         if not any(words in str(error) for words in _LEFT_TO_THE_RUNTIME):
             raise SourceInvalid(f"the model is not valid ONNX: {_first_line(error)}; export it again") from error
 
 
 def _strip_notes(proto: Any) -> bool:
-    """Remove what exporters note for debugging (PyTorch's hold paths of their machine); whether there was any."""
+    """Remove exporters' notes for debugging, which may hold paths. Return whether there were any."""
     before = proto.ByteSize()
     notes = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output]
     for message in (*notes, *proto.functions, *(node for function in proto.functions for node in function.node)):
@@ -222,7 +224,7 @@ def _strip_notes(proto: Any) -> bool:
 
 
 def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
-    """The model in an opset from OPSET_MIN to OPSET_MAX and an IR that goes with it; None where it stays as it is."""
+    """Return the model in an opset from OPSET_MIN to OPSET_MAX and its IR; None where it stays as it is."""
     opset = opset_of(proto)
     wanted = OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)
     if (opset == wanted and proto.ir_version <= IR_MAX) or not opset or proto.functions:
@@ -235,18 +237,18 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
             converted = version_converter.convert_version(proto, wanted)
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001 - native code raises what it likes; the model then stays as it is
+        except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
             return None
     if converted.ir_version > IR_MAX:
         lowered = type(proto)()
         lowered.CopyFrom(converted)
         lowered.ir_version = IR_MAX
         converted = lowered
-    return converted if _answer_alike(proto, converted, inputs) else None
+    return converted if _answers_agree(proto, converted, inputs) else None
 
 
-def _answer_alike(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:
-    """Whether `converted` runs and, where the runtime takes the model as given, too, answers the same."""
+def _answers_agree(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) -> bool:
+    """Whether `converted` runs and answers like `proto`, as far as the runtime takes that."""
     try:
         got = _run(_load(converted.SerializeToString()), inputs, 1, seed=1)
     except SourceInvalid:
@@ -254,7 +256,7 @@ def _answer_alike(proto: Any, converted: Any, inputs: tuple[TensorSpec, ...]) ->
     try:
         want = _run(_load(proto.SerializeToString()), inputs, 1, seed=1)
     except SourceInvalid:
-        return True  # this runtime is too old for it: the translation is all there is
+        return True  # this runtime is too old for the original: there is only the translation
     return len(want) == len(got) and all(
         getattr(a, "shape", None) == getattr(b, "shape", None)
         and np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
@@ -276,7 +278,7 @@ def _load(model: bytes) -> Any:
         _raise_if_out_of_memory(error)
         too_new = _OPSET_TOO_NEW.search(str(error))
         said = (
-            "it is of opset {}, and opset {} is the newest that it knows".format(*too_new.groups()) if too_new else ""
+            "it has opset {}, and the newest that this runtime knows is {}".format(*too_new.groups()) if too_new else ""
         )
         raise SourceInvalid(
             f"onnxruntime {onnxruntime.__version__} does not take the model: {said or _first_line(error)}; "
@@ -285,7 +287,7 @@ def _load(model: bytes) -> Any:
 
 
 def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0) -> list[Any]:
-    """The answers to `count` samples of zeros, or with a `seed` of noise (0 in inputs of whole numbers)."""
+    """Return the answers to `count` samples of zeros or, with a `seed`, of noise (0 for integers)."""
     feed = {}
     for spec in inputs:
         shape = [count if n == -1 else n for n in spec.shape]
@@ -326,7 +328,7 @@ def _raise_if_out_of_memory(error: Exception) -> None:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0]) if lines else type(error).__name__
-    # ONNX Runtime puts the place in its own source in front: "/onnxruntime_src/...:46 void f(int) What was wrong".
+    # ONNX Runtime prepends the position in its source: "/onnxruntime_src/...:46 void f(int) What was wrong".
     return re.sub(r"/onnxruntime_src\S+ .*?\) (?=[A-Z])", "", text)[:400]
 
 

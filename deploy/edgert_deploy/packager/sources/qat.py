@@ -1,8 +1,7 @@
-"""Models that were trained with quantisation, or quantised by who exported them: graphs that hold Q/DQ already.
+"""Models that hold Q/DQ already: trained with quantisation, or quantised when they were exported.
 
-Their scales are the training's own, so they are kept: such a graph goes to ONNX Runtime, OpenVINO and TensorRT as it is,
-and TFLite's quantiser is given its ranges. Where FP32 is asked for, `float_of` takes the quantisation of activations out;
-weights keep the values that they were rounded to.
+The scales of the training are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph as it is, and TFLite's quantiser
+gets its ranges. For FP32, `float_of` removes the quantisation of activations; weights keep their rounded values.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from edgert.errors import BuildFailed
 
 QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
-# Quantised arithmetic as operators of their own: kept as it is, but nothing is known of how to undo it.
+# Quantised arithmetic in one operator: it is kept, but it cannot be undone.
 QUANTISED_ARITHMETIC = frozenset(
     {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
 )
@@ -35,20 +34,20 @@ def is_quantised(proto: Any) -> bool:
 
 
 def float_of(proto: Any) -> Any:
-    """The graph without Q/DQ: activations in float, weights as the floats that their quantisation stands for.
+    """Return the graph without Q/DQ: activations in float, weights dequantised.
 
     Raises BuildFailed for quantised arithmetic, and for scales that are computed or given by blocks.
     """
     if foreign := sorted({node.op_type for node in proto.graph.node} & QUANTISED_ARITHMETIC):
         raise BuildFailed(
-            f"the model holds {', '.join(foreign)}; a float model cannot be made of it. Export it in the Q/DQ format, or float"
+            f"the model holds {', '.join(foreign)}, which cannot be turned into float. Export it in the Q/DQ format, or in float"
         )
     constants = Constants(proto)
     copy = type(proto)()
     copy.CopyFrom(proto)
     del copy.graph.node[:]
-    made: dict[str, Array] = {}  # constants that Q/DQ of constants come to
-    passed: dict[str, str] = {}  # a value behind Q/DQ -> the value before it
+    made: dict[str, Array] = {}  # the results of Q/DQ of constants
+    passed: dict[str, str] = {}  # a value after Q/DQ -> the value before it
     outputs = {value.name for value in proto.graph.output}
     for node in proto.graph.node:
         name = node.output[0] if node.output else ""
@@ -73,7 +72,7 @@ def float_of(proto: Any) -> Any:
 
 
 def ranges_of(proto: Any) -> dict[str, tuple[float, float]]:
-    """The lowest and highest value that each quantised activation can take, by the name of the value before its Q."""
+    """Return the lowest and highest value of each quantised activation, by the name of the value before its Q."""
     constants = Constants(proto)
     found = {}
     for node in proto.graph.node:
@@ -113,7 +112,7 @@ def _scale(node: Any, constants: Constants) -> Array:
         what = "computed while the model runs" if scale is None else "given by blocks"
         raise BuildFailed(
             f"the scale of {node.op_type} node {(node.name or node.output[0])!r} is {what}; export the model with constant "
-            "scales, one a tensor or one a channel"
+            "scales, per tensor or per channel"
         )
     return scale.astype(np.float64)
 
@@ -122,14 +121,14 @@ def _zero_point(node: Any, constants: Constants) -> Array:
     zero_point = constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros((), np.uint8)
     if zero_point is None or (zero_point.dtype.name not in INTEGERS and zero_point.dtype != np.int32):
         raise BuildFailed(
-            f"the zero point of {node.op_type} node {(node.name or node.output[0])!r} is computed, or not of 8 or 16 bits; "
+            f"the zero point of {node.op_type} node {(node.name or node.output[0])!r} is computed, or has another width than 8 or 16 bits; "
             "export the model in INT8"
         )
     return zero_point
 
 
 def _along(node: Any, values: Array, rank: int) -> Array:
-    """`values`, one a tensor or one a channel, shaped to broadcast over a tensor of `rank` axes."""
+    """Return `values`, per tensor or per channel, in a shape that broadcasts over a tensor of `rank` axes."""
     if values.size == 1:
         return values.reshape(())
     axis = next((int(a.i) for a in node.attribute if a.name == "axis"), 1) % rank
@@ -151,7 +150,7 @@ def _float(node: Any, array: Array, constants: Constants) -> Array:
 
 
 def _put_constants(graph: Any, made: dict[str, Array]) -> None:
-    """Add `made` to the initializers, and drop those that nothing reads any more."""
+    """Add `made` to the initializers, and drop those that nothing reads."""
     from onnx import numpy_helper
 
     used = {name for node in nodes_of(graph) for name in node.input} | {value.name for value in graph.output}

@@ -1,7 +1,7 @@
-"""The model as the user gave it: one file, read once, checked once, described in our terms.
+"""The source model as the user gave it: one file, read and checked once.
 
-The file is untrusted. A process with bounded memory and time reads, checks and runs it first (`source_probe`),
-so that a hostile one ends there, and shapes which no inference finds are known from the answer itself.
+The file is untrusted. A child process with bounded memory and time reads, checks and runs it first (probe.py). The run
+also gives the shapes that no inference finds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from edgert_deploy.packager.sources.probe import probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
-SOURCE_BYTES_MAX = 2**31 - 1  # what one protobuf message holds, and what a flatbuffer's offsets reach
+SOURCE_BYTES_MAX = 2**31 - 1  # the limit of a protobuf message and of a flatbuffer's offsets
 
 Kind = Literal["onnx", "tflite"]
 
 
-HEAD = "edgert_fold_"  # what the names of folded-in preprocessing begin with; it is computed in float
+HEAD = "edgert_fold_"  # begins the names of folded-in preprocessing, which stays in float
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,10 @@ class Fold:
 class SourceModel:
     """A checked model. `inputs` and `outputs` are the contract that every artifact keeps.
 
-    The batch axis (axis 0) is -1 where the model leaves it open; every other axis is a fixed length.
-    `proto` is the ModelProto of an ONNX model, in an opset that every runtime takes, and None for another kind;
-    `tflite` is a TFLite model's file. `sha256` and `size_bytes` are those of the file as given.
-    `quantised`: the user's own training or converter quantised it, and that is kept.
-    `fold`: its first layers are preprocessing that was folded in.
+    The batch axis (axis 0) is -1 where the model leaves it open; every other axis has a fixed length. `proto` is the
+    ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model. `sha256` and
+    `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it, and that is
+    kept. `fold`: its first layers are preprocessing that was folded in.
     """
 
     path: Path
@@ -79,11 +78,11 @@ class SourceModel:
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
-    """Read and check an ONNX or TFLite file, or a Keras, SavedModel or PyTorch one that is converted to ONNX first.
+    """Read and check an ONNX or TFLite model, or convert a Keras, SavedModel or PyTorch one to ONNX first.
 
-    Raises SourceInvalid, saying what to change: no such model, external data, an axis beyond the batch
-    left open, no static type, no input or output, a datatype that we do not carry, more memory or time than
-    a model of its size may take. ConfigInvalid where the framework that would convert it is not installed.
+    Raises SourceInvalid with what to change: no such model, external data, an open axis beyond the batch, no static
+    type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model of its size may
+    take. Raises ConfigInvalid where the framework that would convert it is not installed.
     """
     framework = framework_of(path)
     if framework is not None:
@@ -108,7 +107,7 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
-    """The source itself as something an engine here loads, its file written to `folder`: what artifacts are judged by."""
+    """Write the source to `folder`, in a form that an engine of this host loads: artifacts are judged by it."""
     engine, name = ("tflite", "source.tflite") if source.kind == "tflite" else ("onnxruntime", "source.onnx")
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
@@ -128,7 +127,7 @@ def float_proto(source: SourceModel) -> Any:
 
 
 def _with_float_weights(proto: Any) -> Any:
-    """The model itself, or one that keeps its weights in INT8 and computes in float, with its weights in float."""
+    """Return the model; if it has weights in INT8 and computes in float, with weights in float."""
     if any(node.op_type == "DequantizeLinear" for node in proto.graph.node):
         with contextlib.suppress(BuildFailed):
             return float_of(proto)
@@ -144,7 +143,7 @@ def _read(path: Path) -> bytes:
             )
         if path.stat().st_size > SOURCE_BYTES_MAX:
             raise SourceInvalid(
-                f"{path} has {path.stat().st_size} bytes; a model in a single file has at most {SOURCE_BYTES_MAX}"
+                f"{path} has {path.stat().st_size} bytes; a model has at most {SOURCE_BYTES_MAX}: give a smaller one"
             )
         return path.read_bytes()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What we take of TFLite: a file with one subgraph of built-in operators, opened and run once on zeros.
+"""TFLite models: opens a file of built-in operators, and runs it once on zeros.
 
-`examine` runs in a process of its own (`source_probe`): the interpreter is native code that trusts its file.
+`examine` runs in a child process (probe.py): the interpreter is native code that trusts its file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """What the model in `data` takes and gives, and whether it is quantised. Raises SourceInvalid, saying what to change."""
+    """Return the inputs and outputs of the model in `data`, and whether it is quantised. Raises SourceInvalid."""
     name = str(request["name"])
     interpreter = _interpreter(name, data)
     inputs = tuple(_input_spec(detail) for detail in interpreter.get_input_details())
     if not inputs or not interpreter.get_output_details():
         raise SourceInvalid(
-            f"{name} has no input or no output; convert it again with the tensors that you want to read"
+            f"{name} has no input or no output; convert it again with the tensors that you want as outputs"
         )
     check_batch_axes(inputs)
     runs = [_run(interpreter, inputs, count) for count in ((1, 2) if inputs[0].shape[0] == -1 else (1,))]
     names = [str(detail["name"]) for detail in interpreter.get_output_details()]
     if len({*names, *(spec.name for spec in inputs)}) != len(names) + len(inputs):
-        raise SourceInvalid(f"{name} has two inputs or outputs of one name; convert it again with names of their own")
+        raise SourceInvalid(f"{name} has two inputs or outputs of one name; convert it again with a name for each")
     outputs = [
         output_spec(one, runs[0][i].dtype.name, [run[i].shape for run in runs], inputs) for i, one in enumerate(names)
     ]
@@ -49,9 +49,9 @@ def _interpreter(name: str, data: bytes) -> Any:
         return Interpreter(model_content=data, num_threads=1)
     except MemoryError:
         raise
-    except Exception as error:  # the interpreter raises ValueError and RuntimeError, with what it likes in them
+    except Exception as error:  # the interpreter raises ValueError and RuntimeError
         raise SourceInvalid(
-            f"{name} is no model that TFLite's interpreter takes: {_first_line(error)}; convert it again, with TFLite's "
+            f"TFLite's interpreter refuses {name}: {_first_line(error)}; convert it again, with TFLite's "
             "built-in operators only"
         ) from error
 
@@ -61,10 +61,12 @@ def _input_spec(detail: dict[str, Any]) -> TensorSpec:
     dtype = np.dtype(detail["dtype"]).name
     check_value(name, dtype)
     if not 1 <= len(shape) <= MAX_RANK:
-        raise SourceInvalid(f"input {name!r} has {len(shape)} axes; 1 to {MAX_RANK} are taken, the first the batch")
+        raise SourceInvalid(
+            f"input {name!r} has {len(shape)} axes; an input has 1 to {MAX_RANK}, the first of which is the batch"
+        )
     if shape[0] not in (-1, 1) or any(n < 1 for n in shape[1:]):
         raise SourceInvalid(
-            f"input {name!r} has shape {shape}; only axis 0, the batch, may be open (-1), and is else of length 1: "
+            f"input {name!r} has shape {shape}; axis 0, the batch, must be open (-1) or 1, and all others fixed: "
             "convert the model again with such an input"
         )
     return TensorSpec(name, DATATYPES[dtype], tuple(shape))
@@ -91,7 +93,7 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
 
 
 def _is_quantised(interpreter: Any) -> bool:
-    """Whether any tensor is 8-bit with a scale: the model was quantised by who converted it."""
+    """Whether any tensor is 8-bit with a scale: the converter then quantised the model."""
     return any(
         detail["dtype"] in (np.int8, np.uint8) and len(detail["quantization_parameters"]["scales"])
         for detail in interpreter.get_tensor_details()

@@ -19,12 +19,11 @@ pytest.importorskip("nncf")
 from edgert.bundle.manifest import FILE_PATH
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.builders import Order, builder_for
-from edgert_deploy.packager.builders.qdq import is_transformer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -159,22 +158,6 @@ def test_every_opset_is_built_for_every_target(engine: str, opset: int, tmp_path
     np.testing.assert_allclose(got[0], want[0], atol=0.05)
     as_17 = load_source(models.write(of_opset(17), tmp_path / "17.onnx"))
     np.testing.assert_allclose(reference_outputs(as_17, samples)[0], want[0], rtol=1e-5, atol=1e-6)
-
-
-def test_transformers_are_told_from_other_models() -> None:
-    assert is_transformer(models.transformer())
-    assert not is_transformer(models.cnn())
-    classifier = models.model("float[N,3] x) => (float[N,3] y", "y = Softmax(x)")
-    assert not is_transformer(classifier)
-
-
-def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel) -> None:
-    def profile(*machines: str) -> DeviceProfile:
-        return DeviceProfile("p", "", machines, ("onnxruntime",), "int8", "3.10", "2.31", 1, "/s")
-
-    builder = builder_for("onnxruntime")
-    recipes = {m: builder.recipe(digits_source, profile(*m)).activations for m in [("aarch64",), ("x86_64",), ()]}
-    assert recipes == {("aarch64",): "int8", ("x86_64",): "uint8", (): "uint8"}
 
 
 def test_an_engine_that_nothing_is_built_for_is_named() -> None:

@@ -129,10 +129,10 @@ def test_frames_become_what_the_rule_makes_of_them(in_folder: Path) -> None:
         ("exits", "failed at sample 0 with SystemExit: 3"),
         ("doubles", "sample 0 of .* is float64, the model takes float32"),
         ("long_rows", r"has shape \[1, 5\]; the model takes \[samples, 4\]"),
-        ("batches", "holds 2 items; give one at a time"),
-        ("lists", "list for input 'x'; give a NumPy array"),
+        ("batches", "holds 2 items; return one at a time"),
+        ("lists", "list for input 'x'; return a NumPy array"),
         ("some_labels", "sample 1 of .* has no label"),
-        ("bad_label", "label 'cat'; give the class's number"),
+        ("bad_label", "label 'cat'; return the number of the class"),
         ("none", "'NoneType' object is not iterable"),
         ("of_two", r"has 'x', 'z'; the model's inputs are 'x'"),
         ("needs_more", "No module named 'no_such_package_at_all'"),
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_it_is_said(function: str, says: str, in_folder: Path
 
 
 def test_one_array_for_a_model_of_two_inputs_is_refused(in_folder: Path) -> None:
-    with pytest.raises(CalibrationInvalid, match="2 inputs: give a dictionary"):
+    with pytest.raises(CalibrationInvalid, match="2 inputs: return a dictionary"):
         load("rows", TWO)
 
 

@@ -180,5 +180,5 @@ def test_keras_and_saved_models_answer_as_the_model_does(name: str, keras_models
 
 def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
-    with pytest.raises(SourceInvalid, match="Keras could not turn"):
+    with pytest.raises(SourceInvalid, match="Keras could not convert"):
         load_source(folder / "lambda.keras", Conversion(python))

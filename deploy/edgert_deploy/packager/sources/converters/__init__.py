@@ -1,5 +1,5 @@
-"""Scripts that turn other frameworks' models into ONNX. Each is run by its path, in whichever Python has the framework.
+"""Scripts that convert other frameworks' models to ONNX. Each runs by its path, in a Python that has the framework.
 
-They import nothing of ours. Arguments: one JSON object, `{"model", "out", "inputs"}`. What the user must know is the
-last line of stderr, and the exit code is then 3.
+They import nothing of EdgeRT. Argument: one JSON object, `{"model", "out", "inputs"}`. Exit code 3 means that the last
+line of stderr tells the user why the conversion failed, 4 that it names a missing package.
 """

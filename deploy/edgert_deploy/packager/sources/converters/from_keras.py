@@ -1,4 +1,4 @@
-"""A Keras model (.keras, .h5) or a SavedModel folder to ONNX, by tf2onnx. Run by its path: see this folder's __init__.
+"""Convert a Keras model (.keras, .h5) or a SavedModel folder to ONNX by tf2onnx: see this folder's __init__.
 
 Keras 3 is loaded in safe mode: a file that holds Python code (a Lambda layer) is refused.
 """
@@ -25,12 +25,12 @@ def main() -> int:
         return 4
     try:
         load = _of_saved_model if os.path.isdir(request["model"]) else _of_keras
-        # `kept` holds the variables: a function of TensorFlow's does not.
+        # `kept` holds the variables: a TensorFlow function does not.
         kept, function, inputs, outputs = load(tensorflow, request["model"])
         signature = [tensorflow.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
         _name_outputs(proto.graph, outputs)
-    except Exception as error:  # noqa: BLE001 - two frameworks raise what they like
+    except Exception as error:  # noqa: BLE001 - two frameworks raise any class
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
         return 3
     del kept

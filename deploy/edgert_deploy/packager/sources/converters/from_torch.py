@@ -1,6 +1,6 @@
-"""A torch.export program (.pt2) or a TorchScript module (.pt) to ONNX. Run by its path: see this folder's __init__.
+"""Convert a torch.export program (.pt2) or a TorchScript module (.pt) to ONNX: see this folder's __init__.
 
-A pickled module or a dictionary of weights is refused: it is Python code to run, or no model.
+A pickled module or a dictionary of weights is refused: unpickling runs Python code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(f"missing: {error.name}", file=sys.stderr)
         return 4
-    except Exception as error:  # noqa: BLE001 - the exporters raise what they like
+    except Exception as error:  # noqa: BLE001 - the exporters raise any class
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
         return 3
     return 0
@@ -53,7 +53,7 @@ def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
     names = [argument.name for argument in module.forward.schema.arguments[1:]]
     if set(names) != set(inputs):
         raise ValueError(
-            "TorchScript does not say the shapes of its inputs; give each with --input NAME=1,3,224,224 or "
+            "TorchScript does not hold the shapes of its inputs; give each with --input NAME=1,3,224,224 or "
             f"NAME=int64:1,128 (its inputs: {', '.join(names)}; given: {', '.join(inputs) or 'none'})"
         )
     examples = tuple(_example(torch, **inputs[name]) for name in names)

@@ -1,0 +1,50 @@
+"""Q/DQ graphs: which operators are quantised, FP16, and the precision of each layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert_deploy.packager.builders import qdq
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.onnx_model import opset_of
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+
+
+def test_transformers_are_told_from_other_models() -> None:
+    assert qdq.is_transformer(models.transformer())
+    assert not qdq.is_transformer(models.cnn())
+    classifier = models.model("float[N,3] x) => (float[N,3] y", "y = Softmax(x)")
+    assert not qdq.is_transformer(classifier)
+
+
+def test_samples_are_fed_one_at_a_time_up_to_a_limit() -> None:
+    calibration = CalibrationSet({"x": np.zeros((qdq.CALIBRATION_SAMPLES_MAX + 5, 4), np.float32)}, None)
+    feeds = list(qdq.calibration_feeds(calibration))
+    assert len(feeds) == qdq.CALIBRATION_SAMPLES_MAX
+    assert feeds[0]["x"].shape == (1, 4)
+
+
+def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
+    proto = models.mlp()
+    assert opset_of(qdq.raised(proto, 19)) == 19
+    assert qdq.raised(proto, 13) is proto
+
+
+def test_fp16_keeps_inputs_and_outputs(tmp_path: Path) -> None:
+    source: SourceModel = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    half: Any = qdq.to_fp16(source.proto, source)
+    types = {value.type.tensor_type.elem_type for value in (*half.graph.input, *half.graph.output)}
+    assert types == {1}  # FP32
+    assert {tensor.data_type for tensor in half.graph.initializer} == {10}  # FP16
+    qdq.write_proto(half, tmp_path / "half.onnx")
+    assert set(qdq.layer_precisions(tmp_path / "half.onnx")) == {("Gemm", "fp16"), ("Relu", "fp16")}
+    qdq.write_proto(source.proto, tmp_path / "full.onnx")
+    assert set(qdq.layer_precisions(tmp_path / "full.onnx")) == {("Gemm", "fp32"), ("Relu", "fp32")}
