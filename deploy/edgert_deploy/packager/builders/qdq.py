@@ -97,7 +97,9 @@ def raised(proto: Any, opset: int) -> Any:
         with quiet():
             return version_converter.convert_version(proto, opset)
     except Exception as error:  # its own class, and what its parts raise
-        raise BuildFailed(f"the model cannot be converted to opset {opset}: {str(error)[:300]}; export it with that opset") from error
+        raise BuildFailed(
+            f"the model cannot be converted to opset {opset}: {str(error)[:300]}; export it with that opset"
+        ) from error
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
