@@ -1,6 +1,6 @@
 """EdgeRT on the device: the client, the errors, the version.
 
-Importing this package costs the standard library only; the clients bring NumPy when they are first used.
+Importing this package imports the standard library only; the clients import NumPy when they are first used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["AsyncClient", "Client", "EdgeRTError", "__version__", "include_dir"]
 
 
 def include_dir() -> str:
-    """The folder of `edgert.h`, the C client: `cc -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" ...`."""
+    """Return the folder of `edgert.h`, the C client: `cc -I"$(python3 -c 'import edgert; print(edgert.include_dir())')" ...`."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 

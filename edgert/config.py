@@ -1,12 +1,12 @@
-"""The device's own configuration and where everything lies under its state folder.
+"""The device's own configuration, and the paths in its state folder.
 
-STATE/config.toml            who the device is, its profile, its broker (this file's dataclasses)
+STATE/config.toml            the device's name, profile and broker (this file's dataclasses)
 STATE/keys/*.pem             public keys whose bundles are accepted
-STATE/models/<model>/        slots (edgert.versions.slots)
-STATE/incoming/              bundles and deltas on their way in
-STATE/cache/                 what engines compiled; may be removed at any time
-STATE/learned/               what was measured when a model was loaded; likewise
-STATE/spool/telemetry.db     reports not yet taken by the broker
+STATE/models/<model>/        slots (edgert.versions.slot_store)
+STATE/incoming/              bundles and deltas that are being received
+STATE/cache/                 files that engines compiled; may be removed at any time
+STATE/learned/               measurements of loaded models; may be removed at any time
+STATE/spool/telemetry.db     reports that the broker has not acknowledged
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # where the system's service listens
+SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
 OBJECTIVES = ("latency", "throughput")
 PASSWORD_CREDENTIAL = "mqtt-password"  # systemd passes the broker's password under this name (LoadCredential)
-SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, less its terminating zero
+SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its terminating zero
 
 
 @dataclass(frozen=True)
 class MqttConfig:
-    """`[mqtt]`. Without `host` nothing is sent; the spool still fills up to its bound.
+    """`[mqtt]`. Without `host` nothing is sent, but the spool still fills up to its limit.
 
-    `home_assistant` is the prefix, usually "homeassistant", under which the device makes itself known there.
+    `home_assistant` is Home Assistant's discovery prefix, usually "homeassistant".
     """
 
     host: str = ""
@@ -59,16 +59,16 @@ class MqttConfig:
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """`[serving]`. `batch_max` 0 lets the batcher learn its cap when the model is loaded; 1 never batches.
+    """`[serving]`. With `batch_max` 0 the batcher learns its cap when the model is loaded; 1 never batches.
 
-    `threads` 0 lets the number of engine threads be chosen by measurement, for the `objective`: "latency" is the
-    fastest answer, "throughput" the most answers, from `instances` sessions at once (0: chosen too; each has weights
-    of its own).
+    With `threads` 0 a measurement chooses the number of engine threads for the `objective`: "latency" means the fastest
+    answer, "throughput" the most answers, from `instances` sessions at once (0: chosen as well; each has its own
+    weights).
 
-    `run_s_max` is how long one engine run may take before its worker is killed, `worker_mb_max` what one worker's
-    memory may come to, `memory_mb` what all workers' may; 0 limits neither of the two. `strict` serves a version on
-    its first artifact or not at all. `allow_uids` and `allow_gids` say who may connect; where both are empty, the
-    socket's mode alone does.
+    `run_s_max` is the longest engine run before the worker is killed. `worker_mb_max` limits one worker's memory,
+    `memory_mb` that of all workers; 0 is no limit. `strict` serves a version on its preferred artifact or not at all.
+    `allow_uids` and `allow_gids` are the users and groups that may connect; where both are empty, only the socket's mode
+    decides.
     """
 
     objective: str = "latency"
@@ -95,9 +95,9 @@ class ServingConfig:
 
 @dataclass(frozen=True)
 class HttpConfig:
-    """`[http]`: the Open Inference Protocol over HTTP (docs/http.md). Nothing listens without `listen`.
+    """`[http]`: the Open Inference Protocol over HTTP (docs/http.md), off without `listen`.
 
-    `timeout_s` is for requests that state none. `allow_remote` lets other machines connect; nothing asks who they are.
+    `timeout_s` is for requests without a time-out. `allow_remote` lets other machines connect, without authentication.
     """
 
     listen: str = ""
@@ -108,11 +108,11 @@ class HttpConfig:
 
 @dataclass(frozen=True)
 class AlarmConfig:
-    """`[alarms]`: what is reported as an event when a window of telemetry lies above it (docs/telemetry.md). 0: off.
+    """`[alarms]`: limits above which a window of telemetry raises an event (docs/telemetry.md). 0: no alarm.
 
-    `p99_ms` 0 takes twice a model's `p95_ms`, where it has one; `worker_mb` 0 takes 90 % of `worker_mb_max`.
-    `error_share` counts what was refused or failed; `silent_s` is how long a model that was asked before is asked
-    nothing.
+    `p99_ms` 0 means twice a model's `p95_ms`, where it has one; `worker_mb` 0 means 90 % of `worker_mb_max`.
+    `error_share` is the share of requests that were refused or failed; `silent_s` is the time without a request, for a
+    model that had one before.
     """
 
     p99_ms: float = 0.0
@@ -132,12 +132,12 @@ class AlarmConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded for another's sake.
+    """`[models.NAME]`. A pinned model is loaded when the daemon starts and never unloaded to make room.
 
-    What follows is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near` is
-    how much a camera's frame may differ from an earlier one and be given that one's answer, as a share of the range
-    of values. `shadow` is the share of requests whose answer is compared with the FP32 reference's, `shadow_alarm`
-    the agreement below which an event is reported.
+    Every other setting is off at 0 (docs/serving.md). `p95_ms` is the latency that the batcher tunes itself to. `near` is
+    the largest difference between two camera frames that get the same answer, as a share of the range of values.
+    `shadow` is the share of requests whose answer is compared with the FP32 reference's; below the agreement
+    `shadow_alarm` an event is reported.
     """
 
     pinned: bool = False
@@ -156,9 +156,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """`config.toml`. `device` and `site` become MQTT topic segments; `socket` is where apps connect.
+    """`config.toml`. `device` and `site` are parts of MQTT topics; apps connect to `socket`.
 
-    `socket_group` is the group whose members may connect; "" leaves the daemon's own.
+    Members of `socket_group` may connect; "" is the daemon's own group.
     """
 
     device: str
@@ -174,7 +174,7 @@ class DeviceConfig:
     models: dict[str, ModelConfig] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelConfig:
-        """What is said of the model `name`, or the defaults."""
+        """Return the configuration of the model `name`, or the defaults."""
         return self.models.get(name, ModelConfig())
 
 
@@ -230,7 +230,7 @@ class StateDir:
             folder.mkdir(parents=True, exist_ok=True)
 
     def socket(self, config: DeviceConfig) -> Path:
-        """Where apps connect: what the configuration says, else `STATE/edgert.sock`."""
+        """Return the socket for apps: the configured one, else `STATE/edgert.sock`."""
         path = Path(config.socket) if config.socket else self.root / "edgert.sock"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigInvalid(
@@ -239,7 +239,7 @@ class StateDir:
         return path
 
     def model_names(self) -> list[str]:
-        """Every model that was ever installed here, in name order."""
+        """Return every model that was ever installed here, in name order."""
         try:
             return sorted(entry.name for entry in self.models.iterdir() if (entry / "state.json").exists())
         except FileNotFoundError:
@@ -247,14 +247,14 @@ class StateDir:
 
 
 def default_state_dir() -> Path:
-    """$EDGERT_STATE, else /var/lib/edgert for root, else ~/.local/state/edgert."""
+    """Return $EDGERT_STATE, else /var/lib/edgert for root, else ~/.local/state/edgert."""
     if given := os.environ.get("EDGERT_STATE"):
         return Path(given)
     return Path("/var/lib/edgert") if os.geteuid() == 0 else Path.home() / ".local/state/edgert"
 
 
 def default_socket() -> Path:
-    """$EDGERT_SOCKET, else the first that exists of where daemons of this machine and of this user listen."""
+    """Return $EDGERT_SOCKET, else the first existing socket of a daemon of this machine or this user."""
     if given := os.environ.get("EDGERT_SOCKET"):
         return Path(given)
     places = [SYSTEM_SOCKET, Path("/var/lib/edgert/edgert.sock"), Path.home() / ".local/state/edgert/edgert.sock"]
@@ -264,13 +264,13 @@ def default_socket() -> Path:
         try:
             if place.exists():
                 return place
-        except OSError:  # a folder that this user may not look into
+        except OSError:  # this user may not read the folder
             continue
     return places[0]
 
 
 def read_config(state: StateDir) -> DeviceConfig:
-    """Raises ConfigInvalid when `config.toml` is missing, is no TOML or has a key that is not known."""
+    """Read `config.toml`. Raises ConfigInvalid where it is missing, is not TOML or has an unknown key."""
     try:
         text = state.config.read_text()
     except FileNotFoundError as error:
@@ -284,7 +284,7 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 
 def parse_config(text: str, where: str) -> DeviceConfig:
-    """The configuration that `text` holds; `where` names it in errors. Raises ConfigInvalid."""
+    """Parse a configuration; `where` names it in errors. Raises ConfigInvalid."""
     try:
         value = tomllib.loads(text)
     except ValueError as error:
@@ -308,7 +308,7 @@ def parse_config(text: str, where: str) -> DeviceConfig:
     return config
 
 
-# What the daemon cannot work with; a key that is not here may have any value of its type.
+# The ranges that the daemon can work with. A key that is not here may have any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
     "batch_max": (0, 4096),
@@ -328,14 +328,14 @@ def _check_ranges(serving: ServingConfig, where: str) -> None:
     for name, (least, most) in _RANGES.items():
         value = getattr(serving, name)
         if not least <= value <= most:
-            raise ConfigInvalid(f"{where}: {name} is {value}; it must lie between {least:g} and {most:g}")
+            raise ConfigInvalid(f"{where}: {name} is {value}; give {least:g} to {most:g}")
 
 
 T = TypeVar("T")
 
 
 def _section(cls: type[T], value: dict[str, Any], where: str) -> T:
-    """An instance of the dataclass `cls` from a TOML table, each value of the type its field has."""
+    """Return an instance of the dataclass `cls` from a TOML table, each value checked for its field's type."""
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{where} must be a table, got {value!r}")
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller gives a dataclass

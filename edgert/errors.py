@@ -1,8 +1,8 @@
 """The error tree: one root, a stable code on each class, grouped by who must act.
 
-A message gives the value, the limit and the next step. `code` is part of the public contract
-(scripts and other languages match on it), `exit_code` is what the command line exits with, and
-`wire_code` is the number that crosses the local socket (see docs/protocol.md).
+A message gives the value, the limit and the next step. `code` is part of the public contract (scripts and other languages
+match on it), `exit_code` is the command line's exit status, and `wire_code` is the number on the local socket (see
+docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.
 
-    `retryable` says whether the same call may succeed later, unchanged; `retry_after_s` is the
-    server's advice in seconds, or None.
+    With `retryable`, the same call may succeed later; `retry_after_s` is the server's advice in seconds, or None.
     """
 
     code = "internal"
@@ -45,7 +44,7 @@ class ProtocolError(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """No model of that name is active on the device."""
+    """No model of that name is live on the device."""
 
     code = "request.model_not_found"
     wire_code = 12
@@ -78,7 +77,7 @@ class Unavailable(EdgeRTError):
 
 
 class Overloaded(Unavailable):
-    """The model's bounded queue is full; `retry_after_s` says when to come back."""
+    """The model's bounded queue is full; retry after `retry_after_s`."""
 
     code = "unavailable.overloaded"
     wire_code = 21
@@ -105,7 +104,7 @@ class Moved(Unavailable):
 
 
 class ShuttingDown(Unavailable):
-    """The daemon is stopping and takes no new request."""
+    """The daemon is stopping and accepts no new request."""
 
     code = "unavailable.shutting_down"
     wire_code = 24
@@ -115,7 +114,7 @@ class ShuttingDown(Unavailable):
 
 
 class BundleError(EdgeRTError):
-    """A bundle cannot be accepted; what is live on the device stays live."""
+    """A bundle cannot be accepted; the live version stays live."""
 
     code = "bundle.invalid"
     exit_code = 5
@@ -123,13 +122,13 @@ class BundleError(EdgeRTError):
 
 
 class BundleCorrupt(BundleError):
-    """Bytes differ from what the signed manifest promises."""
+    """Bytes differ from the signed manifest."""
 
     code = "bundle.corrupt"
 
 
 class SignatureInvalid(BundleError):
-    """The signature does not match, or the key is not one that this device trusts."""
+    """The signature does not match, or this device does not trust its key."""
 
     code = "bundle.signature_invalid"
 
@@ -147,7 +146,7 @@ class NotCompatible(BundleError):
 
 
 class BundleExpired(BundleError):
-    """The bundle's signed expiry is over."""
+    """The bundle's signed expiry is past."""
 
     code = "bundle.expired"
 
@@ -156,7 +155,7 @@ class BundleExpired(BundleError):
 
 
 class DeviceError(EdgeRTError):
-    """The device cannot do what was asked in the state it is in."""
+    """The device cannot do this in its present state."""
 
     code = "device.error"
     exit_code = 7
@@ -171,7 +170,7 @@ class EngineMissing(DeviceError):
 
 
 class EngineFailed(DeviceError):
-    """The engine refused to load the artifact or to run it."""
+    """The engine cannot load or run the artifact."""
 
     code = "device.engine_failed"
     wire_code = 42
@@ -198,33 +197,33 @@ class SlotsBusy(DeviceError):
 
 
 class DeployUnderWay(DeviceError):
-    """Another deployment of the same model works on the device; it was left alone."""
+    """Another deployment changes the same model on the device; nothing was done."""
 
     code = "device.deploy_under_way"
     retryable = True
 
 
 class NotBootstrapped(DeviceError):
-    """There is no edgertd on the device, or it was never told who it is."""
+    """The device has no edgertd, or edgertd has no configuration."""
 
     code = "device.not_bootstrapped"
 
 
 class HealthCheckFailed(DeviceError):
-    """The active version's answers differ from the bundle's golden outputs."""
+    """The live version's answers differ from the bundle's golden outputs."""
 
     code = "device.health_check_failed"
     exit_code = 9
 
 
 class StorageFailed(DeviceError):
-    """The device's disk refused a write (full, read-only, failing); nothing was activated."""
+    """The device's disk failed a write (full, read-only, broken); nothing became live."""
 
     code = "device.storage_failed"
 
 
 class DeviceUnreachable(EdgeRTError):
-    """The host cannot reach the device, or the link died."""
+    """The host cannot reach the device, or the connection broke."""
 
     code = "device.unreachable"
     exit_code = 6
@@ -232,34 +231,34 @@ class DeviceUnreachable(EdgeRTError):
 
 
 class LoginRefused(DeviceUnreachable):
-    """The device, or a jump host before it, takes none of the keys that were offered."""
+    """The device, or a jump host before it, accepts none of the offered keys."""
 
     code = "device.login_refused"
     retryable = False
 
 
 class HostKeyMismatch(EdgeRTError):
-    """The device shows another SSH host key than the one that was pinned; nothing was sent."""
+    """The device has another SSH host key than the pinned one; nothing was sent."""
 
     code = "device.host_key_mismatch"
     exit_code = 6
 
 
 class RolledBack(EdgeRTError):
-    """A deployment failed on the device and the version before it is live again."""
+    """A deployment failed on the device, and the version before it is live again."""
 
     code = "deploy.rolled_back"
     exit_code = 9
 
 
 class Interrupted(EdgeRTError):
-    """The user stopped a command; the message says how that left the device."""
+    """The user stopped a command; the message tells the device's state."""
 
     code = "deploy.interrupted"
     exit_code = 130
 
 
-# --- what was given to the host's commands must change --------------------------------------
+# --- the input of a host's command must change ----------------------------------------------
 
 
 class InputError(EdgeRTError):
@@ -282,7 +281,7 @@ class CalibrationInvalid(InputError):
 
 
 class OperatorUnsupported(InputError):
-    """A target cannot take an operator of the model; the message names operator and node."""
+    """A target does not support an operator of the model; the message names operator and node."""
 
     code = "input.operator_unsupported"
     exit_code = 10
@@ -302,14 +301,14 @@ class AccuracyTooLow(EdgeRTError):
 
 
 class BuildFailed(EdgeRTError):
-    """A builder's own tool failed on a model that looked sound."""
+    """A builder's own tool failed on a model that passed all checks."""
 
     code = "build.failed"
     exit_code = 11
 
 
 def by_wire_code(wire_code: int) -> type[EdgeRTError]:
-    """The class that travels as `wire_code`; the root class for a number not known here."""
+    """Return the class of `wire_code`; the root class for an unknown number."""
     return _BY_WIRE_CODE.get(wire_code, EdgeRTError)
 
 
@@ -320,6 +319,6 @@ def _descendants(cls: type[EdgeRTError]) -> list[type[EdgeRTError]]:
     return found
 
 
-# A class that inherits its parent's wire_code travels as its parent.
+# On the wire, a class that inherits its parent's wire_code becomes its parent.
 _CLASSES: list[type[EdgeRTError]] = [EdgeRTError, *_descendants(EdgeRTError)]
 _BY_WIRE_CODE = {cls.wire_code: cls for cls in _CLASSES if "wire_code" in vars(cls)}

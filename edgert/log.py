@@ -1,6 +1,6 @@
 """The daemon's log: lines on stderr, which a service manager or `edgertd start` keeps.
 
-Several processes share one file. A disk that is full costs the line, never the process that wanted to write it.
+Several processes share one file. A full disk costs the line, never the process that writes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the machine says about itself: temperature, memory, load, disk, clock. Linux; reads files only.
+"""Facts about this machine: temperature, memory, load, disk, clock. Linux; reads files only.
 
-Whatever cannot be read here is left out: a virtual machine has no thermometer.
+A fact that cannot be read is None: a virtual machine has no thermometer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TIMEX_BYTES = 512  # struct timex is 208 bytes on 64-bit Linux; zero bytes mean
 
 
 def temp_c(root: Path = Path("/sys/class/thermal")) -> float | None:
-    """The hottest of the machine's thermal zones."""
+    """Return the temperature of the hottest thermal zone."""
     zones = [_number(zone / "temp") for zone in root.glob("thermal_zone*")]
     readings = [milli / 1000 for milli in zones if milli is not None]
     return round(max(readings), 1) if readings else None
 
 
 def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")) -> bool | None:
-    """Whether a Raspberry Pi is held back now (under-voltage, frequency capped, throttled, hot); else None."""
+    """Return whether a Raspberry Pi is throttled now (under-voltage, frequency, heat); None on other machines."""
     try:
         return bool(int(path.read_text(), 16) & 0xF)
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def throttled(path: Path = Path("/sys/devices/platform/soc/soc:firmware/get_thro
 
 
 def rss_bytes() -> int | None:
-    """This process's resident memory."""
+    """Return this process's resident memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return None
@@ -53,7 +53,7 @@ def uptime_s() -> float | None:
 
 
 def disk_free_bytes(path: Path) -> int | None:
-    """What an unprivileged process may still write on the file system that holds `path`."""
+    """Return the space for unprivileged processes on the file system of `path`."""
     with contextlib.suppress(OSError):
         usage = os.statvfs(path)
         return usage.f_bavail * usage.f_frsize
@@ -61,9 +61,9 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def clock_synced() -> bool | None:
-    """Whether the kernel's clock follows a time source; None where it does not say.
+    """Return whether the kernel's clock follows a time source; None where that is unknown.
 
-    A sandboxed service may not ask the kernel (systemd's ProtectClock); systemd-timesyncd leaves a mark for it.
+    A sandboxed service may not ask the kernel (systemd's ProtectClock); then a file of systemd-timesyncd tells it.
     """
     state = -1
     with contextlib.suppress(OSError, AttributeError):
@@ -74,12 +74,12 @@ def clock_synced() -> bool | None:
 
 
 def trusted_time() -> float | None:
-    """Seconds since 1970 where the clock follows a time source; None where it may say anything."""
+    """Return the seconds since 1970 where the clock follows a time source, else None."""
     return time.time() if clock_synced() else None
 
 
 def sys_fields(disk: Path) -> dict[str, object]:
-    """The fields of the `sys` message; None for what this machine does not tell."""
+    """Return the fields of the `sys` message; None for unknown ones."""
     load_1m, load_5m, _ = os.getloadavg()
     return {
         "uptime_s": uptime_s(),
@@ -95,7 +95,7 @@ def sys_fields(disk: Path) -> dict[str, object]:
 
 
 def _number(path: Path) -> int | None:
-    # Some zones of a running board refuse to be read (EAGAIN, ENODATA).
+    # Reading some zones of a running board fails (EAGAIN, ENODATA).
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
     return None

@@ -1,4 +1,4 @@
-"""Ids that become levels of MQTT topics, labels of exporters and file names: what they may look like."""
+"""Rules for ids that become levels of MQTT topics, labels of exporters and file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 def checked_id(what: str, value: str) -> str:
-    """`value`, fit to be one level of a topic and a label of an exporter. Raises ConfigInvalid."""
+    """Return `value` if it can be one level of a topic and an exporter's label. Raises ConfigInvalid."""
     if len(value) > ID_CHARS_MAX or not ID.match(value):
         raise ConfigInvalid(
             f"{what} id {value[:80]!r} cannot be part of an MQTT topic; use 1 to {ID_CHARS_MAX} of "
@@ -26,7 +26,7 @@ def checked_id(what: str, value: str) -> str:
 
 
 def _looks_numeric(value: str) -> bool:
-    # float() also knows `inf`, `nan` and `1_000`; int(..., 0) knows 0x10.
+    # float() also accepts `inf`, `nan` and `1_000`; int(..., 0) accepts 0x10.
     for read in (float, lambda text: int(text, 0)):
         try:
             read(value)

@@ -36,10 +36,10 @@ MAX_RANK = 8
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a model takes or gives under one name.
+    """An input or output of a model.
 
-    `shape` counts elements per axis; -1 stands for an axis whose length each request chooses.
-    Axis 0 is the batch axis of every model that `batchable` says can be batched.
+    `shape` counts elements per axis; -1 stands for an axis whose length each request chooses. Axis 0 is the batch axis of
+    every model for which `batchable` is true.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TensorSpec:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of `datatype`."""
-        import numpy as np  # the supervisor handles specs without paying for NumPy's memory
+        import numpy as np  # here, as the supervisor handles specs without NumPy
 
         return np.dtype(NUMPY_NAMES[self.datatype])
 
@@ -75,19 +75,19 @@ class TensorSpec:
 
     @classmethod
     def of(cls, name: str, array: NDArray[Any]) -> TensorSpec:
-        """The spec that describes exactly `array`."""
+        """Return the spec that describes exactly `array`."""
         if array.dtype.name not in DATATYPES:
             raise RequestError(f"tensor {name!r} has dtype {array.dtype}; send one of {', '.join(DATATYPES)}")
         return cls(name, DATATYPES[array.dtype.name], array.shape)
 
 
 def batchable(specs: Sequence[TensorSpec]) -> bool:
-    """Whether rows of different requests may be laid one after the other along axis 0."""
+    """Return whether items of different requests may be joined along axis 0."""
     return all(spec.shape and spec.shape[0] == -1 for spec in specs)
 
 
 def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor of `datatype` and `shape` may be given where `spec` is asked for."""
+    """Return whether a tensor of `datatype` and `shape` fits `spec`."""
     return (
         datatype == spec.datatype
         and len(shape) == len(spec.shape)
@@ -115,7 +115,7 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class InferResponse:
-    """The answer: arrays by output name, the version that gave it, and where the time went.
+    """The answer: arrays by output name, the version that computed it, and the time of each stage.
 
     `batch` counts the items of the engine run that this answer came from; 0 for a cache hit.
     """

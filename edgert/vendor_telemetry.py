@@ -1,8 +1,8 @@
-"""No SDK reports home from here: a project without a cloud does not give its users another's.
+"""Switches the SDKs' own telemetry off: EdgeRT has no cloud and does not report to its vendors' clouds.
 
-Tried: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and knows
-mobile.events.data.microsoft.com; importing openvino 2026.4 leaves an analytics client id in ~/intel;
-NNCF sends what it was called with. Each can be told before it is imported, and only then.
+Seen: onnxruntime 1.31 keeps a device id and an event store in ~/.cache/Microsoft and knows
+mobile.events.data.microsoft.com; importing openvino 2026.4 leaves an analytics client id in ~/intel; NNCF sends its call
+arguments. Each can be switched off only before it is imported.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 
 def stop_reporting() -> None:
-    """Keep the SDKs imported after this, here and in child processes, from reporting their use."""
+    """Switch off the telemetry of SDKs that are imported later, here and in child processes."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    os.environ["NNCF_CI"] = "1"  # NNCF then puts a stub in the place of its telemetry
-    # None makes an import of it fail, which OpenVINO and NNCF take as "not installed".
+    os.environ["NNCF_CI"] = "1"  # NNCF then replaces its telemetry by a stub
+    # None makes its import fail, which OpenVINO and NNCF treat as "not installed".
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

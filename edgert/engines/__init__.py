@@ -1,6 +1,6 @@
-"""The engine seam: `Engine.load(artifact) -> Session`, one file a vendor, SDKs imported lazily.
+"""The engine seam: `Engine.load(artifact) -> Session`, one file per vendor, SDKs imported lazily.
 
-Adding an engine is one file here, one line in `ENGINES` and one row in `tests/device/engines/test_engines.py`.
+To add an engine, add one file here, one line in `ENGINES` and one row in `tests/device/engines/test_engines.py`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ UNTHREADED = ("null", "fault", "tensorrt")  # these engines ignore `threads`
 
 @dataclass(frozen=True)
 class LocalArtifact:
-    """An artifact's files as they lie on this machine, verified already.
+    """An artifact's files on this machine, already verified.
 
-    `path` is the file the engine opens (its companions lie beside it). `inputs` and `outputs` are
-    the model's contract, the same for every engine: the session takes and gives arrays in that order.
+    `path` is the file that the engine opens; its companions are in the same folder. `inputs` and `outputs` are the
+    model's contract, the same for every engine: the session takes and returns arrays in that order.
     """
 
     engine: str
@@ -48,9 +48,9 @@ class LocalArtifact:
 class EngineOptions:
     """How an engine should run here. `threads` 0 lets the engine choose.
 
-    `cache_dir` is where an engine may keep what it compiled; None keeps nothing. `extra` are the engine's own
-    settings, by its own names: the packager runs an artifact in several ways with them, to see how far answers differ.
-    `progress` hears of what takes minutes in a load, so that who waits for it knows that it is not stuck.
+    An engine keeps compiled files in `cache_dir`; None keeps none. `extra` holds settings under the engine's own names:
+    with them the packager runs an artifact in several ways, to see how far answers differ. A load reports work of
+    minutes to `progress`.
     """
 
     threads: int = 1
@@ -61,22 +61,21 @@ class EngineOptions:
 
 
 class Session(Protocol):
-    """A loaded artifact. One thread at a time calls `run`; the GIL is free while the engine works."""
+    """A loaded artifact. One thread at a time calls `run`; the engine releases the GIL while it works."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Answer one batch.
+        """Return the outputs for one batch.
 
-        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`, all with the same
-        length on axis 0 where that is -1. The arrays that come back are the caller's to keep: a later
-        run does not change them. Raises EngineFailed.
+        `tensors` are C-contiguous, in the order, dtype and item shape of `inputs`, all with the same length on axis 0
+        where that is -1. A later run does not change the returned arrays. Raises EngineFailed.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; the session is not used again."""
+        """Release everything; the session is not used again."""
         ...
 
 
@@ -86,11 +85,11 @@ class Engine(Protocol):
     name: str
 
     def version(self) -> str:
-        """The SDK's version. Raises EngineMissing, naming what to install."""
+        """Return the SDK's version. Raises EngineMissing, which names what to install."""
         ...
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
-        """Do what may take minutes (TensorRT builds its plan), once, before the artifact goes live."""
+        """Do work of minutes once, before the artifact is live: TensorRT builds its plan."""
         ...
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
@@ -99,13 +98,13 @@ class Engine(Protocol):
 
 
 def engine_by_name(name: str) -> Engine:
-    """The engine called `name`, its SDK not imported yet. Raises ConfigInvalid for a name not known."""
+    """Return the engine called `name`, its SDK not imported yet. Raises ConfigInvalid for an unknown name."""
     if name not in ENGINES:
-        raise ConfigInvalid(f"no engine is called {name!r}; known: {', '.join(ENGINES)}")
+        raise ConfigInvalid(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
     module, _, cls = ENGINES[name].partition(":")
     return cast(Engine, getattr(importlib.import_module(module), cls)())
 
 
 def bucket_for(count: int, buckets: Sequence[int]) -> int:
-    """The smallest of the ascending `buckets` that holds `count` items, or `count` where none does."""
+    """Return the smallest of the ascending `buckets` that holds `count` items, or `count` where none does."""
     return next((b for b in buckets if b >= count), count)

@@ -1,14 +1,14 @@
-"""The fault engine: the null engine, and every way in which an engine can let its worker down, on request.
+"""The fault engine: the null engine plus every way in which an engine can fail, on request.
 
-Tests of the daemon use it, and so can an operator who wants to see what a device does about a bad engine. Its
-artifact is the null engine's JSON, in which two more things may stand:
+Tests of the daemon use it, and so can an operator who wants to see how a device handles a bad engine. Its artifact is
+the null engine's JSON with two more optional keys:
 
     {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
-`load` strikes when the artifact is loaded. Each of `runs` strikes at every run after the first `after` ones
-(those at load count), or only where an element of an input equals `value`. `while` names a file: without it the
-fault does not strike. Besides, the values of MAGIC strike wherever they stand in an input.
+`load` happens when the artifact is loaded. Each of `runs` happens at every run after the first `after` ones (those at
+load count), or only where an element of an input equals `value`. `while` names a file: without that file the fault does
+not happen. The values of MAGIC cause their faults anywhere in an input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgert.engines.null import NullEngine
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 
-# Exact in FP32, and nothing that a model is asked by accident.
+# Exact in FP32, and no input that a model gets by accident.
 MAGIC = {
     -66601.0: "segfault",
     -66602.0: "exit",
@@ -48,7 +48,7 @@ EXIT_CODE = 70
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong and when. `mb` is leaked a run, `s` is how long a slow run takes."""
+    """A fault and when it happens. `mb` is leaked per run, `s` is the duration of a slow run."""
 
     fault: str
     after: int = 0
@@ -59,11 +59,11 @@ class Fault:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Fault:
-        """Raises ValueError."""
+        """Parse a fault. Raises ValueError."""
         given = {"while_file" if key == "while" else key: content for key, content in value.items()}
         unknown = set(given) - {field.name for field in fields(cls)}
         if unknown or given.get("fault") not in MAGIC.values():
-            raise ValueError(f"no such fault: {value}; known: {', '.join(MAGIC.values())}")
+            raise ValueError(f"unknown fault: {value}; known: {', '.join(MAGIC.values())}")
         return cls(**given)
 
     def strikes(self, run: int, tensors: Sequence[NDArray[Any]]) -> bool:
@@ -119,7 +119,7 @@ class FaultSession:
         return [np.asarray(array + 1, array.dtype) for array in outputs] if wrong else outputs
 
     def suffer(self, fault: Fault) -> None:
-        """Let `fault` happen now; returns for those that only slow down, leak or spoil the answer."""
+        """Make `fault` happen now; return from those that only slow down, leak or change the answer."""
         if fault.fault == "segfault":
             ctypes.string_at(0)
         elif fault.fault == "exit":
@@ -128,7 +128,7 @@ class FaultSession:
             while True:
                 time.sleep(3600)
         elif fault.fault == "hang-holding-lock":
-            ctypes.PyDLL(None).pause()  # PyDLL keeps the GIL: no thread of this process runs any more
+            ctypes.PyDLL(None).pause()  # PyDLL keeps the GIL, so no thread of this process runs
         elif fault.fault == "raise":
             raise EngineFailed("the fault engine was asked to fail")
         elif fault.fault == "leak":

@@ -1,8 +1,7 @@
-"""The null engine: the specification of the seam, with no vendor in it.
+"""The null engine: the specification of the seam, without a vendor.
 
-Its artifact is a JSON file. `{"op": "copy"}` gives output i the values of input i; `{"op": "sum"}`
-gives each output, per item, the sum of input 0 in every element; `{"op": "zeros"}` looks at no input. `delay_s` is
-how long one run takes, and `item_s` what each of its items adds.
+Its artifact is a JSON file. `{"op": "copy"}` copies input i to output i; `{"op": "sum"}` fills each output, per item, with
+the sum of input 0; `{"op": "zeros"}` ignores the inputs. One run takes `delay_s` plus `item_s` per item.
 """
 
 from __future__ import annotations
@@ -71,6 +70,6 @@ class NullSession:
 
 
 def _spread(sums: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """`sums` (one per item) in every element of an array of `spec`."""
+    """Return an array of `spec` with every element of an item set to the item's entry in `sums`."""
     shape = (len(sums), *spec.item_shape)
     return np.broadcast_to(sums.reshape(-1, *(1 for _ in spec.item_shape)), shape).astype(spec.dtype)

@@ -1,8 +1,8 @@
 """ONNX Runtime: the engine that installs nearly everywhere.
 
-A call goes straight to the binding's own `run`: it skips the Python wrapper's checks (which the
-server has made already), gives arrays of the caller's own, and was measured level with preset
-I/O bindings once those copy the answer out. Batches of any size run as they are.
+A call goes directly to the binding's `run`. It skips the Python wrapper's checks, which the server has made already, and
+returns new arrays. It was measured as fast as preset I/O bindings that copy the answer out. Batches of any size run
+unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ONNXRuntimeSession:
 
 
 def sdk() -> Any:
-    """The module `onnxruntime`, kept from reporting home. Raises EngineMissing."""
+    """Import `onnxruntime` with its telemetry off. Raises EngineMissing."""
     stop_reporting()
     try:
         import onnxruntime
@@ -83,8 +83,8 @@ def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:
     wanted.inter_op_num_threads = 1
     if level := options.extra.get("graph_optimization_level"):
         wanted.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    wanted.log_severity_level = _LOG_FATAL_ONLY  # what matters is raised; the rest would land in the daemon's log
-    # Spinning threads take the processor from preprocessing and other models: p90 17 ms against 7.7 under load.
+    wanted.log_severity_level = _LOG_FATAL_ONLY  # errors are raised; the rest would fill the daemon's log
+    # Spinning threads take the processor from preprocessing and other models: p90 was 17 ms instead of 7.7 under load.
     wanted.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return wanted
 

@@ -1,9 +1,9 @@
 """OpenVINO: the engine for Intel boxes.
 
-A compiled model with fixed shapes is up to 2.3x faster than one that sees its batch change, so there
-is one compiled model and one infer request a bucket, made when the bucket is first needed. Its tensors
-are preset arrays of ours: a call copies in, infers, and copies out (26 us on the digits model, against
-28 with `infer`'s own copies and 126 for `start_async` + `wait`).
+A compiled model with fixed shapes is up to 2.3x faster than one whose batch changes. So each bucket has its own compiled
+model and infer request, made when the bucket is first needed. Its tensors are preset arrays of this session: a call
+copies in, infers, and copies out (26 us on the digits model; 28 with `infer`'s own copies, 126 with `start_async` and
+`wait`).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class OpenVINOSession:
 
 
 class _Bucket:
-    """One batch size: a request and the arrays that its tensors are views of.
+    """One batch size: a request, and the arrays behind its tensors.
 
-    OpenVINO does not keep such an array alive: losing ours while the request lives would be a crash.
+    OpenVINO does not keep such an array alive: without this reference the process crashes.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Bucket:
             self._request.set_tensor(spec.name, openvino.Tensor(array, shared_memory=True))
 
     def run(self, tensors: Sequence[NDArray[Any]], count: int) -> list[NDArray[Any]]:
-        # Rows past `count` keep what an earlier batch left: rows are independent, and these are cut off.
+        # Items after `count` keep values of an earlier batch: items are independent, and these are cut off.
         for own, given in zip(self._inputs, tensors, strict=True):
             own[:count] = given
         self._request.infer(share_outputs=True)
@@ -124,9 +124,9 @@ def _config(options: EngineOptions) -> dict[str, Any]:
     config: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        # Several models share the processor: pinned, they would all sit on the same cores.
+        # Several models share the processor: pinned, they would all run on the same cores.
         "ENABLE_CPU_PINNING": False,
-        # Else FP32 layers run as bf16 where the processor can, and no answer equals the golden one.
+        # Else FP32 layers run as bf16 where the processor can, and answers differ from the golden ones.
         "INFERENCE_PRECISION_HINT": "f32",
     }
     if options.threads:
@@ -135,7 +135,7 @@ def _config(options: EngineOptions) -> dict[str, Any]:
 
 
 def sdk() -> Any:
-    """The module `openvino`, kept from reporting home. Raises EngineMissing."""
+    """Import `openvino` with its telemetry off. Raises EngineMissing."""
     stop_reporting()
     try:
         import openvino
@@ -147,6 +147,6 @@ def sdk() -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """OpenVINO's messages start with lines of source positions; the cause stands last."""
+    """Return the last line of OpenVINO's message: lines of source positions come before the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""Which engines there are here, and of which version: remembered, as importing them takes seconds on a small device.
+"""The engines installed here and their versions, remembered, as importing them takes seconds on a small device.
 
-What is remembered holds for one Python, and until a package is installed or removed: then the time of its
-folder of packages changes. Engines that are not there are looked for each time, which costs little.
+A remembered version is valid for one Python until a package is installed or removed, which changes the time of its
+folder of packages. Missing engines are looked for each time, which is fast.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edgert.errors import EdgeRTError
 
 
 def engine_versions(remembered: Path) -> dict[str, str | None]:
-    """The version of each engine's SDK, None where it is missing. `remembered` is the file that this is kept in.
+    """Return the version of each engine's SDK, None where it is missing. `remembered` is the file for known versions.
 
-    An engine whose libraries broke meanwhile is still named; loading an artifact will say what is wrong.
+    An engine whose libraries broke later is still listed; loading an artifact then reports the fault.
     """
     python, known = _python(), dict[str, str]()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -30,7 +30,7 @@ def engine_versions(remembered: Path) -> dict[str, str | None]:
     found = {name: known.get(name) or _version(name) for name in ENGINES}
     there = {name: version for name, version in found.items() if version is not None}
     if there != known:
-        with contextlib.suppress(OSError):  # a full disk: they are looked for again
+        with contextlib.suppress(OSError):  # on a full disk they are looked for again
             replace_file(remembered, json.dumps({"python": python, "versions": there}).encode(), shared=True)
     return found
 
@@ -43,11 +43,11 @@ def _version(name: str) -> str | None:
 
 
 def _python() -> list[list[str | int]]:
-    """What tells this Python, and what is installed for it, from others."""
-    told: list[list[str | int]] = [[sys.executable, sys.version]]
+    """Return what identifies this Python and its installed packages."""
+    found: list[list[str | int]] = [[sys.executable, sys.version]]
     for folder in sys.path:
-        if not folder.endswith("-packages"):  # where the command was called, say
+        if not folder.endswith("-packages"):  # such as the folder of the command
             continue
         with contextlib.suppress(OSError):
-            told.append([folder, os.stat(folder).st_mtime_ns])
-    return told
+            found.append([folder, os.stat(folder).st_mtime_ns])
+    return found

@@ -1,12 +1,11 @@
 """TensorRT: the engine for NVIDIA Jetson. Written against the API that 10.3 (JetPack 6) and 11 share.
 
-The artifact is a Q/DQ ONNX graph; a plan is built from it on the device, by `prepare`, as a step of
-the deployment: it takes minutes, and the version before serves meanwhile. A plan fits one GPU and one
-TensorRT, so its name in `cache_dir` says both, and another of either means another build: where the
-device's TensorRT was changed since, the next load does it, and the timings of kernels that were kept make it short.
+The artifact is a Q/DQ ONNX graph. As a step of the deployment, `prepare` builds a plan from it on the device; this takes
+minutes, while the version before serves. A plan fits one GPU and one TensorRT, so its name in `cache_dir` holds both. If
+the device's TensorRT has changed, the next load builds a new plan, faster by the kept timings of kernels.
 
-Parsing and building are tried on a machine without a GPU through TensorRT-RTX, which has the same API;
-loading and running have not been run on a GPU yet.
+Parsing and building are tested without a GPU through TensorRT-RTX, which has the same API. Loading and running have not
+run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class TensorRTEngine:
         return str(_sdk().__version__)
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> None:
-        """Build the plan for this GPU into `options.cache_dir`, unless it is there."""
+        """Build the plan for this GPU into `options.cache_dir`, if it is missing."""
         tensorrt, cuda = _sdk(), open_cuda()
         try:
             kept = _kept(tensorrt, cuda, artifact, options)
@@ -58,12 +57,12 @@ class TensorRTEngine:
 
 
 def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int) -> str:
-    """The file name of the plan that fits exactly this artifact, TensorRT, GPU and largest batch."""
+    """Return the file name of the plan for exactly this artifact, TensorRT, GPU and largest batch."""
     return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}.plan"
 
 
 class TensorRTSession:
-    """Memory on the GPU for the largest batch; a smaller one uses the front of it."""
+    """A session with GPU memory for the largest batch; a smaller batch uses the front of it."""
 
     def __init__(
         self, tensorrt: Any, cuda: Cuda, loaded: tuple[Any, Any, Any], artifact: LocalArtifact, batch_max: int
@@ -72,7 +71,7 @@ class TensorRTSession:
         self._cuda = cuda
         self._batches = batchable(self.inputs) and batchable(self.outputs)
         self._batch_max = batch_max if self._batches else 1
-        # TensorRT's objects do not keep alive those that made them: all three are kept here.
+        # TensorRT's objects do not keep their makers alive, so all three are kept here.
         self._loaded: tuple[Any, ...] = loaded
         log, _, engine = loaded
         self._context = engine.create_execution_context()
@@ -108,7 +107,7 @@ class TensorRTSession:
             self._cuda.close()
 
     def _shape(self, count: int) -> None:
-        """Tell the context the batch, where it differs from the last one's."""
+        """Set the context's batch size, where it differs from the last one."""
         if count == self._shaped_for:
             return
         for spec in self.inputs:
@@ -131,9 +130,9 @@ def build_plan(
     progress: Progress,
     configure: Callable[[Any], None] = lambda config: None,
 ) -> bytes:
-    """Parse an ONNX model and build its plan. `configure` may set more on the builder's configuration.
+    """Parse an ONNX model and build its plan. `configure` may change the builder's configuration.
 
-    Raises EngineFailed with what TensorRT says.
+    Raises EngineFailed with TensorRT's reason.
     """
     log = _log(tensorrt)
     builder = tensorrt.Builder(log)
@@ -157,13 +156,13 @@ def build_plan(
 def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int) -> Any:
     profile = builder.create_optimization_profile()
     for spec in inputs:
-        # Tuned for a lone request, which is the usual one at the edge; larger batches run as well.
+        # Tuned for single requests, which are the usual ones at the edge; larger batches run as well.
         profile.set_shape(spec.name, _shape(spec, 1), _shape(spec, 1), _shape(spec, batch_max))
     return profile
 
 
 def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> bytes:
-    """The plan from `cache_dir`, built and kept there where it is missing."""
+    """Return the plan from `cache_dir`; build it and keep it there where it is missing."""
     version, capability = str(tensorrt.__version__), cuda.compute_capability
     batch_max, kept = max(options.buckets), _kept(tensorrt, cuda, artifact, options)
     try:
@@ -185,7 +184,7 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
-    """The engine of the plan, built again once where the kept one does not load; None where that one neither."""
+    """Return the engine of the plan; rebuild a plan that does not load once, and return None if it fails again."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     kept = _kept(tensorrt, cuda, artifact, options)
     if engine is None and kept is not None:  # damaged on disk, or another driver under the same version
@@ -204,11 +203,11 @@ def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 def _check_datatype(tensorrt: Any, engine: Any, spec: TensorSpec) -> None:
     found = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
     if found != spec.dtype:
-        raise EngineFailed(f"TensorRT holds {spec.name!r} as {found}, the model's contract says {spec.dtype}")
+        raise EngineFailed(f"TensorRT has {spec.name!r} as {found}, the model's contract has {spec.dtype}")
 
 
 class _Timings:
-    """TensorRT's timings of its kernels on this GPU: with them, the next build takes a fraction of the time."""
+    """TensorRT's timings of its kernels on this GPU, which make the next build much faster."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._config = path, None
@@ -224,7 +223,7 @@ class _Timings:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """At once or not at all: a power cut leaves no half plan under the name."""
+    """Write whole or not at all: a power cut leaves no half plan."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
@@ -233,7 +232,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _remove_others(kept: Path, sha256: str) -> None:
-    """Plans of the same artifact for a TensorRT or GPU that was: nothing will load them."""
+    """Remove plans of the same artifact for another TensorRT or GPU: nothing will load them."""
     for path in kept.parent.glob(f"{sha256}-trt*.plan"):
         if path.name != kept.name:
             path.unlink(missing_ok=True)
@@ -244,7 +243,7 @@ def _shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
 
 
 def _log(tensorrt: Any) -> Any:
-    """A TensorRT logger that keeps the last errors, for the message of what we raise."""
+    """Return a TensorRT logger that keeps the last errors for the message of an exception."""
 
     class Log(tensorrt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -262,7 +261,7 @@ def _log(tensorrt: Any) -> Any:
 
 
 def _monitor(tensorrt: Any, progress: Progress) -> Any:
-    """One progress line for each of the build's outer phases and each tenth of its steps."""
+    """Return a monitor with a progress line for each tenth of the steps of the build's outer phases."""
 
     class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

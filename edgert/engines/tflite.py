@@ -1,10 +1,9 @@
 """TFLite: the engine for ARM. `ai-edge-litert` where there is a wheel, else its predecessor `tflite-runtime`.
 
-An interpreter is planned for one batch size, and planning again costs milliseconds: there is one
-interpreter a bucket, made when the bucket is first needed, over the same memory-mapped file. A batch
-between two buckets is padded up and its answers are cut; one above the largest runs in pieces.
-Interpreters copy in and out (`set_tensor`, `get_tensor`): that was measured faster than views into
-their memory (1.3 us a call against 2.6), and leaves the caller with arrays of its own.
+An interpreter is planned for one batch size, and planning again takes milliseconds. So each bucket has its own
+interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is padded
+and its answers are cut; a batch above the largest bucket runs in pieces. Interpreters copy in and out (`set_tensor`,
+`get_tensor`), which was measured faster than views into their memory (1.3 us a call, not 2.6) and returns new arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SDKS = (
     ("ai-edge-litert", "ai_edge_litert.interpreter"),
     ("tflite-runtime", "tflite_runtime.interpreter"),
 )
-# What the interpreter and its NumPy wrapper raise.
+# Exceptions of the interpreter and its NumPy wrapper.
 _SDK_ERRORS = (RuntimeError, ValueError, TypeError, OSError, MemoryError)
 
 
@@ -42,8 +41,7 @@ class TFLiteEngine:
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> TFLiteSession:
         _, interpreter_class, resolvers = _sdk()
-        # None is TFLite's own choice of threads.
-        threads = options.threads or None
+        threads = options.threads or None  # None lets TFLite choose
         extra = {}
         if kernels := options.extra.get("experimental_op_resolver_type"):
             extra["experimental_op_resolver_type"] = getattr(resolvers, kernels)
@@ -55,13 +53,13 @@ class TFLiteEngine:
 
 
 class TFLiteSession:
-    """`make_interpreter` opens the artifact once more."""
+    """A session with an interpreter per bucket; `make_interpreter` opens the artifact once more."""
 
     def __init__(self, artifact: LocalArtifact, buckets: Sequence[int], make_interpreter: Callable[[], Any]) -> None:
         self.inputs, self.outputs = artifact.inputs, artifact.outputs
         self._name, self._make_interpreter = artifact.path.name, make_interpreter
         self._open_input = next((i for i, spec in enumerate(self.inputs) if spec.shape[:1] == (-1,)), None)
-        # Padding needs rows that go in and come out one for one.
+        # Padding needs one output item per input item.
         self._pads = batchable(self.inputs) and batchable(self.outputs)
         self._buckets = sorted(buckets)
         self._by_size: dict[int, _Bucket] = {}
@@ -89,7 +87,7 @@ class TFLiteSession:
         self._make_interpreter = _closed
 
     def _bucket(self, count: int) -> _Bucket:
-        """The bucket that takes `count` items. Without padding only the last size is kept: any may come."""
+        """Return the bucket for `count` items. Without padding only the last size is kept, as any size may follow."""
         size = bucket_for(count, self._buckets) if self._pads else count
         if size not in self._by_size:
             if not self._pads:
@@ -106,7 +104,7 @@ class TFLiteSession:
 
 
 class _Bucket:
-    """One interpreter, planned for `size` items."""
+    """An interpreter that is planned for `size` items."""
 
     def __init__(
         self, interpreter: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], size: int
@@ -119,7 +117,7 @@ class _Bucket:
                 interpreter.resize_tensor_input(index, shape)
         interpreter.allocate_tensors()
         self._outputs = _indices(interpreter, "output", outputs)
-        # What a smaller batch is laid into; the rows behind it are zeros or those of an earlier batch, and cut.
+        # A smaller batch is copied into these; items after it are zeros or of an earlier batch, and cut off.
         self._padded = [np.zeros(shape, spec.dtype) for spec, shape in zip(inputs, shapes, strict=True)]
         self._set, self._invoke, self._get = interpreter.set_tensor, interpreter.invoke, interpreter.get_tensor
 
@@ -137,7 +135,7 @@ class _Bucket:
 
 
 def _sdk() -> tuple[str, Any, Any]:
-    """The distribution that is installed here, its Interpreter and its OpResolverType."""
+    """Return the installed distribution, its Interpreter and its OpResolverType. Raises EngineMissing."""
     reasons = []
     for distribution, module in _SDKS:
         try:
@@ -151,12 +149,12 @@ def _sdk() -> tuple[str, Any, Any]:
 
 
 def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[int]:
-    """Where the interpreter keeps each of `specs`, by name; checked against the contract's dtype."""
+    """Return the interpreter's index of each of `specs`, found by name and checked against the contract's dtype."""
     details = interpreter.get_input_details() if kind == "input" else interpreter.get_output_details()
     found = {detail["name"]: detail for detail in details}
     missing = [spec.name for spec in specs if spec.name not in found]
     if missing or len(found) != len(specs):
-        raise ValueError(f"its {kind}s are {', '.join(found)}, and {', '.join(s.name for s in specs)} are promised")
+        raise ValueError(f"its {kind}s are {', '.join(found)}, expected {', '.join(s.name for s in specs)}")
     for spec in specs:
         if np.dtype(found[spec.name]["dtype"]) != spec.dtype:
             raise ValueError(f"{kind} {spec.name} has dtype {np.dtype(found[spec.name]['dtype'])}, not {spec.dtype}")

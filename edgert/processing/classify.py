@@ -1,4 +1,4 @@
-"""Class scores to the best classes: pure functions over arrays."""
+"""From class scores to the best classes: pure functions on arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 
 def softmax(scores: NDArray[Any]) -> NDArray[np.float32]:
-    """Probabilities along the last axis, as float32; the largest score is taken off first, so nothing overflows."""
+    """Return probabilities along the last axis, as float32; the largest score is subtracted first against overflow."""
     shifted = np.exp(scores.astype(np.float32) - scores.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True), dtype=np.float32)
 
 
 def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Indices (int64) and scores of the `k` largest along the last axis, best first; ties in index order."""
+    """Return indices (int64) and scores of the `k` largest along the last axis, best first; ties in index order."""
     k = min(k, scores.shape[-1])
     if k == 1:
         best = scores.argmax(axis=-1, keepdims=True)
@@ -25,9 +25,9 @@ def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[Any]
 
 
 def best_classes(scores: NDArray[Any], k: int, probabilities: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """`top_k` of [N, C] as indices and float32 scores, after `softmax` where `probabilities` says so.
+    """Return `top_k` of [N, C] as indices and float32 scores, after `softmax` with `probabilities`.
 
-    One row, one class is what nearly every request asks for: then nothing is sorted and no whole row divided.
+    Nearly every request has one item and wants one class: then nothing is sorted, and only one value is divided.
     """
     if len(scores) == 1 and k == 1 and scores.ndim == 2:
         row = scores[0]

@@ -1,8 +1,8 @@
-"""A detector's outputs to boxes in the image that was sent: pure functions over arrays.
+"""From a detector's outputs to boxes in the sent image: pure functions on arrays.
 
-Boxes come out as left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum
-suppression is greedy and within each class: a box goes where its intersection over union with a better one
-of its class is larger than the threshold. Ties are kept in the order of the model's boxes.
+Boxes are left, top, right, bottom in pixels of the source image (FP32), best first. Non-maximum suppression is greedy and
+within each class: it removes a box whose intersection over union with a better one of its class is above the threshold.
+Ties keep the order of the model's boxes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
 from edgert.processing.placement import Placement
 
-CANDIDATES_MAX = 1000  # boxes of an image that are compared with each other, the best by score
-TOGETHER_MAX = 192  # as many are compared all with all, at once
+CANDIDATES_MAX = 1000  # the best boxes of an image by score, which are compared with each other
+TOGETHER_MAX = 192  # up to this number, all boxes are compared with all at once
 
 Array = NDArray[Any]
 
 
 class Detections(NamedTuple):
-    """Of N images with room for K boxes: FP32 [N, K, 4], FP32 [N, K], INT64 [N, K] and INT64 [N].
+    """The boxes of N images, up to K each: FP32 [N, K, 4], FP32 [N, K], INT64 [N, K] and INT64 [N].
 
-    Beyond an image's count boxes and scores are 0 and classes -1.
+    After an image's count, boxes and scores are 0 and classes -1.
     """
 
     boxes: NDArray[np.float32]
@@ -38,10 +38,10 @@ class Detections(NamedTuple):
 def detections(
     rule: Detect, outputs: Sequence[Array], size: tuple[int, int], placements: Sequence[Placement] | None
 ) -> Detections:
-    """What `outputs` (the arrays that `rule` names, in its order) detect in each image.
+    """Return the detections in each image from `outputs`, the arrays that `rule` names, in its order.
 
-    `size` is (height, width) of what the model was shown; `placements` lead back to the images, None leaves
-    coordinates in what the model was shown.
+    `size` is (height, width) of the model's image; `placements` map back to the sent images. With None, coordinates stay
+    those of the model's image.
     """
     images, room = len(outputs[0]), rule.detections_max
     found = Detections(
@@ -64,15 +64,15 @@ def detections(
 def candidates(
     rule: Detect, arrays: Sequence[Array], size: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """The boxes of one image whose best class scores enough: corners in the model's pixels, score, class.
+    """Return the boxes of one image whose best class reaches the threshold: corners in model pixels, score, class.
 
-    Best first, at most CANDIDATES_MAX; what is not finite is left out.
+    Best first, at most CANDIDATES_MAX, without values that are not finite.
     """
     boxes, objectness, scores = _parts(rule, arrays)
     axis = 0 if rule.form == "channels_first" else 1
     with np.errstate(over="ignore", invalid="ignore"):
         best = scores.max(axis=axis)
-        if rule.sigmoid:  # it rises, so the best class before is the best class after
+        if rule.sigmoid:  # it is monotonic, so the best class stays the best
             best = _sigmoid(best)
         if objectness is not None:
             best = best * (_sigmoid(objectness) if rule.sigmoid else objectness)
@@ -89,7 +89,7 @@ def candidates(
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """Indices of the boxes (corners, best first) that no better one of their class covers; at most `most`."""
+    """Return indices of the boxes (corners, best first) that no better one of their class covers; at most `most`."""
     corners = boxes.astype(np.float64)
     if len(boxes) > TOGETHER_MAX:
         return _suppress_in_turn(corners, classes, iou_threshold, most)
@@ -106,7 +106,7 @@ def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int64], iou_thresho
 
 
 def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold: float, most: int) -> NDArray[Any]:
-    """The same, each box that is kept against those that are left: for many boxes, of which few are kept."""
+    """Do the same by comparing each kept box with the remaining ones: for many boxes, of which few are kept."""
     rest: NDArray[np.intp] = np.arange(len(corners))
     kept: list[int] = []
     while len(rest) and len(kept) < most:
@@ -118,9 +118,9 @@ def _suppress_in_turn(corners: Array, classes: NDArray[np.int64], iou_threshold:
 
 
 def _covered(a: Array, b: Array, iou_threshold: float) -> NDArray[np.bool_]:
-    """Whether boxes [..., 4] have more in common than the threshold allows.
+    """Return whether the overlap of boxes [..., 4] is above the threshold.
 
-    Stated as a product, so that boxes without area cover nothing of each other.
+    It compares products, so that boxes without area do not cover each other.
     """
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
@@ -133,7 +133,7 @@ def _area(boxes: Array) -> Array:
 
 
 def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.float32]:
-    """Corners in what the model was shown -> corners in the image that was sent, none outside it."""
+    """Map corners in the model's image to corners in the sent image, clipped to it."""
     offset = np.array([placement.offset_x, placement.offset_y] * 2, np.float32)
     scale = np.array([placement.scale_x, placement.scale_y] * 2, np.float32)
     limit = np.array([placement.width, placement.height] * 2, np.float32)
@@ -141,14 +141,14 @@ def in_source(boxes: NDArray[np.float32], placement: Placement) -> NDArray[np.fl
 
 
 def _parts(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Array | None, Array]:
-    """Boxes, objectness and scores of one image: views."""
+    """Return views of the boxes, objectness and scores of one image."""
     first = rule.form == "channels_first"
     if rule.scores:
         boxes, scores = arrays
         if boxes.shape[0 if first else 1] != 4 or boxes.shape[1 if first else 0] != scores.shape[1 if first else 0]:
             raise EngineFailed(
                 f"outputs {rule.boxes!r} and {rule.scores!r} are {list(boxes.shape)} and {list(scores.shape)} an image, "
-                f"which is not the form {rule.form} that the manifest states"
+                f"which is not the manifest's form {rule.form}"
             )
         return boxes, None, scores
     together = arrays[0] if first else arrays[0].T

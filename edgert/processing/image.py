@@ -1,13 +1,11 @@
-"""Image files and frames to the model's size, in Pillow's compiled code; the interpreter is free meanwhile.
+"""From image files and frames to the model's size, in Pillow's compiled code, which releases the GIL.
 
-Why Pillow alone: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV,
-15 without reduction (`bench/preprocess.py`); its pixels are the closest to those of the usual training code;
-and it installs 22 MB where OpenCV installs 150 and keeps 12 MB more resident. One codec also means that host
-and device see the same pixels.
+Why only Pillow: a 1080p JPEG to 224x224 takes 5.2 ms with its reduced decode, 4.9 with simplejpeg and OpenCV, 15 without
+reduction (`bench/preprocess.py`). Its pixels are the closest to those of the usual training code. It installs 22 MB,
+OpenCV 150 and 12 MB more of resident memory. With one codec, host and device see the same pixels.
 
-A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is not below what is wanted; a frame
-is first averaged in whole blocks. What is refused is refused on the header, before anything is unpacked.
-EXIF orientation is not applied: an image is what its pixels say.
+A JPEG is decoded at the smallest of 1/1, 1/2, 1/4, 1/8 of its size that is at least the wanted size; a frame is first
+averaged in whole blocks. Limits are checked on the header, before anything is decoded. EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
 from edgert.processing.placement import Placement, plan
 
-STORED_PIXELS_MAX = 64 * 1024**2  # by a file's header
-PIXELS_MAX = 16 * 1024**2  # unpacked, a JPEG at its reduced size: 4 bytes each, twice while they are converted
-PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # 4K: such files are held whole, as coefficients
+STORED_PIXELS_MAX = 64 * 1024**2  # in a file's header
+PIXELS_MAX = 16 * 1024**2  # decoded, a JPEG at its reduced size: 4 bytes each, twice during conversion
+PROGRESSIVE_PIXELS_MAX = 8 * 1024**2 + 512 * 1024  # 4K: the decoder holds all coefficients of such files
 SCANS_MAX = 64  # of a progressive file: each costs a pass over the whole image
 SIDE_MAX = 32_768
 FORMATS = ("JPEG", "PNG")
-REDUCING_GAP = 1.5  # frames keep at least this many times the wanted size before they are interpolated
+REDUCING_GAP = 1.5  # before interpolation, a frame keeps at least this many times the wanted size
 
-# As many images are unpacked at once as there are processors: more would only take memory.
+# Images that are decoded at once: more than processors would only take memory.
 _UNPACKING = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class ImageReader:
-    """Makes images of one size and colour: UINT8 [height, width, channels], and where each came to lie.
+    """Makes images of one size and colour: UINT8 [height, width, channels], each with its placement.
 
-    `size` is (height, width) where the rule has no resizing: images must have exactly it.
-    Raises EngineMissing where Pillow is not installed.
+    `size` is (height, width); without a resize rule images must have exactly this size. Raises EngineMissing where Pillow
+    is not installed.
     """
 
     def __init__(self, rule: Preprocess, size: tuple[int, int]) -> None:
@@ -55,10 +53,10 @@ class ImageReader:
         self._filter = self._image.Resampling[name.upper()]
 
     def decoded(self, data: bytes | memoryview, deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """A JPEG or PNG file at the model's size.
+        """Return a JPEG or PNG file at the model's size.
 
-        Raises RequestError for anything else, or too large a one, and DeadlineExceeded where `deadline_s`
-        (monotonic) passes before a processor is free.
+        Raises RequestError for other files and too large ones, DeadlineExceeded where `deadline_s` (monotonic) passes
+        before a processor is free.
         """
         with _a_turn(deadline_s), _translated():
             image = self._image.open(io.BytesIO(data), formats=FORMATS)
@@ -66,10 +64,10 @@ class ImageReader:
             return self._fitted(image)
 
     def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """`frame` [height, width, channels] at the model's size; its channels stay in their order. Raises as `decoded`."""
+        """Return `frame` [height, width, channels] at the model's size, channels unchanged. Raises as `decoded`."""
         height, width = frame.shape[:2]
         if not height or not width:
-            raise RequestError(f"a frame of {height} x {width} pixels has nothing to look at")
+            raise RequestError(f"a frame of {height} x {width} pixels is empty")
         if self.size == (height, width):
             return frame, Placement(width, height)
         _check_size(width, height, PIXELS_MAX)
@@ -84,14 +82,14 @@ class ImageReader:
             if self.size != (height, width):
                 raise RequestError(
                     f"the image has {height} x {width} pixels; the model takes {self.size[0]} x {self.size[1]}, "
-                    "and its manifest states no resizing"
+                    "and its manifest has no resize rule"
                 )
             return _array(_in_mode(image, self._mode)), Placement(width, height)
         steps = plan(self._resize, width, height)
-        reduced = image.draft(self._mode, steps.full)  # only a JPEG can be
+        reduced = image.draft(self._mode, steps.full)  # None except for a JPEG
         _check_size(image.width, image.height, PIXELS_MAX)
         image = _in_mode(image, self._mode)
-        # What was reduced on decoding has its last row and column only in part.
+        # A reduced JPEG has its last row and column only in part.
         shrink_x, shrink_y = (reduced[1][2] / width, reduced[1][3] / height) if reduced else (1.0, 1.0)
         left, top, right, bottom = steps.box
         box = (
@@ -106,13 +104,12 @@ class ImageReader:
 
 
 def sdk() -> Any:
-    """Pillow's Image module. Raises EngineMissing, naming what to install."""
+    """Import Pillow's Image module. Raises EngineMissing, which names what to install."""
     try:
         from PIL import Image
     except ImportError as error:
         raise EngineMissing(
-            "the model's manifest asks for images to be decoded or resized, and Pillow is not installed: "
-            "pip install pillow"
+            "the model's manifest decodes or resizes images, and Pillow is not installed: pip install pillow"
         ) from error
     return Image
 
@@ -127,13 +124,13 @@ def _check_header(image: Any, data: bytes | memoryview) -> None:
 def _check_size(width: int, height: int, pixels_max: int) -> None:
     if width * height > pixels_max or max(width, height) > SIDE_MAX:
         raise RequestError(
-            f"the image has {width} x {height} pixels; at most {pixels_max} in all and {SIDE_MAX} a side are taken: "
+            f"the image has {width} x {height} pixels; at most {pixels_max} in all and {SIDE_MAX} a side are allowed: "
             "make it smaller"
         )
 
 
 def _in_mode(image: Any, mode: str) -> Any:
-    """The image, unpacked, in `mode`. Alpha is left out; 16 bits are cut to their upper 8."""
+    """Return the decoded image in `mode`, without alpha; of 16 bits only the upper 8 stay."""
     image.load()
     if image.mode.startswith("I"):
         image = _from_16_bits(image)
@@ -160,7 +157,7 @@ def _padded(pixels: NDArray[np.uint8], rule: Resize, left: int, top: int) -> NDA
 
 @contextmanager
 def _a_turn(deadline_s: float | None) -> Iterator[None]:
-    """Wait until fewer images are unpacked than there are processors. Raises DeadlineExceeded."""
+    """Wait until fewer images are decoded than there are processors. Raises DeadlineExceeded."""
     wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
     if not _UNPACKING.acquire(timeout=wait_s):
         raise DeadlineExceeded(
@@ -174,14 +171,16 @@ def _a_turn(deadline_s: float | None) -> Iterator[None]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Pillow's errors as ours: whatever it raises on, the file is not one that can be decoded."""
+    """Translate every error of Pillow to RequestError: the file cannot be decoded."""
     try:
         yield
     except RequestError:
         raise
     except sdk().DecompressionBombError as error:
-        raise RequestError(f"the image has more than {STORED_PIXELS_MAX} pixels, the limit: make it smaller") from error
-    except Exception as error:  # a decoder's faults have no base class: OSError, SyntaxError, ValueError, struct.error
+        raise RequestError(
+            f"the image has more pixels than are decoded, at most {STORED_PIXELS_MAX}: make it smaller"
+        ) from error
+    except Exception as error:  # decoders' errors share no base class: OSError, SyntaxError, ValueError, struct.error
         raise RequestError(
             f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}; send a whole JPEG or PNG file"
         ) from error

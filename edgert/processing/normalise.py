@@ -1,8 +1,8 @@
-"""UINT8 values to a model's own: (value * scale - mean) / std, with the axes turned in the same pass.
+"""From UINT8 values to a model's own: (value * scale - mean) / std, with the axes transposed in the same pass.
 
-For floats that is one multiplication and one addition a value, both numbers folded beforehand in FP64: 85 us for
-224x224x3 where the formula as written takes 550, and a look-up per value 190. The result lies within 4 units in
-the last place of the largest value from the formula's. For 8-bit models it is a look-up in a table of 256, exact.
+For floats this is one multiplication and one addition per value, with factors folded in FP64: 85 us for 224x224x3, where
+the plain formula takes 550 and a look-up per value 190. The result is within 4 units in the last place of the largest
+value from the formula's. For 8-bit models it is a look-up in a table of 256 values, exact.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edgert.tensors import TensorSpec
 
 
 class Normaliser:
-    """Writes UINT8 arrays that have the model's axes into arrays of the model's dtype.
+    """Writes UINT8 arrays with the model's axes into arrays of the model's dtype.
 
-    `axis` counts the channels' axis from the end. Raises BundleError where the rule's channels are not the model's.
+    Raises BundleError where the rule's number of channels is not the model's.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -45,17 +45,17 @@ class Normaliser:
         self._shifts = bool(shift.any())
 
     def __call__(self, values: NDArray[np.uint8]) -> NDArray[Any]:
-        """A new C-contiguous array of the model's dtype, in the shape of `values`."""
+        """Return a new C-contiguous array of the model's dtype, in the shape of `values`."""
         out = np.empty(values.shape, self.dtype)
         self.write(values, out)
         return out
 
     def write(self, values: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """The same into `out`, which has the shape of `values` and may hold anything."""
+        """Write the result into `out`, which has the shape of `values`."""
         if self._tables:
             self._look_up(values, out)
         elif out.dtype == np.float32:
-            np.copyto(out, values)  # turns the axes; the arithmetic then runs over memory in order
+            np.copyto(out, values)  # transposes; the arithmetic then runs over contiguous memory
             np.multiply(out, self._factor, out=out)
             if self._shifts:
                 np.add(out, self._shift, out=out)
@@ -77,7 +77,7 @@ class Normaliser:
 
 
 def _table(scale: float, mean: float, std: float, dtype: np.dtype[Any]) -> bytes:
-    """What each of the 256 values becomes, rounded to the nearest (ties to even) and held within the dtype."""
+    """Return the result for each of the 256 values, rounded to nearest (ties to even) and clipped to the dtype."""
     exact = np.rint((np.arange(256, dtype=np.float64) * scale - mean) / std)
     limits = np.iinfo(dtype)
     return exact.clip(limits.min, limits.max).astype(dtype).tobytes()

@@ -1,6 +1,6 @@
-"""Where an image comes to lie in what the model is shown, and back: plain arithmetic, no pixels.
+"""How coordinates map between a sent image and the model's image: arithmetic without pixels.
 
-Coordinates are continuous, counted from the top left corner: pixel i covers i to i + 1.
+Coordinates are continuous and start at the top left corner: pixel i covers i to i + 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edgert.bundle.rules import Resize
 
 
 class Placement(NamedTuple):
-    """For an image of `width` x `height`: a point at x lies at x * scale_x + offset_x in what the model is shown."""
+    """The mapping of an image of `width` x `height`: its x is x * scale_x + offset_x in the model's image."""
 
     width: int
     height: int
@@ -22,8 +22,8 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to get there: the part `box` of the source (left, top, right, bottom) is scaled to `width` x `height`
-    and put at (`left`, `top`). `full` is the size that the whole source would have at that scale."""
+    """How to make the model's image: scale the part `box` of the source (left, top, right, bottom) to `width` x `height`
+    and put it at (`left`, `top`). `full` is the size of the whole source at that scale."""
 
     box: tuple[float, float, float, float]
     width: int
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 
 def plan(rule: Resize, width: int, height: int) -> Plan:
-    """What `rule` does with an image of `width` x `height`."""
+    """Return how `rule` resizes an image of `width` x `height`."""
     if rule.rule == "letterbox":
         return _letterboxed(rule, width, height)
     if rule.rule == "crop":
@@ -49,13 +49,13 @@ def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
     new_width = min(rule.width, max(1, round(width * scale)))
     new_height = min(rule.height, max(1, round(height * scale)))
     left, top = (rule.width - new_width) // 2, (rule.height - new_height) // 2
-    # The sides are whole pixels, so the two scales differ a little, and it is these that lead back exactly.
+    # The sides are whole pixels, so the two scales differ a little; with these the way back is exact.
     placement = Placement(width, height, new_width / width, new_height / height, left, top)
     return Plan((0, 0, width, height), new_width, new_height, left, top, (new_width, new_height), placement)
 
 
 def _cropped(rule: Resize, width: int, height: int) -> Plan:
-    """As torchvision's Resize(shortest_side) and CenterCrop: the longer side is cut to whole pixels."""
+    """Do as torchvision's Resize(shortest_side) and CenterCrop: the longer side is truncated to whole pixels."""
     if rule.shortest_side:
         short, long = min(width, height), max(width, height)
         longer = rule.shortest_side * long // short

@@ -1,4 +1,4 @@
-"""What the model answered to what the app wants to know, by the manifest's rules: best classes, boxes."""
+"""From a model's outputs to an app's answers, by the manifest's rules: best classes, boxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = list[NDArray[Any]]
 
 
 class Postprocessor:
-    """Adds to a model's outputs what its manifest's rules make of them. `outputs` describes all of it, in order."""
+    """Adds the results of the manifest's rules to a model's outputs. `outputs` describes all of them, in order."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._classify, self._detect = manifest.classify, manifest.detect
@@ -35,10 +35,10 @@ class Postprocessor:
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
     def __call__(self, outputs: Arrays, placements: Sequence[Placement] | None, shown: tuple[int, ...]) -> Arrays:
-        """`outputs`, and what the rules make of them.
+        """Return `outputs` followed by the results of the rules.
 
-        `shown` is the shape of the model's image tensor, `placements` lead from there back to the images that
-        were sent (None: the tensor itself was sent).
+        `shown` is the shape of the model's image tensor, `placements` map from it back to the sent images (None: the app
+        sent the tensor itself).
         """
         added = list(outputs)
         if self._classify is not None:
@@ -51,9 +51,9 @@ class Postprocessor:
         return added
 
     def sent(self, image_given: bool) -> list[int]:
-        """Positions of the outputs that an answer holds.
+        """Return the positions of the outputs in an answer.
 
-        Who sends an image gets the boxes, not the model's own megabytes that they were made of.
+        An answer to an image has the boxes, without the model's raw outputs, which take megabytes.
         """
         left_out = set(self._detected) if self._detect is not None and image_given else set()
         return [i for i in range(len(self.outputs)) if i not in left_out]

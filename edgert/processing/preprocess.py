@@ -1,10 +1,10 @@
-"""What a request holds to what the model takes, by the manifest's rule: tensors, frames or image files.
+"""From a request's input to the model's, by the manifest's rule: tensors, frames or image files.
 
-A request may give the input in up to three forms, told apart by datatype and shape:
+A request may give the input in up to three forms, which differ in datatype and shape:
 
-- the model's own tensor, as it is;
+- the model's own tensor;
 - UINT8 frames in the rule's layout: of the model's size, or of any size where the rule resizes;
-- where the rule decodes, image files: UINT8 [N, bytes], one file a row, the shorter ones filled up with zeros.
+- where the rule decodes, image files: UINT8 [N, bytes], one file per row, shorter ones padded with zeros.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from edgert.processing.normalise import Normaliser
 from edgert.processing.placement import Placement
 from edgert.tensors import TensorSpec, fits
 
-EXPANDED_BYTES_MAX = 64 * 1024**2  # what the images of one request may become: a small file may hold a large image
+EXPANDED_BYTES_MAX = 64 * 1024**2  # of the decoded images of one request: a small file may hold a large image
 
 _TO_NCHW, _TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 class Preprocessor:
-    """Applies `rule` to the input `spec`. Raises EngineMissing where images are asked for and Pillow is missing.
+    """Applies `rule` to the input `spec`. Raises EngineMissing where the rule is about images and Pillow is missing.
 
-    `frames` and `files` describe the UINT8 tensors that may be given in place of `spec`; None: such are not taken.
+    `frames` and `files` describe the UINT8 tensors that a request may give instead of `spec`; None where it may not.
     """
 
     def __init__(self, rule: Preprocess, spec: TensorSpec) -> None:
@@ -50,10 +50,10 @@ class Preprocessor:
     def __call__(
         self, array: NDArray[Any], deadline_s: float | None = None
     ) -> tuple[NDArray[Any], list[Placement] | None]:
-        """The model's tensor, and where each image came to lie in it; None where the model's own was given.
+        """Return the model's tensor and the placement of each image; None where the model's own tensor was given.
 
         Raises RequestError for images that cannot be decoded or are too large, DeadlineExceeded where `deadline_s`
-        (monotonic) passes while others are decoded.
+        (monotonic) passes while other requests' images are decoded.
         """
         if not self.wants(array):
             return array, None
@@ -65,11 +65,11 @@ class Preprocessor:
         return self._from_images(array, len(array), deadline_s)
 
     def wants(self, array: NDArray[Any]) -> bool:
-        """Whether `array` (of one of the `forms`) is not the model's own tensor."""
+        """Return whether `array` (of one of the `forms`) is not the model's own tensor."""
         return array.dtype == np.uint8 and not fits(self._spec, "UINT8", array.shape)
 
     def _turned(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Frames of the model's size with the model's axes and colours: a view."""
+        """Return a view of frames of the model's size with the model's axes and colours."""
         if self._flip:
             array = array[:, ::-1] if _channels_first(self._rule) else array[..., ::-1]
         return array if self._turn is None else array.transpose(self._turn)
@@ -89,7 +89,7 @@ class Preprocessor:
         size = count * height * width * channels * self._normalise.dtype.itemsize
         if count > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
-                f"{count} images make {size} bytes for the model, at most {EXPANDED_BYTES_MAX} a request: split it"
+                f"{count} images take {size} bytes for the model, at most {EXPANDED_BYTES_MAX} a request: split the request"
             )
         first = self._rule.model_layout == "nchw"
         out = np.empty(
@@ -103,7 +103,7 @@ class Preprocessor:
         return out, placements
 
     def _image(self, image: Any, deadline_s: float | None) -> tuple[NDArray[np.uint8], Placement]:
-        """One file or frame as [height, width, channels] in the model's colours."""
+        """Return one file or frame as [height, width, channels] in the model's colours."""
         assert self._reader is not None
         if isinstance(image, np.ndarray):
             frame = image.transpose(1, 2, 0) if _channels_first(self._rule) else image
@@ -114,7 +114,7 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Each row's file. Fillings are taken off: a file that was cut short must not seem to go on in zeros."""
+    """Yield each row's file without its padding: a truncated file must not seem to go on with zeros."""
     if len(array) == 1:
         yield array[0].data
         return
@@ -133,7 +133,7 @@ def _turn(rule: Preprocess) -> tuple[int, ...] | None:
 
 
 def _frames(rule: Preprocess, spec: TensorSpec) -> TensorSpec:
-    """The UINT8 tensor that may be given in place of `spec`."""
+    """Return the UINT8 tensor that a request may give instead of `spec`."""
     shape = spec.shape
     if rule.resize is not None:
         shape = (shape[0], shape[1], -1, -1) if rule.model_layout == "nchw" else (shape[0], -1, -1, shape[3])
