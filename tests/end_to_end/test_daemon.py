@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import pytest
 
 from edgert import Client
 from edgert.client.aio import AsyncClient
+from edgert.daemon.supervisor import STATE_CHECK_S
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
@@ -349,7 +351,7 @@ def test_a_foreign_file_at_the_socket_path_is_not_removed() -> None:
 
 
 def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
-    """On a clock that runs 100 times faster, as the daemon checks the folder twice a minute."""
+    """The daemon's clock runs 100 times faster, and a command wakes it up: it checks the folder every 30 s."""
     program = (
         "import sys, time; from pathlib import Path; from edgert.config import StateDir;"
         "from edgert.daemon.supervisor import Supervisor;"
@@ -358,8 +360,12 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
     with a_device(started=False) as device:
         daemon = subprocess.Popen([sys.executable, "-c", program, os.fspath(device.state.root)])
         wait_until(device.state.control_socket.exists, "the daemon runs")
-        shutil.rmtree(device.state.root)
-        assert daemon.wait(60) == 0
+        with socket.socket(socket.AF_UNIX) as command:
+            command.connect(os.fspath(device.state.control_socket))
+            shutil.rmtree(device.state.root)
+            time.sleep(STATE_CHECK_S / 100)
+            command.sendall(b"{}\n")
+            assert daemon.wait(60) == 0
         device.prepare()
 
 
