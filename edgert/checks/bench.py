@@ -1,15 +1,14 @@
-"""How fast artifacts are on this machine: the engine alone, one sample at a time, without a daemon.
+"""Measures artifacts on this machine: the engine alone, one sample at a time, without a daemon.
 
-A folder holds what is measured: `bench.json`, the artifacts, and one `.npy` file an input with one sample.
+A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
      "artifacts": [{"id", "engine", "path", "sha256"}]}
 
-`Piece`s of other origin, such as what serves, may be measured beside those of a folder.
+Other `Piece`s, such as the live version, may be measured beside those of a folder.
 
-First each artifact for itself: on 1, 2, 4 ... threads, to find out which are best. Then all of them in turn, round
-after round, each on its best threads: what else the machine does meanwhile then hits all of them alike. A figure is
-the median over the rounds of each round's median.
+Each artifact first runs alone on 1, 2, 4 ... threads, to find its best number of threads. Then all run in turn, round
+after round, so that other work of the machine affects all of them alike. A figure is the median of the rounds' medians.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Piece:
-    """An artifact to measure, under a name, and the sample it is asked."""
+    """An artifact to measure, its name in the report, and its sample."""
 
     name: str
     artifact: LocalArtifact
@@ -59,7 +58,7 @@ class Piece:
 
 
 def read_work(folder: Path) -> list[Piece]:
-    """What the folder holds. Raises ConfigInvalid where `folder` is not such a folder."""
+    """Return the pieces in a work folder. Raises ConfigInvalid."""
     try:
         data = (folder / SPEC).read_bytes()
         if len(data) > SPEC_BYTES_MAX:
@@ -79,12 +78,12 @@ def read_work(folder: Path) -> list[Piece]:
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:
         if isinstance(error, ConfigInvalid):
             raise
-        raise ConfigInvalid(f"{folder / SPEC} does not say what to measure: {type(error).__name__}: {error}") from error
+        raise ConfigInvalid(f"{folder / SPEC} is not valid: {type(error).__name__}: {error}") from error
     return [Piece(name, local, sample) for name, local in artifacts]
 
 
 def live_piece(version: InstalledVersion, artifact_id: str) -> Piece:
-    """What serves, as it lies in its slot. Raises BundleCorrupt."""
+    """Return an artifact of the live version as a piece. Raises BundleCorrupt."""
     artifact = version.manifest.artifact(artifact_id)
     check_files(version, artifact)
     name = f"live: {artifact_id} of release {version.manifest.release}"
@@ -98,7 +97,7 @@ def bench(
     progress: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Measure for about `seconds` (more where one run takes long). One that cannot be run is reported with its error."""
+    """Measure for about `seconds`, or longer if a run takes long. A piece that cannot run is reported with its error."""
     results: list[dict[str, Any]] = []
     sessions: list[tuple[dict[str, Any], Session, Arrays]] = []
     before_c = host.temp_c()
@@ -127,7 +126,7 @@ def bench(
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured."""
+    """Return the machine and processor of this measurement."""
     return {"machine": platform.machine(), "cpu": _cpu(), "cpus": len(os.sched_getaffinity(0))}
 
 
@@ -139,7 +138,7 @@ def _opened(
     progress: Callable[[str], None],
     clock: Clock,
 ) -> Session:
-    """A warm session on the number of threads that answers fastest; what it found is noted in `result`."""
+    """Return a warm session on the fastest number of threads; note what was measured in `result`."""
     engine = engine_by_name(artifact.engine)
     result["engine_version"] = engine.version()
     engine.prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
@@ -159,7 +158,7 @@ def _opened(
             if session is not None:
                 session.close()
             raise
-        # Two sessions at once, never more: weights may be large.
+        # At most two sessions at a time: weights may be large.
         if session is None or times[threads] < times[best]:
             if session is not None:
                 session.close()
@@ -193,7 +192,7 @@ def _in_turn(sessions: Sequence[tuple[dict[str, Any], Session, Arrays]], seconds
 
 
 def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[float]:
-    """Seconds of single runs: at least ROUND_RUNS_MIN of them, for about `s_max`."""
+    """Return the seconds of single runs: at least ROUND_RUNS_MIN, for about `s_max`."""
     found: list[float] = []
     while len(found) < ROUND_RUNS_MIN or sum(found) < s_max:
         began = clock()
@@ -212,12 +211,12 @@ def _threads(engine: str) -> tuple[int, ...]:
 def _inside(folder: Path, name: Any) -> Path:
     path = folder / str(name)
     if Path(str(name)).is_absolute() or ".." in Path(str(name)).parts:
-        raise ValueError(f"{str(name)[:80]!r} lies outside of the folder")
+        raise ValueError(f"{str(name)[:80]!r} is outside the folder")
     return path
 
 
 def _cpu() -> str:
-    """The processor's name as Linux has it; ARM's often has none, a board's model then stands for it."""
+    """Return the name of the processor, or of the board on ARM machines that report none."""
     for path, key in (("/proc/cpuinfo", "model name"), ("/proc/cpuinfo", "Model")):
         try:
             for line in Path(path).read_text().splitlines():

@@ -1,7 +1,7 @@
-"""How fast the live version answers apps on this device: golden inputs through the daemon's own socket, never cached.
+"""Measures how fast the live version answers apps: golden inputs through the daemon's socket, never cached.
 
-First one client, one question after the other: the latency. Then several at once: the throughput, with batches as they
-form. The clients are threads of one process, so that for models under about 0.1 ms they are the limit themselves.
+One client alone measures the latency. Several clients measure the throughput, with batches as they form. The clients
+are threads of one process, so for models under about 0.1 ms they are the bottleneck themselves.
 """
 
 from __future__ import annotations

@@ -144,12 +144,12 @@ class ModelService:
 
     def ended(self, worker: WorkerProcess) -> None:
         """Handle the end of a worker's process, whose channel is closed."""
-        code = worker.reaped()
+        end = worker.reaped()
         was_loading = worker is self.workers.loading
         if not self.workers.remove(worker):
             return
         self._enter(Event.LOAD_ENDED if was_loading else Event.WORKER_ENDED)
-        fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {_end(code)}")
+        fault = worker.failure or EngineFailed(f"the worker of model {self.model} ended: {end}")
         if (was_loading or self.trial.watches(worker)) and self._on_trial(worker.version):
             self._roll_back(worker.version, fault)
             return
@@ -438,15 +438,4 @@ class ModelService:
         return max(0.0, self._sync_at_s - self._clock())
 
     def _unavailable(self) -> EdgeRTError:
-        restart_in_s = self._restart_in_s()
-        return unavailable(
-            self.model,
-            self._state,
-            self.fault,
-            self._crashes.in_a_row,
-            None if restart_in_s is None else max(RETRY_S, restart_in_s),
-        )
-
-
-def _end(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return unavailable(self.model, self._state, self.fault, self._crashes.in_a_row, self._restart_in_s())

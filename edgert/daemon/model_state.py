@@ -90,7 +90,7 @@ def unavailable(
         return ModelNotFound(f"model {model} is not active; deploy it")
     if state is ModelState.QUARANTINED and fault is not None:
         message = f"model {model} is quarantined, it failed {crashes} times in a row: {fault.message}"
-        return Unavailable(message, retry_after_s=restart_in_s)
+        return Unavailable(message, retry_after_s=max(RETRY_S, restart_in_s or 0.0))
     if state is ModelState.FAILED and fault is not None:
         return Unavailable(f"model {model} does not load: {fault.message}")
     return Unavailable(f"model {model} is {state.value}", retry_after_s=RETRY_S)

@@ -18,16 +18,17 @@ class SlotWriter:
         self._pending: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def attempt(self, name: str, change: Callable[[], None]) -> EdgeRTError | None:
-        """Make the change; if that is impossible now, return the reason and try again in `tick`.
+        """Make the change, in place of a pending one of that name; return the reason if it failed.
 
-        It replaces a pending change of that name. Raises what `change` raises besides SlotsBusy and StorageFailed.
+        If the slots are busy or the disk is full, `tick` tries again.
         """
         self._pending.pop(name, None)
         try:
             change()
-        except (SlotsBusy, StorageFailed) as error:
-            retry_s = BUSY_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S
-            self._pending[name] = self._clock() + retry_s, change
+        except EdgeRTError as error:
+            if isinstance(error, (SlotsBusy, StorageFailed)):
+                retry_s = BUSY_RETRY_S if isinstance(error, SlotsBusy) else STORAGE_RETRY_S
+                self._pending[name] = self._clock() + retry_s, change
             return error
         return None
 

@@ -14,7 +14,7 @@ from edgert.checks.status import TrialStatus
 from edgert.daemon.slot_writer import SlotWriter
 from edgert.daemon.trial_watch import TrialWatch, event_fields
 from edgert.daemon.worker_process import WorkerProcess
-from edgert.errors import EdgeRTError, HealthCheckFailed, StorageFailed, TransitionRefused
+from edgert.errors import EdgeRTError, HealthCheckFailed, SlotsBusy, TransitionRefused
 from edgert.log import log
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, ON_TRIAL, SlotState, Version
@@ -61,11 +61,9 @@ class Trial:
     def begin(self, worker: WorkerProcess) -> None:
         """Watch the limits from now on, if `worker` serves a version whose trial has some."""
         self._watch, self._unwatched = None, worker
-        try:
-            self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
-        except EdgeRTError as error:  # the trial runs out, as nothing can keep the version
-            self._unwatched = None
-            log(f"model {self._model}: its limits are not watched: {error.message}")
+        error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
+        if error is not None:  # without a watch, the trial runs out
+            log(f"model {self._model}: its limits are not watched yet: {error.message}")
 
     def watches(self, worker: WorkerProcess) -> bool:
         """Return whether the limits are watched on `worker`, or will be."""
@@ -96,7 +94,7 @@ class Trial:
         if self.ends_at_s is not None and now_s >= self.ends_at_s:
             self.ends_at_s = None
             error = self._slot_writer.attempt("end the trial", self._expire)
-            self.fault = error if isinstance(error, StorageFailed) else None
+            self.fault = None if isinstance(error, SlotsBusy) else error
         if self._watch is not None and self._watch.due_s is not None and now_s >= self._watch.due_s:
             self._watch.tick(now_s)
             self._conclude(self._watch)

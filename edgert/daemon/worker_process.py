@@ -85,15 +85,15 @@ class WorkerProcess:
         self.killed_at_s = self.killed_at_s or now_s
         self.process.kill()
 
-    def reaped(self) -> int:
-        """Wait for the end of a process whose channel has closed; return the exit code."""
+    def reaped(self) -> str:
+        """Wait for the end of a process whose channel has closed; return how it ended."""
         try:
             code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
         self.page.close()
-        return code
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def measure(self) -> float:
         """Measure the memory and return it in MB; the last value if the process has ended."""

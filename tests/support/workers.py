@@ -58,8 +58,8 @@ class FakeWorker(WorkerProcess):
         self.mb = self.now_mb
         return self.mb
 
-    def reaped(self) -> int:
-        return -11
+    def reaped(self) -> str:
+        return "killed by signal 11"
 
     def asked(self) -> list[str]:
         """The operations that the daemon has asked for since the last call."""

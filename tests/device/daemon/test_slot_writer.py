@@ -39,8 +39,7 @@ def test_a_newer_change_replaces_the_pending_one_of_its_name() -> None:
     assert (old.calls, new.calls) == (1, 1)
 
 
-def test_any_other_error_is_the_callers() -> None:
-    writer = SlotWriter(lambda: 0.0)
-    with pytest.raises(TransitionRefused):
-        writer.attempt("it", Change(TransitionRefused("x")))
+def test_any_other_error_is_final() -> None:
+    writer, refused = SlotWriter(lambda: 0.0), TransitionRefused("x")
+    assert writer.attempt("it", Change(refused)) is refused
     assert writer.due_s() is None
