@@ -1,7 +1,7 @@
-"""Histograms as the store keeps them: a row of (index, count) records, merged by integer addition in bulk.
+"""Packed histograms, as the store keeps them: (index, count) records, merged in bulk by integer addition.
 
-A window's counts fit 32 bits; those of a merged row, which may hold a whole fleet's hour, have 64. Little-endian
-on every machine, so that a store may be read elsewhere.
+A window's counts fit 32 bits; a merged row may hold an hour of a whole fleet and has 64. Little-endian on every machine,
+so that another machine can read a store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH = INDEX_MAX - INDEX_MIN + 1
 
 
 def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
-    """The buckets, ascending. Counts must fit `form`."""
+    """Pack the buckets in ascending order. Counts must fit `form`."""
     records = np.empty(len(buckets), form)
     pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
     records["index"], records["count"] = pairs[:, 0], pairs[:, 1]
@@ -29,13 +29,13 @@ def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
 
 
 def unpack(blob: bytes, form: np.dtype[np.void] = MERGED) -> dict[int, int]:
-    """What `pack` was given."""
+    """Return the buckets that were packed."""
     records = np.frombuffer(blob, form)
     return dict(zip(records["index"].tolist(), records["count"].tolist(), strict=True))
 
 
 class Dense:
-    """One histogram under way: a counter for every index, so that adding to it is one step."""
+    """A histogram with a counter for every index, which makes adding fast."""
 
     __slots__ = ("_counts",)
 
@@ -43,7 +43,7 @@ class Dense:
         self._counts: NDArray[np.int64] = np.zeros(_WIDTH, np.int64)
 
     def add(self, blob: bytes, form: np.dtype[np.void] = MERGED) -> None:
-        """Add a packed histogram, whose indices are all different."""
+        """Add a packed histogram; its indices are all different."""
         records = np.frombuffer(blob, form)
         self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
 
@@ -59,7 +59,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Scalars:
-    """What a histogram holds besides its buckets; `least` and `most` count only where `count` is not 0."""
+    """A histogram's figures besides its buckets; `least` and `most` are valid only if `count` is not 0."""
 
     zero: int
     count: int
@@ -88,7 +88,7 @@ class Pool:
         np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
 
     def add_scalars(self, groups: Sequence[int], columns: Sequence[Sequence[float]]) -> None:
-        """Add what histograms hold besides their buckets. `columns`: zero, count, sum, least and most of each."""
+        """Add the figures besides the buckets. `columns` are zero, count, sum, least and most of each."""
         at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
         whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))
         np.add.at(self._whole, at, whole)
@@ -98,7 +98,7 @@ class Pool:
         np.maximum.at(self._most, at[filled], np.asarray(most, np.float64)[filled])
 
     def sketch(self, group: int) -> Sketch:
-        """What the group holds, as a sketch that answers for percentiles."""
+        """Return the group as a sketch, which has percentiles."""
         sketch = Sketch()
         (filled,) = np.nonzero(self._counts[group])
         sketch.buckets = {int(cell) + INDEX_MIN: int(self._counts[group, cell]) for cell in filled}

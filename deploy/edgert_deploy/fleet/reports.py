@@ -1,7 +1,7 @@
-"""A report off the wire, checked for what keeps it: `hist`, `metrics` or `event`, with the key that makes it one.
+"""A report from the wire, checked before it is stored or exported: `hist`, `metrics` or `event`.
 
-What becomes part of a key or a label must be an id or a small number: a single report that a database or another
-exporter refuses would hold up all that came with it.
+Parts of keys and labels must be ids or small numbers: one report that a database refuses would block all others of its
+batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"
-WINDOW_S_MAX = 86_400.0  # a longer one would stretch a whole fleet's trend
+WINDOW_S_MAX = 86_400.0  # a longer one would stretch the fleet's trend
 NUMBER_END = 2**53  # every JSON reader keeps integers exact below
-# What the store and the exporter count, and the field of `metrics` that says it.
+# The counters of the store and the exporter, and their fields in `metrics`.
 COUNTER_FIELDS = {"requests": "req_total", "errors": "err_total", "shed": "shed_total", "cache_hits": "cache_hit_total"}
 
 
 @dataclass(frozen=True)
 class EventMessage:
-    """Something that happened. `model` is empty where it concerns the whole device, `alarm` where it names none."""
+    """Something that happened. `model` is "" for the whole device, `alarm` is "" if it names none."""
 
     ts_ms: int
     boot: str
@@ -40,14 +40,14 @@ Report = HistMessage | MetricsMessage | EventMessage
 
 
 def stream_of(topic: Topic, report: Report) -> tuple[str, ...]:
-    """What this device's reports are told apart by."""
+    """Return the key of the device's stream that the report belongs to."""
     if isinstance(report, EventMessage):
         return (report.model, report.event)
     return (report.boot, topic.model or "", report.model_version)
 
 
 def parse_report(topic: Topic, payload: bytes) -> Report:
-    """Raises ProtocolError."""
+    """Decode and check a report. Raises ProtocolError."""
     if topic.kind == "event":
         return _event(payload)
     if topic.kind == "hist":
@@ -64,12 +64,12 @@ def parse_report(topic: Topic, payload: bytes) -> Report:
 
 
 def counters_of(metrics: MetricsMessage) -> tuple[int, ...]:
-    """In the order of COUNTER_FIELDS. Raises ProtocolError."""
+    """Return the counters in the order of COUNTER_FIELDS. Raises ProtocolError."""
     return tuple(messages.int_of(metrics.fields, name) for name in COUNTER_FIELDS.values())
 
 
 def counters_began_now(metrics: MetricsMessage) -> bool:
-    """Whether the counters began at 0 within this window."""
+    """Return whether the counters began at 0 within this window."""
     return metrics.number("uptime_s") <= metrics.window_s + 1
 
 
@@ -119,14 +119,14 @@ def _check(boot: str, version: str, seq: int, ts_ms: int, window_s: float = 0.0)
     _check_number("seq", seq)
     _check_number("ts", ts_ms)
     if not 0 <= window_s <= WINDOW_S_MAX:
-        raise ProtocolError(f"window_s is {window_s}; it lies between 0 and {WINDOW_S_MAX:.0f}")
+        raise ProtocolError(f"window_s is {window_s}; it must be between 0 and {WINDOW_S_MAX:.0f}")
 
 
 def _check_id(name: str, value: str) -> None:
     if len(value) > ID_CHARS_MAX or not ID.match(value):
-        raise ProtocolError(f"{name} is {value[:80]!r}, which is no id")
+        raise ProtocolError(f"{name} is {value[:80]!r}, which is not an id")
 
 
 def _check_number(name: str, value: int) -> None:
     if not 0 <= value < NUMBER_END:
-        raise ProtocolError(f"{name} is {value}; it lies between 0 and 2^53")
+        raise ProtocolError(f"{name} is {value}; it must be between 0 and 2^53")

@@ -1,4 +1,4 @@
-"""The web server that the exporter and the fleet's page share: threads, with a bound, that say nothing of clients who go."""
+"""The web server of the exporter and of the fleet's page: threads with a limit, quiet about disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECTIONS_MAX = 256
 class WebServer(ThreadingHTTPServer):
     """Serves from a thread of its own on `host`:`port`; port 0 takes a free one. Raises ConfigInvalid.
 
-    `asked` is how the user gave the address, for the message.
+    `asked` is the address as the user gave it, for the message.
     """
 
     daemon_threads = True
@@ -53,5 +53,5 @@ class WebServer(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that went is no news
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that disconnects is not logged
             super().handle_error(request, client_address)

@@ -1,7 +1,7 @@
-"""OTLP over HTTP: what an exporter holds, pushed as exponential histograms, sums and gauges.
+"""OTLP over HTTP: an exporter's series, pushed as exponential histograms, sums and gauges.
 
-Histograms are cumulative and at scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for
-index. Cumulative, so that an endpoint that was down for a while misses nothing but points in time.
+Histograms have scale 5, as the devices sent them: OpenTelemetry's buckets are ours, index for index. They are cumulative,
+so that an endpoint that was down misses only points in time.
 (https://opentelemetry.io/docs/specs/otlp/#otlphttp)
 """
 
@@ -34,7 +34,7 @@ _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 class OtlpFailed(EdgeRTError):
-    """The endpoint did not take the metrics; the next push holds them too."""
+    """The endpoint did not accept the metrics; the next push contains them too."""
 
     code = "fleet.otlp_failed"
     exit_code = 6
@@ -42,15 +42,15 @@ class OtlpFailed(EdgeRTError):
 
 
 def endpoint(url: str) -> str:
-    """The address to post to: `url`, with OTLP's path where it has none. Raises ConfigInvalid."""
+    """Return the address to post to: `url`, with OTLP's path if it has none. Raises ConfigInvalid."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigInvalid(f"--otlp {url!r} is no address of OTLP over HTTP; give http://HOST:4318")
+        raise ConfigInvalid(f"--otlp {url!r} is not an OTLP address over HTTP; write http://HOST:4318")
     host_and_path = url.split("://", 1)[1].rstrip("/")
     return url if "/" in host_and_path else url.rstrip("/") + PATH
 
 
 def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -> None:
-    """Send all there is. `now` is seconds since 1970. Raises OtlpFailed."""
+    """Send all series. `now` is seconds since 1970. Raises OtlpFailed."""
     body = gzip.compress(request(exporter, now).SerializeToString(), 1)
     said = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", **headers}
     try:
@@ -63,12 +63,12 @@ def push(url: str, exporter: Exporter, now: float, headers: Mapping[str, str]) -
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise OtlpFailed(
-            f"{url} does not take metrics: {str(reason).strip()}; check that the collector runs"
+            f"{url} does not accept metrics: {str(reason).strip()}; check that the collector runs"
         ) from error
 
 
 def request(exporter: Exporter, now: float) -> Any:
-    """The message that holds all of the exporter's series at `now`."""
+    """Return the message with all of the exporter's series at `now`."""
     asked = ExportMetricsServiceRequest()
     resource = asked.resource_metrics.add()
     service = {"service.name": "edgert-exporter", "service.instance.id": exporter.name}

@@ -1,10 +1,9 @@
-"""Prometheus' exposition: native histograms in protobuf for those who ask for it, classic ones as text for all.
+"""Prometheus' exposition formats: native histograms in protobuf, classic histograms as text.
 
-The protobuf form is a MetricFamily after another, each after its length
+The protobuf form is a sequence of MetricFamily messages, each after its length
 (https://github.com/prometheus/client_model/blob/master/io/prometheus/client/metrics.proto); the message types are
-declared below with the fields that are used. Our buckets are those of schema 5, whose indices name the upper bound
-and so are one higher. Text has a classic bucket an octave: their bounds are bounds of ours, so their counts are
-exact too.
+declared below with the fields that are used. Our buckets are those of schema 5, whose indices name the upper bound and
+are one higher. Text has one classic bucket for each octave; its bounds are bounds of ours, so its counts are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _METRIC_TAG = b"\x22"  # field 4 of MetricFamily, length-delimited
 
 
 class Exposition:
-    """Draws an exporter. What a histogram looks like is kept until it changes: most of a large fleet has not."""
+    """Renders an exporter. A rendered histogram is cached until it changes: most of a large fleet has not changed."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
@@ -72,14 +71,14 @@ def _native(names: tuple[str, ...], labels: Labels, sketch: Sketch) -> bytes:
     for index, count in sorted(sketch.buckets.items()):
         upper = index + 1
         if not deltas or upper != previous_index + 1:
-            # The first offset counts from 0, later ones from the end of the span before.
+            # The first offset counts from 0, others from the end of the span before.
             offset = upper - (previous_index + 1) if deltas else upper
             span = histogram.positive_span.add(offset=offset, length=0)
         span.length += 1
         deltas.append(count - previous_count)
         previous_index, previous_count = upper, count
     histogram.positive_delta.extend(deltas)
-    if not deltas:  # a span of no buckets tells an empty native histogram from a classic one
+    if not deltas:  # an empty span marks an empty native histogram
         histogram.positive_span.add(offset=0, length=0)
     drawn: bytes = metric.SerializeToString()
     return drawn
@@ -127,7 +126,7 @@ def _family(name: str, said: str, kind: int) -> bytes:
 
 
 def _delimited(head: bytes, metrics: Iterator[bytes]) -> bytes:
-    """A family's bytes, its metrics added as they are, after its length. A family without any is left out."""
+    """Return a family with its length, the metrics added as they are. A family without metrics is left out."""
     parts = [part for metric in metrics for part in (_METRIC_TAG, _varint(len(metric)), metric)]
     if not parts:
         return b""
@@ -144,7 +143,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-# --- the message types, as far as they are used ---------------------------------------------
+# --- the message types, with the fields that are used ---------------------------------------
 
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _F = descriptor_pb2.FieldDescriptorProto
@@ -172,14 +171,14 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
     "MetricFamily": {
         "name": (1, _F.TYPE_STRING, False),
         "help": (2, _F.TYPE_STRING, False),
-        "type": (3, _F.TYPE_INT32, False),  # an enumeration, which travels as a number
+        "type": (3, _F.TYPE_INT32, False),  # an enumeration, encoded as a number
         "metric": (4, "Metric", True),
     },
 }
 
 
 def _declare() -> dict[str, Any]:
-    package = "edgert.prometheus"  # a name of our own: another library may have declared the original
+    package = "edgert.prometheus"  # our own name: another library may have declared the original
     file = descriptor_pb2.FileDescriptorProto(name="edgert_prometheus.proto", package=package, syntax="proto2")
     for name, declared in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -1,4 +1,4 @@
-"""The page that Prometheus scrapes: `/metrics`, in the form that the request asks for, and `/healthz`."""
+"""The server that Prometheus scrapes: `/metrics` in the requested format, and `/healthz`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ScrapeServer:
     """Serves an exposition on `host`:`port` from a thread; port 0 takes a free one. Raises ConfigInvalid."""
 
     def __init__(self, exposition: Exposition, host: str, port: int) -> None:
-        # One scrape at a time: a second one waits rather than draw the same again beside it.
+        # One scrape at a time: a second one would render the same again.
         drawing = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ class ScrapeServer:
                 elif path == "/healthz":
                     self._answer(200, "text/plain", b"ok\n")
                 else:
-                    self._answer(404, "text/plain", b"this is an exporter of edgert; see /metrics\n")
+                    self._answer(404, "text/plain", b"this is an edgert exporter: see /metrics\n")
 
             def _answer(self, code: int, kind: str, body: bytes) -> None:
                 packed = len(body) > GZIP_ABOVE_BYTES and "gzip" in self.headers.get("Accept-Encoding", "")
@@ -50,7 +50,7 @@ class ScrapeServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                return  # a line a scrape is no news
+                return  # scrapes are not logged
 
         self._server = WebServer(Handler, host, port, f"--listen {host}:{port}", "scrape")
         self.port, self.close = self._server.port, self._server.close

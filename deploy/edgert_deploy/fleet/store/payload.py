@@ -1,4 +1,4 @@
-"""A flat payload as the store keeps it: compressed by what most payloads hold."""
+"""Compresses flat payloads for the store, with a dictionary of what most of them contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from edgert.telemetry.messages import Scalar
 
-# Names and words that most payloads hold, so that a single one compresses; the last bytes are the cheapest.
+# Text of most payloads, so that a single one compresses; the last bytes are the cheapest.
 _DICTIONARY = (
     b',"throttled":0,"temp_c":,"rss_bytes":,"clock_synced":1,"encode_p99_ms":0.,"postprocess_p99_ms":0.,'
     b'"engine_p99_ms":0.,"queue_p99_ms":0.,"cache_p99_ms":0.,"preprocess_p99_ms":0.,"decode_p99_ms":0.,'
@@ -21,7 +21,7 @@ _DICTIONARY = (
 
 
 def pack_fields(fields: Mapping[str, Scalar]) -> bytes:
-    """A flat payload, compressed to about a third of what it takes as text."""
+    """Compress a flat payload to about a third of its text."""
     deflate = zlib.compressobj(6, zdict=_DICTIONARY)
     return deflate.compress(json.dumps(fields, separators=(",", ":")).encode()) + deflate.flush()
 

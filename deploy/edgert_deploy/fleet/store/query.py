@@ -1,9 +1,9 @@
-"""Questions to the store: percentiles over any stretch of time and any grouping, merged exactly.
+"""Queries of the store: percentiles over any period and any grouping, merged exactly.
 
-Theory of operation: the stretch is cut into whole hours, answered from the hours' rows, and what is left on both
-ends, answered from minutes. A question that neither groups by device nor names one reads the groups' rows, a few
-for each hour whatever the fleet's size; one that does reads a row an hour and stream, and windows at the ends.
-Stretches begin and end at whole minutes; what lies further back than FINE_HOURS, at whole hours.
+Theory of operation: rows of hours answer for the whole hours of a period, rows of minutes for the rest at both ends. A
+question without devices reads the rows of groups, a few for each hour whatever the size of the fleet. A question by or
+about devices reads one row for each hour and stream, and windows at the ends. Periods begin and end at whole minutes,
+before FINE_HOURS at whole hours.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DIMENSIONS = ("site", "device", "model", "version", "profile")
 STEPS_MAX = 2_000
 EVENTS_MAX = 10_000
 _FETCHED_AT_ONCE = 20_000
-# More than these are told apart here: a long list would lead a database to look each of them up by itself.
+# More than these are filtered here: for a long list a database would look each one up.
 _KEYS_MAX = 50
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which windows, and how they are grouped. Times are ms since 1970; `step_min` minutes cut the time as well."""
+    """A period, its filter and its groups. Times are ms since 1970; `step_min` splits the period into steps."""
 
     since_ms: int
     until_ms: int
@@ -49,11 +49,11 @@ class Question:
     def __post_init__(self) -> None:
         for name in (*self.by, *self.where):
             if name not in DIMENSIONS:
-                raise ConfigInvalid(f"{name!r} is nothing that reports are grouped by; known: {', '.join(DIMENSIONS)}")
+                raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
         if self.until_ms <= self.since_ms:
-            raise ConfigInvalid("the time asked for ends before it begins")
+            raise ConfigInvalid("the period ends before it begins")
         if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:
-            raise ConfigInvalid(f"steps of {self.step_min} min make more than {STEPS_MAX}; ask for longer ones")
+            raise ConfigInvalid(f"steps of {self.step_min} min are more than {STEPS_MAX}: choose longer ones")
 
     @property
     def names_devices(self) -> bool:
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """One group's pooled windows. `start_ms` is the step's begin, or that of the stretch."""
+    """One group's pooled windows. `start_ms` is the start of the step, or of the period."""
 
     group: dict[str, str]
     start_ms: int
@@ -84,7 +84,7 @@ class _Part:
 
 
 class FleetQuery:
-    """One process's way to the store, for reading. Raises ConfigInvalid or StoreFailed."""
+    """One process's connection to the store, for reading. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
         self._engine = schema.open_engine(url, writes=False)
@@ -93,7 +93,7 @@ class FleetQuery:
         self._engine.dispose()
 
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
-        """A group for each combination that reported, ordered by group and time."""
+        """Return a group for each combination that reported, ordered by group and time."""
         first, end = _stretch(question, now_ms)
         gathered = _Gathered(question, first, end)
         with self._reading() as connection:
@@ -102,7 +102,7 @@ class FleetQuery:
         return gathered.answers()
 
     def devices(self) -> list[dict[str, Any]]:
-        """Every device that was heard and is not forgotten, with the last of what it said of itself."""
+        """Return every stored device, with its last `info`, `sys` and `deploy`."""
         table = schema.device
         with self._reading() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()
@@ -119,7 +119,7 @@ class FleetQuery:
         ]
 
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
-        """How many groups that `where` leaves reported in this hour or the one before: rows that a minute is read from."""
+        """Count the groups that fit `where` and reported in this hour or the one before: the rows of one minute."""
         table, hour = schema.group_hour, now_ms // MINUTE_MS // HOUR_MIN
         asked = sa.select(sa.func.count(sa.distinct(table.c.owner))).where(table.c.slot >= hour - 1)
         asked = asked.join(schema.group, schema.group.c.id == table.c.owner)
@@ -131,7 +131,7 @@ class FleetQuery:
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """What happened, newest first, at most `limit`. `where` may name a site, device, model or profile."""
+        """Return at most `limit` events, the newest first. `where` may name a site, device, model or profile."""
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         asked = (
@@ -159,7 +159,7 @@ class FleetQuery:
 
 
 class _Gathered:
-    """Rows by group, until all are there and can be pooled at once."""
+    """Collects rows by group, and pools them at once."""
 
     def __init__(self, question: Question, first: int, end: int) -> None:
         self._question, self._first, self._end = question, first, end
@@ -174,7 +174,7 @@ class _Gathered:
         return self._numbers.setdefault((step, key), len(self._numbers))
 
     def add_histograms(self, groups: list[int], form: np.dtype[np.void], columns: Sequence[Sequence[Any]]) -> None:
-        """`columns` are those of HISTOGRAM, a row a group."""
+        """Add rows; `columns` are those of HISTOGRAM, `groups` has the group of each row."""
         _add_up(self._windows, groups, columns[0])
         self._histograms.append((groups, form, columns[1:]))
 
@@ -208,7 +208,7 @@ def _add_up(counted: Counter[int], groups: Sequence[int], values: Sequence[int])
 
 
 def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
-    """The minutes asked for: the first, and the one after the last."""
+    """Return the first minute of the period, and the one after the last."""
     first, end = max(0, question.since_ms // MINUTE_MS), max(0, -(-question.until_ms // MINUTE_MS))
     fine_from = (now_ms // MINUTE_MS // HOUR_MIN - FINE_HOURS) * HOUR_MIN
     if first < fine_from:
@@ -219,7 +219,7 @@ def _stretch(question: Question, now_ms: int) -> tuple[int, int]:
 
 
 def _parts(question: Question, first: int, end: int) -> list[_Part]:
-    """The rows that cover the stretch, each minute once."""
+    """Return the parts that cover the period, each minute once."""
     hours_from, hours_to = -(-first // HOUR_MIN), end // HOUR_MIN
     # Steps that do not begin at whole hours need minutes throughout.
     if question.step_min and (question.step_min % HOUR_MIN or first % HOUR_MIN):
@@ -243,7 +243,7 @@ def _parts(question: Question, first: int, end: int) -> list[_Part]:
 def _read(connection: sa.Connection, question: Question, part: _Part, gathered: _Gathered) -> None:
     table, per_stream = part.table, part.table in (schema.stream_hour, schema.hist_window, schema.metrics_window)
     key = table.c.owner if "owner" in table.c else table.c.stream
-    # Who a row belongs to is asked for once, not once a row: names are longer than numbers.
+    # The names of owners are read once, not with each row: names are longer than numbers.
     keys = _keys(connection, question, per_stream)
     histogram = [table.c[name] for name in schema.HISTOGRAM] if "buckets" in table.c else []
     counters = [table.c[name] for name in COUNTERS] if "requests" in table.c else []
@@ -265,7 +265,7 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:
-    """The streams or groups that the question is about, and the group that each falls into."""
+    """Return the streams or groups of the question, and the group of the answer for each."""
     device, stream, group = schema.device.c, schema.stream.c, schema.group.c
     if per_stream:
         profile = sa.case((device.profile == "", PROFILE_UNKNOWN), else_=device.profile)

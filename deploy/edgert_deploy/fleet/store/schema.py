@@ -1,10 +1,10 @@
-"""The store's tables, in SQLite or PostgreSQL: what is kept, at which grain, and for how long.
+"""The store's tables, in SQLite or PostgreSQL.
 
-Theory of operation: a report is one row in `hist_window` or `metrics_window`, whose key (stream, seq) makes a
-repeated one harmless. In the same transaction it is added to merged rows: one a minute and one an hour for each
-group (site, model, version, profile), and one an hour for each stream, which keeps the device. A question is
-answered from the coarsest rows that fit it, so its cost follows the hours asked for, not the windows that came.
-Everything is addition of integers, so each grain gives the same answer.
+Theory of operation: a report is one row in `hist_window` or `metrics_window`, whose key (stream, seq) makes repetition
+harmless. In the same transaction it is added to merged rows: one for each minute and hour of each group (site, model,
+version, profile), and one for each hour of each stream, which keeps the device. The coarsest rows that fit answer a
+question, so its cost follows the hours of the period, not the number of windows. Merging adds integers, so every grain
+gives the same answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
 
 _metadata = sa.MetaData()
-# SQLite counts rows by itself only in a plain INTEGER key.
+# SQLite numbers rows by itself only in a plain INTEGER key.
 _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 meta = sa.Table("edgert_meta", _metadata, sa.Column("version", sa.Integer, nullable=False))
@@ -45,8 +45,8 @@ device = sa.Table(
     sa.UniqueConstraint("site", "device"),
 )
 
-# One worker's life on one device, as far as `seq` and counters go. `last_seq` and the counters are those of the
-# newest `metrics` seen, so that an increase is counted once.
+# One worker process on one device. `last_seq` and the counters are those of the newest `metrics`, so that an increase
+# counts once.
 stream = sa.Table(
     "edgert_stream",
     _metadata,
@@ -97,7 +97,7 @@ def _counters() -> list[sa.Column[Any]]:
 def _merged(name: str) -> sa.Table:
     """`slot` is minutes, or hours, since 1970; `owner` is a group or a stream.
 
-    Not a foreign key: PostgreSQL would look through all slots for each owner that is deleted.
+    Not a foreign key: PostgreSQL would search all slots for each owner that is deleted.
     """
     return sa.Table(
         name,
@@ -116,7 +116,7 @@ stream_hour = _merged("edgert_stream_hour")
 
 
 def _last_heard(name: str, owner: str) -> sa.Table:
-    """`hour`, since 1970, is no earlier than that of any row that names the owner."""
+    """`hour`, since 1970, is not before the hour of any row of the owner."""
     return sa.Table(
         name,
         _metadata,
@@ -128,7 +128,7 @@ def _last_heard(name: str, owner: str) -> sa.Table:
 stream_heard = _last_heard("edgert_stream_heard", "edgert_stream")
 group_heard = _last_heard("edgert_group_heard", "edgert_group")
 
-# Changes whenever streams, groups or devices were deleted: numbers that a writer remembers hold only as long as it stands.
+# Changes whenever streams, groups or devices are deleted: the numbers that a writer remembers are then invalid.
 forgotten = sa.Table("edgert_forgotten", _metadata, sa.Column("turns", sa.BigInteger, nullable=False))
 
 hist_window = sa.Table(
@@ -168,7 +168,7 @@ event = sa.Table(
 
 
 class StoreFailed(EdgeRTError):
-    """The database refuses: unreachable, read-only, full, or not one of ours."""
+    """The database failed: unreachable, read-only, full, or not a store."""
 
     code = "fleet.store_failed"
     exit_code = 6
@@ -184,9 +184,9 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
-            raise ConfigInvalid("a store in memory ends with its command; name a file: sqlite:///fleet.db")
+            raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
         if not writes and not os.path.exists(parsed.database):
-            raise StoreFailed(f"there is no store {parsed.database}; `edgert fleet record --store FILE` makes one")
+            raise StoreFailed(f"no store {parsed.database}: `edgert fleet record --store FILE` makes one")
         engine = _sqlite(parsed, writes)
     else:
         engine = sa.create_engine(
@@ -198,7 +198,7 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
         with engine.begin() as connection:
             if writes:
                 if engine.dialect.name == "postgresql":
-                    lock(connection)  # two that create the same tables at once would fail
+                    lock(connection)  # two processes that create the same tables would fail
                 _metadata.create_all(connection)
                 _unbind_merged(connection)
                 if connection.scalar(sa.select(sa.func.count()).select_from(meta)) == 0:
@@ -211,13 +211,13 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
     if version != SCHEMA_VERSION:
         raise ConfigInvalid(
             f"the store {shown(parsed)} has schema {version}; this program knows {SCHEMA_VERSION}: update it, or "
-            "give another store"
+            "use another store"
         )
     return engine
 
 
 def _unbind_merged(connection: sa.Connection) -> None:
-    """Take the foreign keys off merged rows (see `_merged`), which stores of older versions have. SQLite checks none."""
+    """Drop the foreign keys of merged rows (see `_merged`) in a store of an older version. SQLite checks none."""
     if connection.dialect.name == "postgresql":
         inspector = sa.inspect(connection)
         for table in (group_minute, group_hour, stream_hour):
@@ -226,33 +226,30 @@ def _unbind_merged(connection: sa.Connection) -> None:
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that may be told what to do on a conflict."""
+    """Return an INSERT that has ON CONFLICT."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def lock(connection: sa.Connection) -> None:
-    """Let one writer work at a time until the transaction ends, so that merged rows are never written by two.
-
-    SQLite does so by itself.
-    """
+    """Lock the store for one writer until the transaction ends. SQLite does so by itself."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(730541)"))
 
 
 def failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
-    """`error` as the user is told it."""
+    """Return the error for the user."""
     reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
         return StoreFailed(
-            f"the store {shown(url)} holds no reports yet; `edgert fleet record --store {shown(url)}` fills it"
+            f"the store {shown(url)} has no reports yet: `edgert fleet record --store {shown(url)}` fills it"
         )
     return StoreFailed(
-        f"the store {shown(url)} cannot be used: {reason}; check that it exists, may be written and has room"
+        f"the store {shown(url)} cannot be used: {reason}; check that it exists, is writable and has room"
     )
 
 
 def shown(url: sa.URL) -> str:
-    """The URL without its password."""
+    """Return the URL without its password."""
     return url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
 
 
@@ -265,7 +262,7 @@ def _parsed(url: str) -> sa.URL:
         parsed.get_dialect()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise ConfigInvalid(
-            f"--store {url!r} is not a store: give a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+            f"--store {url!r} is not a store: write a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         ) from error
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigInvalid(f"--store {url!r}: {parsed.get_backend_name()} is not supported; use sqlite or postgresql")
@@ -275,7 +272,7 @@ def _parsed(url: str) -> sa.URL:
 def _sqlite(url: sa.URL, writes: bool) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
-    # The driver would begin transactions late, and two writers could then never agree.
+    # The driver would begin transactions late, and two writers would deadlock.
     @sa.event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None

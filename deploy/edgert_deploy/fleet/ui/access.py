@@ -1,8 +1,8 @@
-"""Who may read the page: on loopback whoever sits at this machine, elsewhere who has the token. Pure.
+"""Access to the page: every user of this machine on loopback, elsewhere only those with the token. Pure.
 
-A page of a foreign site can make a browser ask 127.0.0.1, and a name of its own that suddenly resolves to 127.0.0.1
-makes the answer readable (DNS rebinding). Hence `Host` must be a name that this server is known by, and a request
-that a browser marks as another site's is refused.
+A page of another site can make a browser send requests to 127.0.0.1, and a name of its own that resolves to 127.0.0.1
+makes the answer readable (DNS rebinding). So `Host` must be a known name of this server, and requests that a browser
+marks as another site's are refused.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """`names`: what `Host` may say besides loopback's names, without a port; with a `token`, addresses too."""
+    """`names` are the values of `Host` without a port that are allowed besides loopback's; with a `token`, addresses too."""
 
     names: frozenset[str]
     token: str | None = None
     cookie: str = ""
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
-        """Why a request may not be answered whatever it asks for; None where it may."""
+        """Return why a request is refused, None if it is allowed."""
         host = _host_of(headers.get("Host", ""))
         if not self._knows(host):
-            return f"this server is not known as {host[:80]!r}; allow it with --name"
+            return f"{host[:80]!r} is not a known name of this server: allow it with --name"
         origin = headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != headers.get("Host"):
-            return "requests of other sites are not answered"
+            return "requests from other sites are refused"
         if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and headers.get("Sec-Fetch-Mode") != "navigate":
-            return "requests of other sites are not answered"
+            return "requests from other sites are refused"
         return None
 
     def knows_token(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request shows the token, as a cookie or as `Authorization: Bearer`, or needs none."""
+        """Return whether a request has the token, as a cookie or as `Authorization: Bearer`, or needs none."""
         if self.token is None:
             return True
         given = headers.get("Authorization", "").removeprefix("Bearer ")
-        # By hand: Python's own reader of cookies takes seconds for some headers (CVE-2024-7592), whoever sends them.
+        # Python's own parser of cookies takes seconds for some headers (CVE-2024-7592), and anybody may send them.
         cookies = (pair.strip().partition("=") for pair in headers.get("Cookie", "").split(";"))
         return self.is_token(given) or any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
 
@@ -63,7 +63,7 @@ class Access:
     def _knows(self, host: str) -> bool:
         if is_loopback(host) or host in self.names:
             return True
-        try:  # an address is no name that could be made to point elsewhere
+        try:  # an address is no name that DNS could redirect
             ipaddress.ip_address(host)
         except ValueError:
             return False
@@ -71,7 +71,7 @@ class Access:
 
 
 def _host_of(header: str) -> str:
-    """`Host` without its port, in lower case."""
+    """Return `Host` without its port, in lower case."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.rpartition(":")[0].lower() if ":" in header else header.lower()

@@ -1,4 +1,4 @@
-"""What the page asks for besides its stream, as plain JSON values: lists of devices, one device, curves, events."""
+"""The answers of the page's API besides its stream: lists of devices, one device, curves, events. Plain JSON values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgert_deploy.fleet.ui.hub import Hub
 
 A_PAGE = 50
 SEARCH_CHARS_MAX = 100
-# What a list of devices may be sorted by.
+# The orders of a list of devices.
 SORTS: dict[str, Callable[[Seen], Any]] = {
     "state": lambda seen: (
         STATES.index(seen.state),
@@ -30,12 +30,12 @@ SORTS: dict[str, Callable[[Seen], Any]] = {
 
 
 class NotHere(ConfigInvalid):
-    """There is nothing under that name."""
+    """Nothing has that name."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The questions a page may ask. `site`: the only one that is heard, where there is one."""
+    """Answers the page's requests. `site` is the only one that is received, if there is one."""
 
     hub: Hub
     history: History
@@ -46,7 +46,7 @@ class Answers:
         words = {each.name: asked.get(each.name, "") for each in fields(Filter)}
         for name, word in words.items():
             if word and (len(word) > ID_CHARS_MAX or not ID.match(word)):
-                raise ConfigInvalid(f"{name}={word[:80]!r} is no name that devices report")
+                raise ConfigInvalid(f"{name}={word[:80]!r} is not a valid name")
         if self.site is not None:
             words["site"] = self.site
         return Filter(**words)
@@ -68,15 +68,17 @@ class Answers:
             return {"rollouts": self.hub.rollouts.shown}
         if path == "device":
             return self.device(asked)
-        raise NotHere(f"there is nothing at /api/{path[:80]}")
+        raise NotHere(f"no such address: /api/{path[:80]}")
 
     def devices(self, chosen: Filter, asked: Mapping[str, str]) -> dict[str, Any]:
-        """A page of devices: `state` is one of STATES, `attention` for all that need some, or nothing; `q` is part of a name."""
+        """Return a page of devices. `state` is one of STATES, `attention` for all but online, or ""; `q` is part of a name."""
         state, part, sort = asked.get("state", ""), asked.get("q", "")[:SEARCH_CHARS_MAX].lower(), asked.get("sort", "state")  # fmt: skip
         if state not in ("", "attention", *STATES):
-            raise ConfigInvalid(f"state={state[:20]!r} is no state of a device; known: attention, {', '.join(STATES)}")
+            raise ConfigInvalid(
+                f"state={state[:20]!r} is not a state of a device; known: attention, {', '.join(STATES)}"
+            )
         if sort not in SORTS:
-            raise ConfigInvalid(f"sort={sort[:20]!r} is not offered; known: {', '.join(SORTS)}")
+            raise ConfigInvalid(f"sort={sort[:20]!r} is unknown; known: {', '.join(SORTS)}")
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         found = [
             seen
@@ -90,18 +92,18 @@ class Answers:
         return {"total": len(found), "page": page, "pages": pages, "devices": rows}
 
     def device(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        """All that is known of one device now."""
+        """Return everything that is known of one device."""
         site, device = asked.get("site", ""), asked.get("device", "")
         seen = self.hub.board.seen_device(site, device, self.hub.clock())
         if seen is None:
-            raise NotHere(f"no device {site[:64]}/{device[:64]} was ever heard of here")
+            raise NotHere(f"no device {site[:64]}/{device[:64]} is known here")
         said = {name: dict(seen.held.fields.get(name, {})) for name in ("info", "sys", "deploy")}
         return {**_row(seen), "late_s": round(seen.held.late_s), "window_s": seen.held.window_s, **said}
 
     def _device(self, asked: Mapping[str, str]) -> dict[str, str]:
         device = asked.get("device", "")
         if device and (len(device) > ID_CHARS_MAX or not ID.match(device)):
-            raise ConfigInvalid(f"device={device[:80]!r} is no name that devices report")
+            raise ConfigInvalid(f"device={device[:80]!r} is not a valid name")
         return {"device": device} if device else {}
 
 

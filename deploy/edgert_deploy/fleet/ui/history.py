@@ -1,8 +1,8 @@
-"""Curves and heat-maps out of the store: percentiles of merged histograms, step by step, for each model and version.
+"""Curves and heat-maps from the store: percentiles of merged histograms, step by step, for each model and version.
 
-Theory of operation: one question gives everything a model's charts need, as each answer is a sketch: its quantiles are
-the curve's points, its buckets, eight to a row, the heat-map's column. Steps begin at whole multiples of their length,
-so that a curve moves on and never wobbles. An answer is kept for a while: many pages ask the same.
+Theory of operation: one query gives all data of a model's charts, because each answer is a sketch. Its quantiles are the
+points of the curves; its buckets, eight to a row, are a column of the heat-map. Steps begin at whole multiples of their
+length, so that curves do not wobble. Answers are cached for a while, because many pages ask the same.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ VERSIONS_MAX = 6
 INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
 EVENTS_MAX = 200
-AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be that much ahead
-ROWS_MAX = 60_000  # of minutes that one answer is read from: about a second
-ASKED_AT_ONCE_MAX = 2  # each takes a connection with a cache of its own
+AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
+ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second
+ASKED_AT_ONCE_MAX = 2  # each query takes a connection with its own cache
 
 
 @dataclass(frozen=True)
 class Span:
-    """How far back a page looks: whole steps of `step_min` minutes; asked of the store at most every `fresh_s`.
+    """A period that a page shows, in steps of `step_min` minutes, queried at most every `fresh_s` seconds.
 
-    Steps are of `coarse_min` where that many minutes would be too many rows: whole hours have rows of their own.
+    Steps are `coarse_min` long if minutes would be too many rows: whole hours have rows of their own.
     """
 
     minutes: int
@@ -53,7 +53,7 @@ SPANS = {
 
 @dataclass
 class _Kept:
-    """An answer, or the place where it will be; the lock is held by whoever works it out."""
+    """An answer, or its place while a thread that holds the lock computes it."""
 
     until: float = 0.0
     value: Any = None
@@ -61,7 +61,7 @@ class _Kept:
 
 
 class History:
-    """What the store says, for any number of pages at once. Every method raises StoreFailed."""
+    """Queries the store for any number of pages at once. Every method raises StoreFailed."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class History:
         self._turn = threading.BoundedSemaphore(ASKED_AT_ONCE_MAX)
 
     def curves(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
-        """Percentiles and heat-maps of the models that `where` leaves, the busiest first. Raises ConfigInvalid."""
+        """Return percentiles and heat-maps of the models that fit `where`, the busiest first. Raises ConfigInvalid."""
         span = span_of(window)
 
         def asked() -> dict[str, Any]:
@@ -92,7 +92,7 @@ class History:
         return found
 
     def events(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
-        """What happened, newest first. Raises ConfigInvalid."""
+        """Return events, the newest first. Raises ConfigInvalid."""
         span, named = span_of(window), {name: value for name, value in where.items() if name != "version"}
 
         def asked() -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class History:
                 began = self._clock()
                 with self._turn:
                     kept.value = ask()
-                # What took long is asked for seldom: charts never take more than a share of the machine.
+                # A slow query runs less often: charts take at most a fifth of the time.
                 kept.until = self._clock() + max(fresh_s, 4 * (self._clock() - began))
             return kept.value
 
@@ -128,12 +128,12 @@ class History:
 def span_of(window: str) -> Span:
     """Raises ConfigInvalid."""
     if window not in SPANS:
-        raise ConfigInvalid(f"window={window[:20]!r} is not offered; known: {', '.join(SPANS)}")
+        raise ConfigInvalid(f"window={window[:20]!r} is unknown; known: {', '.join(SPANS)}")
     return SPANS[window]
 
 
 def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
-    """(model, version, first heard of) over the last week, to the hour: what the board begins with."""
+    """Return (model, version, time of its first report) of the last week, to the hour, for the board's start."""
     hour_ms = 60 * MINUTE_MS
     until_ms = (now_ms // hour_ms + 1) * hour_ms
     question = Question(until_ms - 7 * 24 * hour_ms, until_ms, ("model", "version"), {}, 60)
@@ -141,7 +141,7 @@ def versions_seen(query: FleetQuery, now_ms: int) -> list[tuple[str, str, int]]:
 
 
 def curves_of(answers: Sequence[Answer], since_ms: int, until_ms: int, step_ms: int) -> dict[str, Any]:
-    """The models' charts out of answers by model, version and step."""
+    """Build the models' charts from answers by model, version and step."""
     by_model: dict[str, dict[str, list[Answer]]] = {}
     for answer in answers:
         versions = by_model.setdefault(answer.group["model"], {})
@@ -170,7 +170,7 @@ def _model(
         **_summary(everything),
         "versions": [_version(version, versions[version], since_ms, step_ms, steps) for version in shown],
         "left_out": [version for version in sorted(versions, key=release) if version not in shown],
-        # A version that was there from the model's first report on was not deployed within this stretch.
+        # The version of the model's first report was not deployed within this period.
         "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
         "heat": _heat(everything, since_ms, step_ms),
     }
@@ -199,7 +199,7 @@ def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: in
 
 
 def _heat(answers: Sequence[Answer], since_ms: int, step_ms: int) -> dict[str, Any]:
-    """How many requests fell into each step and row; row `r` is 2^(r * INDICES_A_ROW / 32) ms to the next one."""
+    """Count the requests of each step and row; row `r` begins at 2^(r * INDICES_A_ROW / 32) ms."""
     cells: dict[tuple[int, int], int] = {}
     for answer in answers:
         step = (answer.start_ms - since_ms) // step_ms

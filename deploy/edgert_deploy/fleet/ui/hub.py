@@ -1,7 +1,7 @@
-"""What pages are told as it happens: the whole fleet once, then what has changed, at most once a second.
+"""Live updates for pages: first the whole fleet, then the changes, at most once a second.
 
-Theory of operation: `tick` is called about once a second and wakes every page's stream, each of which compares the
-fleet as its filter shows it with what it said last. Pages of one filter share the work.
+Theory of operation: `tick` runs about once a second and wakes every page's stream. Each stream compares the fleet under
+its filter with what it sent last. Pages with one filter share the work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILTERS_A_TICK_MAX = 64
 
 @dataclass(frozen=True)
 class View:
-    """The fleet under one filter at one moment. `sites`: each site's device names, and a letter for each one's state."""
+    """The fleet under one filter at one moment. `sites` has each site's device names, and a letter for each one's state."""
 
     at_ms: int
     sites: dict[str, tuple[tuple[str, ...], str]]
@@ -30,7 +30,7 @@ class View:
     revisions: dict[str, int]
     refused: int
     last_refusal: str
-    trouble: str  # what keeps this page from being true; empty where nothing does
+    trouble: str  # why this page may be out of date; "" if it is not
 
     def whole(self) -> dict[str, Any]:
         sites = [
@@ -39,7 +39,7 @@ class View:
         return {**self._said(), "words": self.words, "sites": sites}
 
     def since(self, before: View) -> dict[str, Any] | None:
-        """What has changed; None where devices came or went, which needs the whole."""
+        """Return the changes; None if devices were added or removed, which needs the whole fleet."""
         if {site: names for site, (names, _) in self.sites.items()} != {
             site: names for site, (names, _) in before.sites.items()
         }:
@@ -73,7 +73,7 @@ class View:
 
 
 class Hub:
-    """Hands views to any number of streams. Every method may be called from any thread but `tick`, which one calls."""
+    """Gives views to any number of streams. Any thread may call any method; only one calls `tick`."""
 
     def __init__(
         self, board: Board, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
@@ -89,11 +89,11 @@ class Hub:
         self._drawing = threading.Lock()
 
     def tick(self) -> None:
-        """Look around and wake the streams."""
+        """Read the rollouts and wake the streams."""
         self.rollouts.look()
         with self._ticked:
             self._number += 1
-            # A recorder has written what was heard a second ago: pages that ask the store anew then find it.
+            # A recorder has written the reports of a second ago, so pages that query the store now find them.
             self._reports = (self.board.reports + self.board.events, self._reports[0])
             self._views.clear()
             self._ticked.notify_all()
@@ -104,7 +104,7 @@ class Hub:
             self._ticked.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> int | None:
-        """Wait for a tick later than `number`; its number, the same one after `timeout_s`, None at the end."""
+        """Wait for a tick after `number`; return its number, `number` after `timeout_s`, None at the end."""
         with self._ticked:
             self._ticked.wait_for(lambda: self._closed or self._number > number, timeout_s)
             return None if self._closed else self._number

@@ -1,4 +1,4 @@
-"""How far rollouts came, as their files on this host say it (`edgert rollout status`)."""
+"""The progress of this host's rollouts, from their files (as `edgert rollout status`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.rollout.rollout_store import RUNNING, Rollout, RolloutStore
 
 SHOWN_MAX = 20
-DEVICES_SHOWN_MAX = 200  # of those that did not take it
+DEVICES_SHOWN_MAX = 200  # of those that failed
 CUT_OFF = "cut off"
 
 _Mark = tuple[int, int, int]
 
 
 class Rollouts:
-    """The newest rollouts in `folder`. The folder need not exist. Not for several threads at once.
+    """The newest rollouts in `folder`, which need not exist. Only one thread may use it.
 
-    A file is read when it has changed: those of a large fleet are large, and this looks once a second.
+    A file is read only when it changed: those of a large fleet are large, and this looks once a second.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,10 +30,10 @@ class Rollouts:
         self.shown: list[dict[str, Any]] = []
 
     def look(self) -> None:
-        """Read what has changed; `revision` grows where something has."""
+        """Read the changed files; `revision` grows if there are any."""
         read = {}
         for path in self._folder.glob("*.json"):
-            with contextlib.suppress(OSError, ConfigInvalid):  # it went, or is none
+            with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
                 mark, kept = _mark(path), self._read.get(path)
                 read[path] = kept if kept and kept[0] == mark else (mark, _rollout(self._store.read(path.stem)))
         self._read = read
@@ -44,17 +44,17 @@ class Rollouts:
             self.revision += 1
 
     def _state(self, path: Path, mark: _Mark, said: dict[str, Any]) -> str:
-        """As it is: one that says that it runs, and that nobody works on, was cut off."""
+        """Return the state; a rollout that is marked as running and that no process works on was cut off."""
         with contextlib.suppress(
             OSError, ConfigInvalid
-        ):  # where it may only be read, what it says is all that is known
+        ):  # without the right to lock it, only the file's own state is known
             if said["state"] == RUNNING and not self._store.is_at_work(path.stem) and _mark(path) == mark:
                 return CUT_OFF
         return str(said["state"])
 
 
 def _mark(path: Path) -> _Mark:
-    """Another one with each writing: the file is replaced."""
+    """Return a mark that changes with each write, because the file is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

@@ -1,7 +1,7 @@
-"""The web server of `edgert fleet ui`: the page's files, its questions, and a stream of events for each open page.
+"""The web server of `edgert fleet ui`: the page's files, its API, and a stream of events for each open page.
 
-Nothing can be changed through it: it answers GET and HEAD alone. Files are those of `assets/`, read once; nothing that a
-request names is ever looked up on disk. Connections, open streams and every wait have a limit.
+It changes nothing: it answers only GET and HEAD. The files of `assets/` are read once; no request leads to a look-up on
+disk. Connections, open streams and every wait have a limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgert_deploy.fleet.web import WebServer
 
 ASSETS = Path(__file__).parent / "assets"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-PAGES = ("", "devices", "events", "rollouts", "device")  # all one file: what is shown is up to the script
+PAGES = ("", "devices", "events", "rollouts", "device")  # one file: the script shows the page
 STREAMS_MAX = 32
 READ_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 15.0
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # a body is not read: what it holds must not pass for the next request
+            self.close_connection = True  # a body is not read, and must not be taken for the next request
         refusal = self.access.refusal(self.headers)  # type: ignore[arg-type]  # a Message reads like a Mapping
         if refusal is not None:
             return self._words(HTTPStatus.FORBIDDEN, refusal)
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
             url = urlsplit(self.path)
             asked = dict(parse_qsl(url.query, max_num_fields=QUERY_FIELDS_MAX))
         except ValueError:
-            return self._words(HTTPStatus.BAD_REQUEST, "no such address, or too many words in it")
+            return self._words(HTTPStatus.BAD_REQUEST, "invalid address, or too many fields in it")
         if self.access.is_token(asked.get("token", "")):
             return self._let_in(url.path)
         if not self.access.knows_token(self.headers):  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._api("/".join(parts[1:]), asked)
         if parts[0] in PAGES:
             return self._file(self.files["index.html"])
-        return self._words(HTTPStatus.NOT_FOUND, "there is no such page; go to /")
+        return self._words(HTTPStatus.NOT_FOUND, "no such page: open /")
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, file.kind, file.body, {"ETag": file.tag, "Cache-Control": "no-cache"})
 
     def _let_in(self, path: str) -> None:
-        """The token becomes a cookie and leaves the address, which people copy and browsers remember."""
+        """Make the token a cookie and remove it from the address, which people copy and browsers remember."""
         cookie = f"{self.access.cookie}={self.access.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=2592000"
         here = "/" + path.lstrip("/\\")
         self._send(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Set-Cookie": cookie, "Location": here})
@@ -163,19 +163,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, asked: Mapping[str, str]) -> None:
         if not self.streams.acquire(blocking=False):
-            return self._words(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} pages are open already; close one")
+            return self._words(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} pages are open: close one")
         try:
-            self._tell(asked)
+            self._send_events(asked)
         except EdgeRTError as error:
             self._words(HTTPStatus.BAD_REQUEST, error.message)
         except OSError:
-            pass  # the page was closed, or takes nothing
+            pass  # the page was closed, or receives nothing
         finally:
             self.streams.release()
             self.close_connection = True
 
-    def _tell(self, asked: Mapping[str, str]) -> None:
-        """What is so, then what changes, until the page or the server goes."""
+    def _send_events(self, asked: Mapping[str, str]) -> None:
+        """Send the fleet, then its changes, until the page or the server ends."""
         hub, chosen = self.answers.hub, self.answers.filter(asked)
         self.send_response(HTTPStatus.OK)
         for name, said in {"Content-Type": "text/event-stream", "Cache-Control": "no-store", **HEADERS}.items():
@@ -197,4 +197,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b": still here\n\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        return  # what a page asks for is no news
+        return  # requests of pages are not logged

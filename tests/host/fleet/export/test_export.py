@@ -221,7 +221,7 @@ def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_th
             otlp.push(f"http://127.0.0.1:{port}/elsewhere", exporter, 2e9, {})
         thread.join(10)
     for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
-        with answering(odd) as port, pytest.raises(otlp.OtlpFailed, match="does not take metrics"):
+        with answering(odd) as port, pytest.raises(otlp.OtlpFailed, match="does not accept metrics"):
             otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
     key, body = received[0]
     asked = ExportMetricsServiceRequest.FromString(body)

@@ -331,7 +331,7 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
         (("--percentiles", "101"), "between 0 and 100"),
         (("--percentiles", "many"), "such as 50,95,99.9"),
         (("--step", "90s"), "whole minutes"),
-        (("--step", "1m", "--window", "60d"), "ask for longer"),
+        (("--step", "1m", "--window", "60d"), "choose longer"),
     ],
 )
 def test_words_that_cannot_be_used_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -552,7 +552,7 @@ def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
     ("path", "words"),
     [
         ("device/plant-a/saw", "p99 of each stage, ms"),
-        ("device/plant-a/nobody", "was ever heard of here"),
+        ("device/plant-a/nobody", "is known here"),
         ("rollouts", "edgert rollout resume digits-1"),
         ("events?window=7d", "alarm raised"),
         ("?site=nowhere", "No device fits"),
