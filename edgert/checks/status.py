@@ -1,4 +1,4 @@
-"""What a worker, the daemon and a device report of themselves, as types.
+"""The status of a worker, the daemon and a device, as types.
 
 `ServingStatus` is what the daemon knows of one model, `DaemonStatus` its answer on the control socket, `ModelStatus`
 a model with its slots, and `DeviceStatus` what `edgertd status --json` prints. The same types are read by the host.
@@ -30,7 +30,7 @@ SERVES = ("ready", "degraded")
 
 @dataclass(frozen=True)
 class LoadedStatus:
-    """What a worker serves and on which engine. `tried` names the artifacts that did not load, each with its reason."""
+    """The version that a worker serves, and its engine. `tried` names the artifacts that did not load, each with its reason."""
 
     release: int
     digest: str
@@ -97,7 +97,7 @@ class ShadowStatus:
 
 @dataclass(frozen=True)
 class TunerStatus:
-    """How the batcher keeps to the model's target."""
+    """The tuner, which keeps the p95 below the model's target."""
 
     target_p95_ms: float
     p95_ms: float | None
@@ -177,7 +177,7 @@ class RequestStatus:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """What a worker counts and measures. `runs` is, by items of a run, how many there were and their sum in ns."""
+    """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns."""
 
     connections: int
     reactor_connections: int
@@ -207,7 +207,7 @@ class WorkerFigures:
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """How a trial's limits are watched, or how the last trial ended. `text` is `readings` for people."""
+    """The watch of a trial's limits, in progress or ended. `text` is `readings` for people."""
 
     release: int
     phase: str
@@ -218,7 +218,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class ServingStatus:
-    """How the daemon serves one model. `loaded` and `figures` are None where no worker serves or answers.
+    """One model in the daemon. `loaded` and `figures` are None if no worker serves or answers.
 
     In JSON their fields are beside the others.
     """
@@ -238,7 +238,7 @@ class ServingStatus:
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """What the workers take of the budget; 0 for no budget."""
+    """The memory of all workers, and the budget; 0 for no budget."""
 
     used_mb: float
     limit_mb: float
@@ -246,7 +246,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """What the daemon answers on its control socket."""
+    """The daemon's answer on its control socket."""
 
     pid: int
     boot: str
@@ -311,7 +311,7 @@ class DaemonState:
 
 @dataclass(frozen=True)
 class HttpStatus:
-    """Where the HTTP server listens ("": nowhere), and what prevents it."""
+    """The address of the HTTP server ("": none), and the fault that prevents it from listening."""
 
     listen: str = ""
     fault: str = ""

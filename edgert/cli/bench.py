@@ -69,7 +69,7 @@ def bench(state: StateDir, folder: Path | None, model: str | None, seconds: floa
 
 
 def _refuse_watched(model: str, store: SlotStore) -> None:
-    """What is asked here would count as apps' requests. Raises TransitionRefused while a trial's limits are watched."""
+    """Raise TransitionRefused while trial limits are watched: these requests would count as requests of apps."""
     slots = store.read()
     if slots.on_trial and slots.limits is not None and not slots.limits.passed:
         raise TransitionRefused(

@@ -1,4 +1,4 @@
-"""How `edgertd` prints: one JSON object or one text on stdout, progress on stderr."""
+"""Output of `edgertd`: one JSON object or one text on stdout, progress on stderr."""
 
 from __future__ import annotations
 

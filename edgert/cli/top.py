@@ -87,7 +87,7 @@ class ModelView:
 
 @dataclass(frozen=True)
 class View:
-    """What one refresh shows."""
+    """The models at one refresh."""
 
     pid: int
     interval_s: float

@@ -10,7 +10,7 @@ RETRY_S = 0.1  # when a client asks again while a model loads
 
 
 class ModelState(str, Enum):
-    """What a model does in the daemon."""
+    """The state of one model."""
 
     STOPPED = "stopped"  # no version is live
     UNLOADED = "unloaded"  # it loads when a client asks for it
@@ -25,7 +25,7 @@ class ModelState(str, Enum):
 
 
 class Event(Enum):
-    """What happens to it."""
+    """An event that may change the state."""
 
     NOTHING_LIVE = "the slots name no version"
     NOT_WANTED = "no client asks for it, and the memory is limited"

@@ -1,4 +1,4 @@
-"""What the daemon acquires before it serves: the state folder, and descriptors for its clients."""
+"""Resources of the daemon before it serves: the lock of the state folder, and descriptors for its clients."""
 
 from __future__ import annotations
 

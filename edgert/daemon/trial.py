@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def due_s(self) -> float | None:
-        """When `tick` is due, on `clock`; None for never."""
+        """The time on `clock` when `tick` is due; None for never."""
         times = [self.ends_at_s, None if self._watch is None else self._watch.due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 

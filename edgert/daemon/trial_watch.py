@@ -58,7 +58,7 @@ class TrialWatch:
 
     @property
     def due_s(self) -> float | None:
-        """When `tick` is due; None once the watch is over."""
+        """The time when `tick` is due; None once the watch is over."""
         return None if self.over else self._due_s
 
     @property

@@ -102,5 +102,5 @@ class WorkerProcess:
 
     @property
     def used_at_s(self) -> float:
-        """When a client last connected, or the engine last ran."""
+        """The last time when a client connected or the engine ran."""
         return max(self.connected_at_s, self.page.last_run_s())
