@@ -14,7 +14,7 @@ from edgert.vendor_telemetry import stop_reporting
 from tests.support.browser import Browser, chromium_path
 from tests.support.databases import new_database, postgres, postgres_folder
 from tests.support.paths import DIGITS, ROOT
-from tests.support.shell import Shell
+from tests.support.shell import Shell, ShellHere
 
 # Started first, so that no long file is left when the others are done.
 LONG_FILES = (
@@ -84,6 +84,14 @@ def shell(tmp_path: Path, shell_with_key: Shell) -> Shell:
     fresh = Shell(tmp_path)
     fresh.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
     return fresh
+
+
+@pytest.fixture
+def shell_here(tmp_path: Path, shell_with_key: Shell, monkeypatch: pytest.MonkeyPatch) -> ShellHere:
+    """The same in this process, for tests of what the command answers."""
+    here = ShellHere(tmp_path, monkeypatch)
+    here.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
+    return here
 
 
 @pytest.fixture(scope="session")

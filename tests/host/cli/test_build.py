@@ -23,7 +23,7 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
         pytest.importorskip(module)
     extras = ["--preprocess", str(DIGITS / "preprocess.toml"), "--labels", str(DIGITS / "labels.txt")]
     extras += ["--licence", "CC-BY-4.0", "--notes", "trained on UCI digits"]
-    done = shell.build("--target", "jetson-orin-nano", *extras)
+    done = shell.build("--target", "jetson-orin-nano", *extras, engines="all")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:-1]] == [
@@ -52,8 +52,8 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
     assert manifest["preprocess"]["scale"] == 0.0625
 
 
-def test_a_model_file_describes_the_build_and_options_override_it(shell: Shell) -> None:
-    done = shell("build", str(DIGITS / "digits.toml"), "--engines", "first", "--json")
+def test_a_model_file_describes_the_build_and_options_override_it(shell_here: Shell) -> None:
+    done = shell_here("build", str(DIGITS / "digits.toml"), "--engines", "first", "--json")
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
     assert (value["bundle"], value["model"], value["release"]) == ("digits.edgert", "digits", 1)
@@ -63,33 +63,33 @@ def test_a_model_file_describes_the_build_and_options_override_it(shell: Shell) 
         "jetson-orin-nano",
         "this-machine",
     ]
-    manifest = json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
+    manifest = json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
     assert (manifest["preprocess"]["scale"], len(manifest["classify"]["labels"])) == (0.0625, 10)
     words = ("--engines", "first", "--target", "this-machine", "--release", "2", "--name", "other", "--json")
-    value = json.loads(shell("build", str(DIGITS / "digits.toml"), *words).stdout)
+    value = json.loads(shell_here("build", str(DIGITS / "digits.toml"), *words).stdout)
     assert (value["bundle"], value["release"]) == ("other.edgert", 2)
     assert [row["target"] for row in value["targets"]] == ["this-machine"]
 
 
-def test_init_writes_a_model_file_that_builds(shell: Shell) -> None:
+def test_init_writes_a_model_file_that_builds(shell_here: Shell) -> None:
     for name in ("digits.onnx", "calibration.npz", "holdout.npz", "preprocess.toml", "labels.txt"):
-        shutil.copy(DIGITS / name, shell.folder)
-    assert json.loads(shell("build", "--init", "digits.onnx", "--json").stdout) == {"model_file": "digits.toml"}
-    text = (shell.folder / "digits.toml").read_text()
-    done = shell("build", "--init", "digits.onnx")
+        shutil.copy(DIGITS / name, shell_here.folder)
+    assert json.loads(shell_here("build", "--init", "digits.onnx", "--json").stdout) == {"model_file": "digits.toml"}
+    text = (shell_here.folder / "digits.toml").read_text()
+    done = shell_here("build", "--init", "digits.onnx")
     assert (done.returncode, "--init --force" in done.stderr) == (4, True)
-    assert shell("build", "--init", "--force", "digits.onnx").returncode == 0
-    assert (shell.folder / "digits.toml").read_text() == text
-    assert shell("build", "digits.toml", "--engines", "first", "--precision", "fp32").returncode == 0
+    assert shell_here("build", "--init", "--force", "digits.onnx").returncode == 0
+    assert (shell_here.folder / "digits.toml").read_text() == text
+    assert shell_here("build", "digits.toml", "--engines", "first", "--precision", "fp32").returncode == 0
 
 
-def test_a_build_without_samples_or_targets_names_what_is_missing(shell: Shell) -> None:
-    done = shell.build(holdout=None, target=None)
+def test_a_build_without_samples_or_targets_names_what_is_missing(shell_here: Shell) -> None:
+    done = shell_here.build(holdout=None, target=None)
     assert done.returncode == 2
     assert "missing --holdout, --target" in done.stderr
     assert "edgert build --init MODEL" in done.stderr
-    (shell.folder / "net.toml").write_text('model = "net.onnx"\nmax_dorp = 1\n')
-    done = shell("build", "net.toml", "--json")
+    (shell_here.folder / "net.toml").write_text('model = "net.onnx"\nmax_dorp = 1\n')
+    done = shell_here("build", "net.toml", "--json")
     assert code_of(done) == "input.config_invalid"
     assert "did you mean 'max_drop'" in done.stdout
 
@@ -103,9 +103,9 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
 
-def test_every_target_of_the_main_job(shell: Shell) -> None:
+def test_every_target_of_the_main_job(shell_here: Shell) -> None:
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
-    done = shell.build("--json", *(word for target in targets for word in ("--target", target)), target=None)
+    done = shell_here.build("--json", *(word for target in targets for word in ("--target", target)), target=None, engines="all")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["targets"]
     assert [row["target"] for row in rows] == list(targets)
@@ -136,6 +136,7 @@ def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
             "TMPDIR": str(folder / "tmp"),
         }
         named: dict[str, str | None] = {"model": "digits.onnx", "calibration": "calibration.npz", "target": None}
+        named["engines"] = "all"
         done = again.build(*words, "--no-cache", "--jobs", jobs, **named, holdout="holdout.npz")
         assert done.returncode == 0, done.stderr
         assert not list((folder / "tmp").iterdir())
@@ -143,41 +144,41 @@ def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
     assert built[0] == built[1]
 
 
-def test_an_unchanged_target_is_not_built_again(shell: Shell) -> None:
-    first = shell.build()
+def test_an_unchanged_target_is_not_built_again(shell_here: Shell) -> None:
+    first = shell_here.build()
     assert "unchanged" not in first.stderr
-    bundle = (shell.folder / "digits.edgert").read_bytes()
-    assert "onnxruntime: unchanged, taken from the build cache" in shell.build().stderr
-    assert (shell.folder / "digits.edgert").read_bytes() == bundle
-    assert "unchanged" not in shell.build("--no-cache").stderr
+    bundle = (shell_here.folder / "digits.edgert").read_bytes()
+    assert "onnxruntime: unchanged, taken from the build cache" in shell_here.build().stderr
+    assert (shell_here.folder / "digits.edgert").read_bytes() == bundle
+    assert "unchanged" not in shell_here.build("--no-cache").stderr
 
 
-def test_a_gate_failure_exits_with_3_and_writes_nothing(shell: Shell) -> None:
-    models.write_samples(shell.folder / "dark.npz", image=np.zeros((16, 1, 8, 8), np.float32))
-    done = shell.build(calibration="dark.npz")
+def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> None:
+    models.write_samples(shell_here.folder / "dark.npz", image=np.zeros((16, 1, 8, 8), np.float32))
+    done = shell_here.build(calibration="dark.npz")
     assert done.returncode == 3
     assert "error: target this-machine: onnxruntime top1 fell by" in done.stderr
     assert done.stdout.splitlines()[-1].endswith("FAIL")
-    assert code_of(shell.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
-    assert shell.files() == {"dark.npz"}
+    assert code_of(shell_here.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
+    assert shell_here.files() == {"dark.npz"}
 
 
-def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> None:
-    models.write(models.mlp("float[N,K] x) => (float[N,3] scores"), shell.folder / "open.onnx")
-    (shell.folder / "text.onnx").write_text("hello")
-    models.write_samples(shell.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
-    models.write_samples(shell.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
-    (shell.folder / "labels.txt").write_text("only one\n")
-    (shell.folder / "net.pt").write_bytes(b"\x80\x02 a pickle of old")
-    (shell.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
+def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell) -> None:
+    models.write(models.mlp("float[N,K] x) => (float[N,3] scores"), shell_here.folder / "open.onnx")
+    (shell_here.folder / "text.onnx").write_text("hello")
+    models.write_samples(shell_here.folder / "few.npz", image=np.zeros((3, 1, 8, 8), np.float32))
+    models.write_samples(shell_here.folder / "bytes.npz", image=np.zeros((30, 1, 8, 8), np.uint8))
+    (shell_here.folder / "labels.txt").write_text("only one\n")
+    (shell_here.folder / "net.pt").write_bytes(b"\x80\x02 a pickle of old")
+    (shell_here.folder / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
     bomb = models.model(
         "float[N,1,8,8] image) => (float[N,1,8,8] y",
         "c = ConstantOfShape (s) r = ReduceSum <keepdims = 0> (c) y = Add (image, r)",
         {"s": np.array([2**20, 2**20])},
     )
-    models.write(bomb, shell.folder / "bomb.onnx")
-    (shell.folder / "pre.toml").write_text('input = "nothing"\n')
-    before = shell.files()
+    models.write(bomb, shell_here.folder / "bomb.onnx")
+    (shell_here.folder / "pre.toml").write_text('input = "nothing"\n')
+    before = shell_here.files()
     cases: list[tuple[dict[str, str], str, int]] = [
         ({"model": "open.onnx"}, "input.source_invalid", 4),
         ({"model": "text.onnx"}, "input.source_invalid", 4),
@@ -201,34 +202,34 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell: Shell) -> N
         ({"metric": "f1"}, "input.config_invalid", 4),
     ]
     for replaced, code, exit_code in cases:
-        done = shell.build("--json", **replaced)
+        done = shell_here.build("--json", **replaced)
         assert (code_of(done), done.returncode) == (code, exit_code), replaced
-    assert shell.files() == before
+    assert shell_here.files() == before
 
 
-def test_a_downgrade_is_signed_as_one(shell: Shell) -> None:
-    assert json.loads(shell.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
-    assert json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
-    assert "release 1, a downgrade" in shell("bundle", "inspect", "digits.edgert").stdout
+def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
+    assert json.loads(shell_here.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
+    assert json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    assert "release 1, a downgrade" in shell_here("bundle", "inspect", "digits.edgert").stdout
 
 
-def test_what_makes_the_gate_worthless_is_said(shell: Shell) -> None:
+def test_what_makes_the_gate_worthless_is_said(shell_here: Shell) -> None:
     with np.load(DIGITS / "holdout.npz") as holdout:
         shifted = {**holdout, "labels": (holdout["labels"] + 1) % 10}
         unknown = {**holdout, "image2": holdout["image"]}
-    np.savez(shell.folder / "shifted.npz", **shifted)
-    np.savez(shell.folder / "unknown.npz", **unknown)
+    np.savez(shell_here.folder / "shifted.npz", **shifted)
+    np.savez(shell_here.folder / "unknown.npz", **unknown)
     same: dict[str, str | None] = {"holdout": "shifted.npz", "calibration": "shifted.npz"}
-    done = shell.build("--json", "--precision", "fp32", **same)
+    done = shell_here.build("--json", "--precision", "fp32", **same)
     assert code_of(done) == "input.calibration_invalid"
     assert "hold-out sample 0 is also calibration sample 0" in done.stdout
     assert "--allow-overlap" in done.stdout
-    done = shell.build("--json", "--precision", "fp32", "--allow-overlap", **same)
+    done = shell_here.build("--json", "--precision", "fp32", "--allow-overlap", **same)
     overlap, chance = json.loads(done.stdout)["warnings"]
     assert "hold-out samples are calibration samples too" in overlap
     assert "chance is 0.1" in chance
     assert f"warning: {chance}" in done.stderr
-    done = shell.build("--json", holdout="unknown.npz")
+    done = shell_here.build("--json", holdout="unknown.npz")
     assert code_of(done) == "input.calibration_invalid"
     assert "'image2'" in done.stdout
 
@@ -242,7 +243,7 @@ def test_targets_are_listed(shell: Shell) -> None:
     assert {"intel-nuc", "jetson-orin-nano", "this-machine"} <= set(named)
 
 
-def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
+def test_every_command_shows_an_example_in_its_help(shell_here: Shell) -> None:
     for words in (
         ["build"],
         ["bundle", "inspect"],
@@ -252,35 +253,35 @@ def test_every_command_shows_an_example_in_its_help(shell: Shell) -> None:
         ["keys", "list"],
         ["profiles"],
     ):
-        shown = shell(*words, "--help").stdout
+        shown = shell_here(*words, "--help").stdout
         assert f"edgert {' '.join(words)}" in shown.partition("Example")[2], words
 
 
-def test_errors_are_one_line_on_stderr(shell: Shell) -> None:
-    done = shell.build(model="missing.onnx")
+def test_errors_are_one_line_on_stderr(shell_here: Shell) -> None:
+    done = shell_here.build(model="missing.onnx")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: missing.onnx")
 
 
-def test_verify_refuses_damage_and_other_keys(shell: Shell) -> None:
-    assert shell.build("--precision", "fp32").returncode == 0
-    assert shell("keys", "new", "--name", "other", "--dir", "keys").returncode == 0
-    done = shell("bundle", "verify", "digits.edgert", "--key", "keys/other.pem", "--json")
+def test_verify_refuses_damage_and_other_keys(shell_here: Shell) -> None:
+    assert shell_here.build("--precision", "fp32").returncode == 0
+    assert shell_here("keys", "new", "--name", "other", "--dir", "keys").returncode == 0
+    done = shell_here("bundle", "verify", "digits.edgert", "--key", "keys/other.pem", "--json")
     assert (code_of(done), done.returncode) == ("bundle.signature_invalid", 5)
-    data = bytearray((shell.folder / "digits.edgert").read_bytes())
+    data = bytearray((shell_here.folder / "digits.edgert").read_bytes())
     data[-2000] ^= 1
-    (shell.folder / "digits.edgert").write_bytes(data)
-    done = shell("bundle", "verify", "digits.edgert", "--json")
+    (shell_here.folder / "digits.edgert").write_bytes(data)
+    done = shell_here("bundle", "verify", "digits.edgert", "--json")
     assert (code_of(done), done.returncode) == ("bundle.corrupt", 5)
 
 
-def test_keys_are_made_once_and_listed(shell: Shell) -> None:
-    made = json.loads(shell("keys", "new", "--dir", "keys", "--json").stdout)
-    assert (shell.folder / "keys" / "default.key.pem").stat().st_mode & 0o777 == 0o600
-    again = shell("keys", "new", "--dir", "keys", "--json")
+def test_keys_are_made_once_and_listed(shell_here: Shell) -> None:
+    made = json.loads(shell_here("keys", "new", "--dir", "keys", "--json").stdout)
+    assert (shell_here.folder / "keys" / "default.key.pem").stat().st_mode & 0o777 == 0o600
+    again = shell_here("keys", "new", "--dir", "keys", "--json")
     assert (code_of(again), again.returncode) == ("input.config_invalid", 4)
-    listed = json.loads(shell("keys", "list", "--dir", "keys", "--json").stdout)["keys"]
+    listed = json.loads(shell_here("keys", "list", "--dir", "keys", "--json").stdout)["keys"]
     assert [(row["key_id"], row["can_sign"]) for row in listed] == [(made["key_id"], True)]
 
 

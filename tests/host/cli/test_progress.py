@@ -31,7 +31,7 @@ def drawn_on(ours: int) -> bytes:
 
 
 def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> None:
-    words = shell.build_words("--engines", "first", "--target", "jetson-orin-nano")
+    words = shell.build_words("--target", "jetson-orin-nano")
     ours, theirs = pty.openpty()
     env = {**shell.env, "TERM": "xterm", "COLUMNS": str(WIDTH), "LINES": str(HEIGHT)}
     os.write(theirs, b"the user's own line\n")
@@ -58,7 +58,7 @@ def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> No
 
 def test_stdout_holds_the_result_alone(shell: Shell) -> None:
     ours, theirs = pty.openpty()
-    words = shell.build_words("--engines", "first", "--json")
+    words = shell.build_words("--json")
     env = {**shell.env, "TERM": "xterm", "COLUMNS": "120"}
     build = subprocess.Popen(
         [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdout=subprocess.PIPE, stderr=theirs
