@@ -105,7 +105,9 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
 
 def test_every_target_of_the_main_job(shell_here: Shell) -> None:
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
-    done = shell_here.build("--json", *(word for target in targets for word in ("--target", target)), target=None, engines="all")
+    done = shell_here.build(
+        "--json", *(word for target in targets for word in ("--target", target)), target=None, engines="all"
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["targets"]
     assert [row["target"] for row in rows] == list(targets)
@@ -209,7 +211,9 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
 
 def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
     assert json.loads(shell_here.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
-    assert json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    assert (
+        json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
+    )
     assert "release 1, a downgrade" in shell_here("bundle", "inspect", "digits.edgert").stdout
 
 
