@@ -15,13 +15,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from edgert.telemetry.sketch import Sketch
 from edgert.tensors import StageTimes
 
 Outcome = Literal["ok", "error", "shed"]
+_Columns = dict[str, tuple[int, ...]]  # microseconds, by stage
 STAGES = (*(name.removesuffix("_us") for name in StageTimes._fields), "encode")
 SLO_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 PENDING_MAX = 4096
@@ -213,8 +213,10 @@ class WindowRecorder:
         with self._lock:
             spans = _take(self._pending, FOLD_SLICE)
             if spans:
-                self._totals = _counted(self._totals, spans)
-                self._window.add([span for span in spans if span.outcome == "ok"])
+                answered = [span for span in spans if span.outcome == "ok"]
+                columns = _stage_columns(answered)
+                self._totals = _counted(self._totals, spans, answered, columns)
+                self._window.add(answered, columns)
             return bool(spans)
 
 
@@ -227,27 +229,23 @@ class _Window:
         self.engine_answers = 0
         self.engine_runs = 0.0
 
-    def add(self, answered: Sequence[RequestSpan]) -> None:
+    def add(self, answered: Sequence[RequestSpan], columns: _Columns) -> None:
         if not answered:
             return
-        self._add_columns(answered, [name for name in STAGES if name not in _ENGINE_STAGES])
         self.latency.record_many_us([span.total_us for span in answered])
         by_engine = [span for span in answered if span.batch > 0]
-        self._add_columns(by_engine, _ENGINE_STAGES)
+        engine_columns = columns if len(by_engine) == len(answered) else _stage_columns(by_engine)
+        for name, sketch in self.stages.items():
+            sketch.record_many_us((engine_columns if name in _ENGINE_STAGES else columns)[name])
         self.engine_answers += len(by_engine)
         # Each of the b requests of a run adds 1/b, so the sum counts runs.
         self.engine_runs += sum(1 / span.batch for span in by_engine)
 
-    def _add_columns(self, spans: Sequence[RequestSpan], names: Sequence[str]) -> None:
-        for name in names:
-            self.stages[name].record_many_us(list(map(_STAGE_US[name], spans)))
 
-
-# Reads one stage of a span; annotated, as `attrgetter` is Any.
-_STAGE_US: dict[str, Callable[[RequestSpan], int]] = {
-    **{name.removesuffix("_us"): attrgetter(f"stages.{name}") for name in StageTimes._fields},
-    "encode": attrgetter("encode_us"),
-}
+def _stage_columns(spans: Sequence[RequestSpan]) -> _Columns:
+    """Return the times of each stage, in the order of the spans."""
+    columns = zip(*[(*span.stages, span.encode_us) for span in spans], strict=True) if spans else [()] * len(STAGES)
+    return dict(zip(STAGES, columns, strict=True))
 
 
 def _take(pending: deque[tuple[Any, ...]], limit: int) -> list[RequestSpan]:
@@ -261,9 +259,10 @@ def _take(pending: deque[tuple[Any, ...]], limit: int) -> list[RequestSpan]:
     return taken
 
 
-def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
+def _counted(
+    totals: Totals, spans: Sequence[RequestSpan], answered: Sequence[RequestSpan], columns: _Columns
+) -> Totals:
     outcomes = Counter(span.outcome for span in spans)
-    answered = [span for span in spans if span.outcome == "ok"]
     answered_us = [span.total_us for span in answered]
     return replace(
         totals,
@@ -277,8 +276,7 @@ def _counted(totals: Totals, spans: Sequence[RequestSpan]) -> Totals:
         failed_sum_us=totals.failed_sum_us + sum(span.total_us for span in spans if span.outcome != "ok"),
         hit_cache_sum_us=totals.hit_cache_sum_us + sum(span.stages.cache_us for span in answered if span.cache_hit),
         stage_sum_us=tuple(
-            before + sum(map(_STAGE_US[name], answered))
-            for name, before in zip(STAGES, totals.stage_sum_us, strict=True)
+            before + sum(column) for column, before in zip(columns.values(), totals.stage_sum_us, strict=True)
         ),
     )
 

@@ -86,13 +86,12 @@ class Pipeline:
         model: LoadedModel,
         batcher: Batcher,
         cache: PredictionCache,
-        items_max: int = ITEMS_MAX,
         near: NearCache | None = None,
         shadows: Sequence[Shadow] = (),
     ) -> None:
         manifest = model.version.manifest
         self.inputs = manifest.inputs
-        self._batcher, self._cache, self._items_max = batcher, cache, items_max
+        self._batcher, self._cache = batcher, cache
         self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
         self._image = 0  # the index of the input that is preprocessed
@@ -116,7 +115,7 @@ class Pipeline:
         open_ended = any(n == -1 for spec in (*self.inputs, *self.outputs) for n in spec.item_shape)
         if open_ended or self._pre is not None:  # an image may be larger than the model's input
             return configured_bytes
-        return min(configured_bytes, FRAME_BYTES_MIN + self._items_max * self._item_bytes_max)
+        return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max)
 
     @property
     def shared_bytes(self) -> int:
@@ -297,8 +296,8 @@ class Pipeline:
         counts = {len(array) for array in arrays}
         if len(counts) != 1:
             raise RequestError(f"the inputs have batches of {sorted(counts)} items; give the same number on all")
-        if not 1 <= (count := counts.pop()) <= self._items_max:
-            raise RequestError(f"the request has {count} items; it may have 1 to {self._items_max}: split it")
+        if not 1 <= (count := counts.pop()) <= ITEMS_MAX:
+            raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
         return count
 
 

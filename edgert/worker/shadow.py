@@ -11,7 +11,6 @@ half way from there to 1.
 
 from __future__ import annotations
 
-import os
 import queue
 import random
 import socket
@@ -214,10 +213,6 @@ class ReferenceProcess:
         self._process.wait()
         self._sock.close()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def _receive(self) -> wire.Frame:
         """Return the next frame. Raises the error of an ERROR frame, and Unavailable at the end."""
         while True:
@@ -232,8 +227,3 @@ class ReferenceProcess:
         if received.kind == wire.ERROR:
             raise wire.error_of(received)
         return received
-
-
-def sched_idle(pid: int) -> bool:
-    """Return whether a process runs at idle priority only."""
-    return os.sched_getscheduler(pid) == os.SCHED_IDLE

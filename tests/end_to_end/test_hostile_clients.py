@@ -27,7 +27,7 @@ from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import Device, a_device, wait_until
 
-CROWD = 2000
+CONNECTIONS = 2000
 GROWTH_MB_MAX = 64.0
 SEED = 20_240_501
 
@@ -129,7 +129,7 @@ def test_a_tensor_that_claims_more_than_its_frame_is_refused(device: Device) -> 
 def test_many_silent_connections_keep_no_client_out(device: Device) -> None:
     silent = []
     try:
-        for _ in range(CROWD):
+        for _ in range(CONNECTIONS):
             sock = socket.socket(socket.AF_UNIX)  # it blocks when the backlog is full
             sock.connect(os.fspath(device.socket))
             sock.send(HELLO[:10])

@@ -1,4 +1,4 @@
-"""The asyncio client against the real daemon, and against daemons that lie."""
+"""The asyncio client against the real daemon, and against false ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOVED = wire.json_frame(wire.MOVED, {})
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """One test on a loop of its own. What asyncio would only log (a lost exception, say) fails the test."""
+    """Run one test on its own loop. An error that asyncio would only log (a lost exception, for example) fails it."""
 
     async def watched() -> None:
         complaints: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def test_a_response_says_where_the_time_went(serving: Device) -> None:
     run(test())
 
 
-def test_what_does_not_fit_is_refused_and_the_client_goes_on(serving: Device, tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_are_refused_and_the_client_goes_on(serving: Device, tmp_path: Path) -> None:
     async def test() -> None:
         async with client(serving) as asking:
             with pytest.raises(RequestError, match=r"takes FP32 \[-1, 4\]"):
@@ -236,7 +236,7 @@ def test_a_cancelled_request_takes_its_connection_along(serving: Device) -> None
     run(test())
 
 
-def test_who_waits_for_a_turn_may_give_up_without_taking_it_from_others(serving: Device) -> None:
+def test_a_request_that_stops_waiting_for_a_turn_takes_none_from_others(serving: Device) -> None:
     async def test() -> None:
         async with client(serving, connections_max=1) as asking:
             first = asyncio.ensure_future(asking.infer("slow", ITEM, cache=False))
@@ -364,7 +364,7 @@ def test_stopping_the_daemon_answers_or_refuses_every_request() -> None:
         run(test(device))
 
 
-# --- against daemons that lie ---------------------------------------------------------------
+# --- against false daemons ------------------------------------------------------------------
 
 
 def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
@@ -392,7 +392,7 @@ def test_it_asks_again_after_moved_and_never_after_a_lost_worker(tmp_path: Path)
 
 
 @pytest.mark.parametrize("ending", [MOVED, None], ids=["moved", "closed"])
-def test_a_request_that_was_not_taken_whole_goes_again(tmp_path: Path, ending: bytes | None) -> None:
+def test_a_request_that_was_not_read_completely_is_repeated(tmp_path: Path, ending: bytes | None) -> None:
     welcome = wire.json_frame(
         wire.WELCOME,
         {

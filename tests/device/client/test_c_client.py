@@ -1,4 +1,4 @@
-"""edgert.h, the C client: clean under every warning and sanitizer there is, and at home with the real daemon."""
+"""edgert.h, the C client: without a warning, under sanitizers, and against the real daemon."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_c_gets_its_own_answer(serving: Device, driver: Path) -> None:
     assert (uncached["cache_hit"], uncached["aligned"]) == (0, 1)
 
 
-def test_c_is_told_what_the_model_takes(serving: Device, driver: Path) -> None:
+def test_c_gets_the_description_of_the_model(serving: Device, driver: Path) -> None:
     with serving.client() as python:
         frame_bytes_max = python.metadata("echo")["frame_bytes_max"]
     with client(driver, serving.socket) as echo:
@@ -541,7 +541,7 @@ def test_the_example_prints_the_outputs(serving: Device, built: Callable[[Path],
     assert "request.model_not_found" in unknown.stderr
 
 
-# --- against daemons that lie ---------------------------------------------------------------
+# --- against false daemons ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -614,7 +614,7 @@ def test_c_waits_for_a_model_as_long_as_it_may(driver: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not-sealed"])
 def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sealed: bool) -> None:
-    """The answer lies there, with a MOVED right behind its header: both are understood, or neither."""
+    """The answer is in that memory, with a MOVED right behind its header: C takes both, or neither."""
     made = SharedArea.made(65536)
     assert made is not None
     area, descriptor = made
@@ -635,7 +635,7 @@ def test_c_uses_only_memory_that_cannot_shrink(driver: Path, tmp_path: Path, sea
     os.close(descriptor)
 
 
-def test_another_header_before_it_is_said_in_so_many_words(tmp_path: Path) -> None:
+def test_a_system_header_before_it_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     source = tmp_path / "late.c"
     source.write_text('#include <stdio.h>\n#define EDGERT_IMPLEMENTATION\n#include "edgert.h"\n')
     command = [

@@ -54,7 +54,7 @@ def all_of(sock: socket.socket) -> bytes:
     return data
 
 
-def test_an_idle_connection_is_closed_without_a_word() -> None:
+def test_an_idle_connection_is_closed_without_an_answer() -> None:
     with served() as sock:
         assert all_of(sock) == b""
 

@@ -197,7 +197,9 @@ def test_server_and_model_are_described(site: Site) -> None:
         ("GET", "/v2/models/%00%ff", 404),
     ],
 )
-def test_what_is_not_there_is_refused_with_its_reason(site: Site, method: str, path: str, status: int) -> None:
+def test_unknown_paths_models_and_methods_are_refused_with_a_reason(
+    site: Site, method: str, path: str, status: int
+) -> None:
     body = json.dumps({"inputs": [json_input(ROWS)]}).encode() if method == "POST" else None
     answer = site.ask(method, path, body)
     assert answer.status == status

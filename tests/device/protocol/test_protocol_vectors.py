@@ -35,7 +35,7 @@ def encoded(vector: dict[str, Any], flags: int | None = None) -> list[wire.Buffe
 
 
 def decoded(data: bytes, shared: bytes | None = None) -> dict[str, Any]:
-    """What the codec reads from a whole frame, in a vector's terms. `shared` is memory from offset 64 of a half."""
+    """Read a whole frame into the fields of a vector. `shared` is memory from offset 64 of a half."""
     frames = FrameBuffer(size_bytes=len(data) + 64)
     frames.shared = None if shared is None else memoryview(bytes(64) + shared)
     frames.room[: len(data)] = data

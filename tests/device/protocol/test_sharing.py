@@ -87,7 +87,7 @@ def test_the_memory_cannot_be_resized_under_the_daemon(device: Device) -> None:
         os.close(descriptor)
 
 
-def test_who_does_not_ask_gets_no_memory(device: Device) -> None:
+def test_a_client_that_does_not_ask_gets_no_memory(device: Device) -> None:
     sock, descriptor = connect(device, shared=False)
     with sock:
         assert descriptor is None
@@ -119,7 +119,7 @@ def test_shared_memory_without_having_asked_is_a_protocol_error(device: Device) 
 
 
 def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
-    """What a client writes while its request runs changes nothing: the descriptor is read out of the copy."""
+    """A client cannot change its request while it runs: the descriptor is read from the copy."""
     made = SharedArea.made(2**20)
     assert made is not None
     area, descriptor = made
@@ -137,8 +137,8 @@ def test_the_daemon_computes_on_its_own_copy(device: Device) -> None:
     assert frame.tensors[0].data == array.tobytes()
 
 
-def test_what_follows_an_answer_in_shared_memory_is_not_lost() -> None:
-    """A worker that gives way says MOVED right after its last answer: both may be read at once."""
+def test_a_frame_behind_an_answer_in_shared_memory_is_not_lost() -> None:
+    """A worker that is replaced sends MOVED right after its last answer: both may be read at once."""
     area = memoryview(bytearray(2**20))
     frames = FrameBuffer(size_bytes=4096)
     frames.shared = area

@@ -1,4 +1,4 @@
-"""The codec of the local protocol: what is sent comes out, and lies are refused before they cost memory."""
+"""The codec of the local protocol: frames are read as they were written, and false ones cost no memory."""
 
 from __future__ import annotations
 

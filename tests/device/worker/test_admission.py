@@ -1,4 +1,4 @@
-"""A worker's connections are shared between users, then between processes, and whoever has too many gives way."""
+"""A worker's connections are divided between users, then between processes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tests.support.paths import ROOT
 GREEDY, OTHER_PROCESS, OTHER_USER = Peer(1000, 7), Peer(1000, 8), Peer(1001, 9)
 
 
-class Hall:
-    """Admission, and those who hold one or were told to go."""
+class Clients:
+    """An admission, and the connections that asked for it."""
 
     def __init__(self, connections_max: int) -> None:
-        self.seats = Admission(connections_max)
+        self.admission = Admission(connections_max)
         self._ends: list[tuple[socket.socket, socket.socket, Peer]] = []
 
-    def come(self, peer: Peer, times: int = 1) -> list[bool]:
+    def connect(self, peer: Peer, times: int = 1) -> list[bool]:
         taken = []
         for _ in range(times):
             ours, theirs = socket.socketpair()
             self._ends.append((ours, theirs, peer))
-            taken.append(self.seats.admit(ours, peer))
+            taken.append(self.admission.admit(ours, peer))
         return taken
 
     def leave(self) -> None:
-        """All who were told to go, go."""
+        """End the connections that were told to go."""
         for ours, _, _ in self._ends:
-            if self.seats.is_leaving(ours):
-                self.seats.release(ours)
+            if self.admission.is_leaving(ours):
+                self.admission.release(ours)
 
-    def seated(self) -> Counter[Peer]:
-        here = set(self.seats.sockets())
-        return Counter(peer for ours, _, peer in self._ends if ours in here and not self.seats.is_leaving(ours))
+    def admitted(self) -> Counter[Peer]:
+        here = set(self.admission.sockets())
+        return Counter(peer for ours, _, peer in self._ends if ours in here and not self.admission.is_leaving(ours))
 
     def close(self) -> None:
         for ours, theirs, _ in self._ends:
@@ -52,48 +52,48 @@ class Hall:
 
 
 @pytest.fixture
-def hall() -> Iterator[Hall]:
-    hall = Hall(8)
-    yield hall
-    hall.close()
+def clients() -> Iterator[Clients]:
+    clients = Clients(8)
+    yield clients
+    clients.close()
 
 
 @pytest.mark.parametrize("newcomer", [OTHER_PROCESS, OTHER_USER])
-def test_who_holds_all_gives_way_until_shares_are_equal(hall: Hall, newcomer: Peer) -> None:
-    assert all(hall.come(GREEDY, 8))
-    assert hall.come(newcomer, 8) == [True] * 4 + [False] * 4
-    assert hall.come(GREEDY, 8) == [False] * 8
-    assert hall.seated() == {GREEDY: 4, newcomer: 4}
-    hall.leave()
-    assert len(hall.seats) == 8
+def test_the_largest_holder_gives_way_until_shares_are_equal(clients: Clients, newcomer: Peer) -> None:
+    assert all(clients.connect(GREEDY, 8))
+    assert clients.connect(newcomer, 8) == [True] * 4 + [False] * 4
+    assert clients.connect(GREEDY, 8) == [False] * 8
+    assert clients.admitted() == {GREEDY: 4, newcomer: 4}
+    clients.leave()
+    assert len(clients.admission) == 8
 
 
-def test_many_processes_of_one_user_have_one_users_share(hall: Hall) -> None:
+def test_many_processes_of_one_user_share_the_part_of_one_user(clients: Clients) -> None:
     for pid in range(8):
-        hall.come(Peer(1000, pid))
-    assert hall.come(OTHER_USER, 8) == [True] * 4 + [False] * 4
-    assert sum(count for peer, count in hall.seated().items() if peer.uid == 1000) == 4
+        clients.connect(Peer(1000, pid))
+    assert clients.connect(OTHER_USER, 8) == [True] * 4 + [False] * 4
+    assert sum(count for peer, count in clients.admitted().items() if peer.uid == 1000) == 4
 
 
-def test_who_is_told_to_go_may_still_be_answered_but_is_not_read(hall: Hall) -> None:
-    hall.come(GREEDY, 8)
-    ours, theirs, _ = hall._ends[0]
+def test_a_client_told_to_go_is_still_answered_but_not_read(clients: Clients) -> None:
+    clients.connect(GREEDY, 8)
+    ours, theirs, _ = clients._ends[0]
     theirs.send(b"sent before")
-    hall.come(OTHER_USER)
-    assert hall.seats.is_leaving(ours)
+    clients.connect(OTHER_USER)
+    assert clients.admission.is_leaving(ours)
     assert (ours.recv(64), ours.recv(64)) == (b"sent before", b"")
     ours.send(b"an answer")
     assert theirs.recv(64) == b"an answer"
 
 
-def test_those_who_do_not_go_are_bounded() -> None:
-    hall = Hall(4 * LEAVING_MAX)
-    hall.come(GREEDY, 4 * LEAVING_MAX)
-    assert sum(hall.come(OTHER_USER, 2 * LEAVING_MAX)) == LEAVING_MAX
-    assert len(hall.seats.sockets()) == 5 * LEAVING_MAX
-    hall.leave()
-    assert hall.come(OTHER_USER) == [True]
-    hall.close()
+def test_clients_that_do_not_go_are_limited() -> None:
+    clients = Clients(4 * LEAVING_MAX)
+    clients.connect(GREEDY, 4 * LEAVING_MAX)
+    assert sum(clients.connect(OTHER_USER, 2 * LEAVING_MAX)) == LEAVING_MAX
+    assert len(clients.admission.sockets()) == 5 * LEAVING_MAX
+    clients.leave()
+    assert clients.connect(OTHER_USER) == [True]
+    clients.close()
 
 
 HOLD_ALL = """

@@ -33,12 +33,12 @@ def test_agreement_is_likeness_where_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("scores", [0, None])
-def test_what_is_no_number_or_another_shape_never_agrees(scores: int | None) -> None:
+def test_values_that_are_not_finite_and_other_shapes_never_agree(scores: int | None) -> None:
     for other in (arrays([float("nan"), 1, 3]), arrays([1, 2]), arrays([1, 2, float("inf")])):
         assert not compare(other, arrays([1, 2, 3]), scores).agrees
 
 
-def test_scores_are_told_from_other_outputs(tmp_path: Path) -> None:
+def test_an_output_of_items_and_classes_holds_scores(tmp_path: Path) -> None:
     for shape, scores in (((4,), 0), ((1,), None), ((2, 2), None)):
         path = make_null_bundle(tmp_path / str(shape), new_key(), item_shape=shape)
         with open_bundle(path, None) as bundle:

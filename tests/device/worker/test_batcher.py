@@ -1,4 +1,4 @@
-"""The micro-batcher: answers belong to their askers, batches form out of what waits, nobody is stranded."""
+"""The micro-batcher: each request gets its own answer, and batches form of the requests that wait."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def ask_all(
     deadline_s: float | None = None,
     high: bool = False,
 ) -> list[Future[EngineAnswer]]:
-    """Requests in this order, each parked before the next is made."""
+    """Send requests in this order; each waits before the next is sent."""
     futures = []
     for value in values:
         before = batcher.waiting
         futures.append(pool.submit(batcher.infer, [item(value, rows)], rows, deadline_s, high))
-        wait_until(lambda before=before: batcher.waiting > before, "the request parks")  # type: ignore[misc]
+        wait_until(lambda before=before: batcher.waiting > before, "the request waits")  # type: ignore[misc]
     return futures
 
 
@@ -73,7 +73,7 @@ def test_a_lone_request_runs_at_once_in_its_own_thread() -> None:
     assert session.sizes == [1]
 
 
-def test_what_arrives_while_the_engine_is_busy_forms_the_next_batch_in_order() -> None:
+def test_requests_that_arrive_during_a_run_form_the_next_batch_in_order() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=8)
     with ThreadPoolExecutor(8) as pool:
@@ -312,7 +312,7 @@ def test_a_leader_short_of_time_does_not_wait_for_others() -> None:
 # --- several engines ----------------------------------------------------------------------------
 
 
-def test_two_instances_run_at_once_and_nobody_is_stranded() -> None:
+def test_two_instances_run_at_once_and_every_request_is_answered() -> None:
     one, two = GatedSession(), GatedSession()
     batcher = Batcher(one, cap=8, more_sessions=[two])
     with ThreadPoolExecutor(8) as pool:
@@ -406,7 +406,7 @@ def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
     assert 0 < (told.p95_ms or 0) < 10_000
 
 
-def test_what_one_thread_holds_shares_a_run_and_each_gets_its_own() -> None:
+def test_requests_of_one_thread_share_a_run_and_get_their_own_answers() -> None:
     session = GatedSession(open_gate=True)
     batcher = Batcher(session, cap=4)
     for rows in ([1, 1, 2], [1, 2], [6]):
@@ -417,7 +417,7 @@ def test_what_one_thread_holds_shares_a_run_and_each_gets_its_own() -> None:
     assert batcher.closed == {"cap": 2, "idle": 1}
 
 
-def test_what_one_thread_holds_is_not_run_when_all_of_its_time_is_over() -> None:
+def test_requests_of_one_thread_do_not_run_after_all_their_deadlines() -> None:
     now = [0.0]
     session = GatedSession()
     batcher = Batcher(session, cap=4, clock=lambda: now[0])
@@ -434,7 +434,7 @@ def test_what_one_thread_holds_is_not_run_when_all_of_its_time_is_over() -> None
     assert session.sizes == [1]
 
 
-def test_what_one_thread_holds_fails_together() -> None:
+def test_requests_of_one_thread_fail_together() -> None:
     session = GatedSession(open_gate=True)
     session.failure = RuntimeError("boom")
     batcher = Batcher(session, cap=4)

@@ -133,7 +133,7 @@ def test_answers_grow_old() -> None:
     assert not cache.get_or_run(b"k", run)[1]
 
 
-def test_a_kept_answer_cannot_be_changed_by_whoever_got_it() -> None:
+def test_a_client_cannot_change_a_cached_answer() -> None:
     cache, _ = a_cache()
     cache.get_or_run(b"k", Runs())
     value, _ = cache.get_or_run(b"k", Runs())

@@ -1,4 +1,4 @@
-"""What is measured when a model is loaded: threads, instances and the batch cap, in bounded time, kept for the next start."""
+"""Learning of threads, instances and the batch cap: in limited time, and kept for the next load."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_for_throughput_several_instances_are_opened_where_they_answer_more() ->
     assert (given.threads, given.instances) == (1, 2)
 
 
-def test_what_the_configuration_says_is_not_measured() -> None:
+def test_configured_values_are_not_measured() -> None:
     machine = Machine(1e-3, 1e-3)
     learned = learned_on(machine, threads=3, batch_max=8)
     assert (learned.batch_cap, machine.runs) == (8, 0)
@@ -153,7 +153,7 @@ def test_what_was_learned_is_kept_for_the_same_circumstances_only(tmp_path: Path
         assert file.read(circumstances(**other)) is None
 
 
-def test_what_was_measured_on_a_busy_device_is_doubted_a_few_times_and_the_quietest_counts() -> None:
+def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() -> None:
     def measured(others_s: float) -> Learned:
         machine, busy = Machine(1e-3, 1e-3), iter([(100.0, 50.0), (104.0, 50.0 + others_s)])
         return learn(machine.load, machine.load(1), SAMPLE, circumstances(), machine.clock, lambda: next(busy))[1]
@@ -194,7 +194,7 @@ def test_wishes_out_of_range_are_refused(text: str) -> None:
         parse_config(f'device = "d"\nprofile = "p"\n{text}\n', "config.toml")
 
 
-def test_the_daemon_learns_once_and_serves_with_the_instances_that_are_asked_for() -> None:
+def test_the_daemon_learns_once_and_serves_with_the_configured_instances() -> None:
     with a_device("[serving]\ninstances = 2\n") as device:
         device.put(delay_s=0.002)
         serving = device.serving()

@@ -1,4 +1,4 @@
-"""The near cache: alike frames share an answer, unlike ones never, and what it gives is checked against the engine."""
+"""The near cache: only near frames share an answer, and its answers are compared with the engine's."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_one_disagreement_among_many_is_borne() -> None:
         ((-1, 3, -1, 8), None),
     ],
 )
-def test_images_are_told_by_their_channels(shape: tuple[int, ...], axis: int | None) -> None:
+def test_images_are_recognised_by_their_channels(shape: tuple[int, ...], axis: int | None) -> None:
     assert image_axes(TensorSpec("x", "FP32", shape)) == axis
 
 
@@ -152,7 +152,7 @@ def test_signatures_say_the_same_of_either_layout(size: tuple[int, int], layout:
     assert 0 <= float(one.signature(given).min()) <= float(one.signature(given).max()) <= 1.0
 
 
-def test_the_daemon_answers_a_like_frame_from_the_near_cache_and_says_so() -> None:
+def test_the_daemon_answers_a_near_frame_from_the_near_cache_and_flags_it() -> None:
     frame = np.random.default_rng(3).random((1, 8, 8, 3)).astype(np.float32)
     with a_device("[models.echo]\nnear = 0.05\n") as device:
         device.put(item_shape=(8, 8, 3))

@@ -1,4 +1,4 @@
-"""Many clients of a quick model: one thread serves them, and who is slow, greedy or wrong holds up nobody."""
+"""The reactor: one thread serves many clients of a quick model, and slow, greedy or wrong ones delay no other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def device() -> Iterator[Device]:
 
 
 @pytest.fixture
-def crowd(device: Device) -> Iterator[list[Client]]:
+def many(device: Device) -> Iterator[list[Client]]:
     """Clients enough for the reactor to serve them all."""
     wait_until(lambda: device.serving()["connections"] == 0, "the clients of the test before are gone")
     with contextlib.ExitStack() as stack:
@@ -47,7 +47,7 @@ def crowd(device: Device) -> Iterator[list[Client]]:
 
 
 def answered(clients: Sequence[Client], times: int = 1) -> bool:
-    """Each gets what it asked for, while all ask. False, for use in a loop."""
+    """Check that all clients at once get their own answers; return False, for use in a loop."""
 
     def ask(number: int) -> None:
         for i in range(times):
@@ -59,102 +59,98 @@ def answered(clients: Sequence[Client], times: int = 1) -> bool:
     return False
 
 
-def test_a_crowd_shares_one_thread_and_the_engines_runs(device: Device, crowd: list[Client]) -> None:
-    answered(crowd, 300)
+def test_many_connections_share_one_thread_and_the_engines_runs(device: Device, many: list[Client]) -> None:
+    answered(many, 300)
     serving = device.serving()
-    assert serving["reactor_connections"] == len(crowd)
+    assert serving["reactor_connections"] == len(many)
     assert any(int(rows) > 1 for rows in serving["runs"])
     threads = os.listdir(f"/proc/{serving['pid']}/task")
-    for client in crowd[1:]:
+    for client in many[1:]:
         client.close()
-    wait_until(lambda: device.serving()["connections"] == 1, "the crowd is gone")
-    answered(crowd[:1])
+    wait_until(lambda: device.serving()["connections"] == 1, "the others are gone")
+    answered(many[:1])
     wait_until(lambda: device.serving()["reactor_connections"] == 0, "the last has a thread of its own again")
     assert len(os.listdir(f"/proc/{serving['pid']}/task")) == len(threads) + 1  # while they were many, none had one
 
 
-def test_who_asks_while_the_crowd_is_silent_has_a_thread_until_it_asks_again(
-    device: Device, crowd: list[Client]
-) -> None:
-    answered(crowd[:1], ALONE_MAX + 2)
-    wait_until(lambda: device.serving()["reactor_connections"] == len(crowd) - 1, "it asks alone")
-    answered(crowd[:1], 10)
-    assert device.serving()["reactor_connections"] == len(crowd) - 1
+def test_a_client_that_asks_alone_gets_a_thread_until_others_ask_again(device: Device, many: list[Client]) -> None:
+    answered(many[:1], ALONE_MAX + 2)
+    wait_until(lambda: device.serving()["reactor_connections"] == len(many) - 1, "it asks alone")
+    answered(many[:1], 10)
+    assert device.serving()["reactor_connections"] == len(many) - 1
     wait_until(
-        lambda: answered(crowd) or device.serving()["reactor_connections"] == len(crowd), "they ask in turns again"
+        lambda: answered(many) or device.serving()["reactor_connections"] == len(many), "they ask in turns again"
     )
 
 
-def test_who_stops_inside_a_frame_holds_up_nobody_and_is_answered_in_the_end(
-    device: Device, crowd: list[Client]
-) -> None:
+def test_a_client_that_stops_inside_a_frame_delays_no_other_and_is_answered(device: Device, many: list[Client]) -> None:
     with greeted(device) as slow:
         for at in (10, 64, 100, 130):
             whole = request(at)
             slow.sendall(whole[:at])
-            answered(crowd, 20)
+            answered(many, 20)
             slow.sendall(whole[at:])
             frame = read_frame(slow)
             assert (frame.kind, frame.request_id) == (wire.RESULT, at)
 
 
-def test_requests_sent_without_waiting_are_answered_in_their_order(device: Device, crowd: list[Client]) -> None:
+def test_requests_sent_without_waiting_are_answered_in_their_order(device: Device, many: list[Client]) -> None:
     with greeted(device) as eager:
         eager.sendall(b"".join(request(i) for i in range(500)))
-        answered(crowd, 20)
+        answered(many, 20)
         assert [read_frame(eager).request_id for _ in range(500)] == list(range(500))
 
 
-def test_who_takes_no_answers_holds_up_nobody_and_loses_none(device: Device, crowd: list[Client]) -> None:
-    asked, many = 0, np.ones((900, 4), np.float32)  # few such answers fill the client's side
+def test_a_client_that_does_not_read_delays_no_other_and_loses_no_answer(device: Device, many: list[Client]) -> None:
+    asked, rows = 0, np.ones((900, 4), np.float32)  # few such answers fill the client's side
     with greeted(device) as greedy:
-        while device.serving()["reactor_connections"] <= len(crowd):
-            greedy.sendall(request(0, many))
+        while device.serving()["reactor_connections"] <= len(many):
+            greedy.sendall(request(0, rows))
             assert read_frame(greedy).kind == wire.RESULT
-            answered(crowd)
+            answered(many)
         before = device.serving()["requests"]["requests"]
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         greedy.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while asked < 50_000:
-                one = request(asked, many)
+                one = request(asked, rows)
                 sent = greedy.send(one)
                 asked += 1
                 if sent < len(one):
                     asked -= 1  # it has only half of this one
                     break
-                answered(crowd[:1])  # so it was not alone
+                answered(many[:1])  # so it was not alone
             else:
                 pytest.fail("the daemon takes requests without end")
-        answered(crowd, 20)
+        answered(many, 20)
         greedy.settimeout(20)
         for i in range(asked):
             assert read_frame(greedy).request_id == i
     assert asked
-    counted = before + 2 * asked + 20 * len(crowd)
+    counted = before + 2 * asked + 20 * len(many)
     wait_until(lambda: device.serving()["requests"]["requests"] == counted, "every answer is counted")
 
 
-def test_who_breaks_the_protocol_is_told_and_the_others_are_not(device: Device, crowd: list[Client]) -> None:
+def test_only_the_client_that_breaks_the_protocol_gets_an_error(device: Device, many: list[Client]) -> None:
     for wrong in (b"garbage" * 20, wire.json_frame(wire.WELCOME, {})):
         with greeted(device) as sock:
             sock.sendall(wrong)
-            answered(crowd, 5)
+            answered(many, 5)
             assert read_frame(sock).kind == wire.ERROR
             assert sock.recv(1) == b""
 
 
-def test_in_a_crowd_all_is_as_it_is_alone(device: Device, crowd: list[Client]) -> None:
-    client = crowd[0]
+def test_the_reactor_serves_every_kind_of_request(device: Device, many: list[Client]) -> None:
+    client = many[0]
     with pytest.raises(RequestError, match="takes FP32"):
         client.infer("echo", np.zeros((1, 5), np.float32))
-    many = np.arange(4 * 700, dtype=np.float32).reshape(700, 4)
-    assert np.array_equal(client.infer("echo", many, cache=False)["y"], many)
+    rows = np.arange(4 * 700, dtype=np.float32).reshape(700, 4)
+    assert np.array_equal(client.infer("echo", rows, cache=False)["y"], rows)
     assert client.infer("echo", ITEM + 9, trace=True).cache_hit is False
     assert client.infer("echo", ITEM + 9, trace=True).cache_hit is True
     assert client.infer("echo", ITEM, priority="high", cache=False)["y"].tolist() == ITEM.tolist()
-    assert device.serving()["reactor_connections"] == len(crowd) - 1  # it may overtake the others
-    answered(crowd)
+    assert device.serving()["reactor_connections"] == len(many) - 1  # it may overtake the others
+    answered(many)
     with raw(device) as sock:
         sock.sendall(HELLO + wire.json_frame(wire.PING, {}, request_id=3) + request(4))
         assert [read_frame(sock).kind for _ in range(3)] == [wire.WELCOME, wire.PONG, wire.RESULT]
@@ -197,13 +193,13 @@ def test_the_memory_of_large_requests_is_given_back_while_their_clients_are_sile
 
 
 def buffers_bytes(pid: int) -> int:
-    """What a worker has mapped for frames; a SharedArea has a name of its own."""
+    """Return the bytes that a worker has mapped for frames; a SharedArea is listed by its name."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in lines if "/dev/zero" in line]
     return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
 
 
-def test_large_tensors_of_a_crowd_go_through_shared_memory(device: Device) -> None:
+def test_large_tensors_of_many_connections_go_through_shared_memory(device: Device) -> None:
     clients = [device.client() for _ in range(MANY_MIN + 1)]
     together = threading.Barrier(len(clients))
 

@@ -1,4 +1,4 @@
-"""The shadow: what is drawn is compared with the reference, the rest is never held up, and an alarm means something."""
+"""The shadow: sampled answers are compared with the reference, no request waits for it, and it raises an alarm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BundleError, EngineFailed, Unavailable
 from edgert.worker.agreement import Agreement
-from edgert.worker.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow, sched_idle
+from edgert.worker.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow
 from tests.support.devices import Device, a_device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -22,7 +22,7 @@ GOOD, BAD = Agreement(True, 1.0), Agreement(False, 0.5)
 
 
 class FixedReference:
-    """Says what it is told to; `limits` holds a comparison up, `fails` is how many of the next fail."""
+    """Returns `answer`; comparisons wait for `limits`, and the next `fails` of them fail."""
 
     def __init__(self) -> None:
         self.answer = GOOD
@@ -56,7 +56,7 @@ def a_shadow(share: float = 1.0, alarm: float = 0.9) -> tuple[Shadow, FixedRefer
     return Shadow(reference.open, share, alarm, notify, choose=lambda: 0.5, clock=lambda: now[0]), reference, said, now
 
 
-def test_only_the_share_that_is_drawn_is_compared() -> None:
+def test_only_sampled_requests_are_compared() -> None:
     for share, drawn in ((0.4, 0), (0.6, 1)):
         shadow, reference, _, _ = a_shadow(share)
         shadow.start()
@@ -65,7 +65,7 @@ def test_only_the_share_that_is_drawn_is_compared() -> None:
         assert shadow.dropped == 0
 
 
-def test_a_busy_reference_holds_nobody_up_and_what_is_dropped_is_counted() -> None:
+def test_a_busy_reference_delays_no_request_and_dropped_ones_are_counted() -> None:
     shadow, reference, _, _ = a_shadow()
     reference.limits = threading.Event()
     shadow.start()
@@ -78,7 +78,7 @@ def test_a_busy_reference_holds_nobody_up_and_what_is_dropped_is_counted() -> No
     wait_until(lambda: shadow.sampled == 2, "the one that waited is compared")
 
 
-def test_what_was_offered_may_change_afterwards() -> None:
+def test_an_offered_array_may_change_afterwards() -> None:
     shadow, reference, _, _ = a_shadow()
     seen: list[float] = []
     mine = ITEM.copy()
@@ -172,7 +172,7 @@ def test_live_answers_are_compared_in_a_process_of_idle_priority(device: Device)
     children = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent(int(entry)) == worker]
     assert len(children) == 1
     assert os.getpriority(os.PRIO_PROCESS, children[0]) == 19
-    assert sched_idle(children[0])
+    assert os.sched_getscheduler(children[0]) == os.SCHED_IDLE
     device.put(model="copies", release=2)
     wait_until(lambda: not os.path.exists(f"/proc/{children[0]}"), "it ends with its worker")
 

@@ -45,7 +45,7 @@ def tuner(device: Device) -> dict[str, Any]:
 
 
 def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
-    """The target lies between what a full batch takes at the least and what a lone request takes."""
+    """The target is between the shortest time of a full batch and the time of a lone request."""
     with a_device(f"[serving]\nbatch_max = {CAP}\n[models.echo]\np95_ms = 60.0\n") as device:
         device.put(program=RUN)
         assert tuner(device)["cap"] == CAP
@@ -61,7 +61,7 @@ def test_the_cap_shrinks_while_many_ask_and_grows_back_when_few_do() -> None:
 
 
 def two_at_once(device: Device) -> list[InferResponse]:
-    """The answers to two requests that are sent at the same moment over connections that stand already."""
+    """Return the answers to two requests sent at the same moment over open connections."""
     answers: list[InferResponse] = []
     connected = threading.Barrier(2)
 
