@@ -272,7 +272,7 @@ class Connection:
     def _received(self, frame: wire.Frame) -> None:
         outcome = self._outcome
         if outcome is None or outcome.done():
-            self.close()  # the model moved, or nobody waits for this answer
+            self.close()  # the model moved, or no request waits for this answer
             return
         outcome.set_result(self._conversation.received(frame))
         if self._conversation.over:

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client have in common: where they connect, and the options of a call."""
+"""The common part of the blocking and the asyncio client: their settings, and the options of a call."""
 
 from __future__ import annotations
 

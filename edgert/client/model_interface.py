@@ -1,4 +1,4 @@
-"""What a model takes and returns, and how an app's inputs are fitted to it."""
+"""The inputs and outputs of a model, and the conversion of an app's inputs."""
 
 from __future__ import annotations
 

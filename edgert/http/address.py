@@ -1,4 +1,4 @@
-"""Where the HTTP server listens: `127.0.0.1:8000`, `[::1]:8000`, `localhost:8000` or `unix:/path`."""
+"""The address of the HTTP server: `127.0.0.1:8000`, `[::1]:8000`, `localhost:8000` or `unix:/path`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client connections of a worker: who gets one, which thread serves it, and how it ends."""
+"""The client connections of a worker: admission, the thread that serves each, and its end."""
 
 from __future__ import annotations
 

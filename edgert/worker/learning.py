@@ -95,9 +95,11 @@ class Circumstances:
     format: int = FORMAT
 
     @classmethod
-    def of(cls, engine: str, engine_version: str, wishes: ServingConfig, cpus: int | None = None) -> Circumstances:
+    def of(cls, engine: str, engine_version: str, settings: ServingConfig, cpus: int | None = None) -> Circumstances:
         cpus = cpus or len(os.sched_getaffinity(0))
-        return cls(engine, engine_version, cpus, wishes.objective, wishes.threads, wishes.instances, wishes.batch_max)
+        return cls(
+            engine, engine_version, cpus, settings.objective, settings.threads, settings.instances, settings.batch_max
+        )
 
     @property
     def threads_to_try(self) -> tuple[int, ...]:

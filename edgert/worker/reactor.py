@@ -246,7 +246,7 @@ class Reactor:
             self._leave(client, Departure())
 
     def _fail(self, client: _Client, error: Exception) -> None:
-        if isinstance(error, Moved):  # whoever takes the connection tells the client where to go
+        if isinstance(error, Moved):  # the connection's next thread sends the client away
             self._leave(client, Departure(error=error))
         else:
             self._send(client, [client.connection.refusal(client.request, error, client.came_ns)])

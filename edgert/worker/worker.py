@@ -122,13 +122,13 @@ class Worker:
         serving = config.serving
         manifest = model.version.manifest
         self._model, self._config, self._state = model, config, order.state
-        wishes = config.model(manifest.model)
+        settings = config.model(manifest.model)
         self._batcher = Batcher(
             model.session,
             model.batch_cap,
             serving.queue_max,
             more_sessions=model.more_sessions,
-            p95_ms=wishes.p95_ms,
+            p95_ms=settings.p95_ms,
         )
         self._cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
         self._near = _near_cache(model, config)
@@ -333,14 +333,14 @@ def _shadow(
     order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
 ) -> Shadow | None:
     """Return the shadow if it is configured and the bundle has a reference artifact."""
-    wishes = config.model(order.model)
-    if not wishes.shadow:
+    settings = config.model(order.model)
+    if not settings.shadow:
         return None
     if model.version.reference is None:
         log(f"{order.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference")
         return None
     given = {**vars(order), "folder": str(order.folder), "state": str(order.state.root)}
-    return Shadow(lambda: ReferenceProcess(given), wishes.shadow, wishes.shadow_alarm, notify)
+    return Shadow(lambda: ReferenceProcess(given), settings.shadow, settings.shadow_alarm, notify)
 
 
 def _previous_version(order: LoadOrder) -> Shadow | None:
