@@ -1,4 +1,4 @@
-"""Ten containers and one host: waves, a dead device, a failing device, a host that is killed."""
+"""Six containers and one host: waves, a dead device, a failing device, a host that is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hil.host import Host
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 
-DEVICES = 10
+DEVICES = 6
+HALF = DEVICES // 2
 PROFILE = "generic-x86-64"
 TRIAL_S = 15
 COMMAND_S_MAX = 300.0
@@ -57,7 +58,7 @@ class Fleet:
 
     def wait_for_trials(self) -> None:
         """Wait until no device is on trial: without its host a device decides alone."""
-        wait_until(lambda: all(state in ("steady", "staged") for state, _ in self.states().values()), "no trial", 120)
+        wait_until(lambda: all(state in ("steady", "staged") for state, _ in self.states().values()), "no trial", 120, pause_s=1.0)
 
     @contextmanager
     def asking(self, name: str, value: float) -> Iterator[None]:
@@ -121,20 +122,20 @@ def fleet(containers_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_waves_stop_at_an_unreachable_device_unless_max_failures_allows_it(fleet: Fleet) -> None:
     """A dead device delays no other of its wave; --max-failures decides whether the next wave begins."""
-    fleet.containers["unit-3"].link(up=False)
+    fleet.containers["unit-2"].link(up=False)
     in_waves = ("all", "--canary", 1, "--wave", "10%,50%,100%")
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", "10%", code=6)
     assert told["rollout"]["state"] == "stopped"
-    assert "1 of 5 devices failed" in told["rollout"]["reason"]
+    assert f"1 of {HALF} devices failed" in told["rollout"]["reason"]
     assert results(told) == {
-        **dict.fromkeys(["unit-0", "unit-1", "unit-2", "unit-4"], "live"), "unit-3": "failed",
-        **dict.fromkeys([f"unit-{n}" for n in range(5, DEVICES)], "held"),
+        **dict.fromkeys(["unit-0", "unit-1"], "live"), "unit-2": "failed",
+        **dict.fromkeys([f"unit-{n}" for n in range(HALF, DEVICES)], "held"),
     }  # fmt: skip
     told = fleet.host.edgert("deploy", fleet.bundle(2), *in_waves, "--max-failures", 1, code=6)
-    assert (told["rollout"]["state"], told["rollout"]["left"]) == ("done", ["unit-3"])
-    fleet.containers["unit-3"].link(up=True)
+    assert (told["rollout"]["state"], told["rollout"]["left"]) == ("done", ["unit-2"])
+    fleet.containers["unit-2"].link(up=True)
     told = fleet.host.edgert("rollout", "resume")
-    assert results(told)["unit-3"] == "live"
+    assert results(told)["unit-2"] == "live"
     assert set(fleet.states().values()) == {("steady", 2)}
 
 
@@ -155,13 +156,13 @@ def test_a_limit_broken_on_one_device_rolls_it_back_and_stops_the_waves(fleet: F
     assert told["rollout"]["state"] == "stopped"
     live = {name for name, result in results(told).items() if result == "live"}
     assert "unit-0" in live
-    assert live <= {f"unit-{n}" for n in range(5)} - {"unit-2"}
+    assert live <= {f"unit-{n}" for n in range(HALF)} - {"unit-2"}
     assert fleet.states() == {name: ("steady", 4 if name in live else 2) for name in fleet.containers}
     assert fleet.host.edgert("rollout", "abort")["rollout"]["state"] == "aborted"
     refused = fleet.host.started("rollout", "resume")
     assert refused.wait(COMMAND_S_MAX) == 2
     assert refused.stderr is not None
-    assert "was given up" in refused.stderr.read()
+    assert "was aborted" in refused.stderr.read()
 
 
 def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fleet) -> None:
@@ -190,7 +191,7 @@ def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet)
     left = fleet.states()
     print(f"\nwhen the host died: {left}")
     assert left["unit-0"] == ("steady", 6)
-    assert {name: left[name] for name in list(left)[5:]} == {name: before[name] for name in list(left)[5:]}
+    assert {name: left[name] for name in list(left)[HALF:]} == {name: before[name] for name in list(left)[HALF:]}
     fleet.wait_for_trials()
     assert all(release in (6, before[name][1]) for name, (_, release) in fleet.states().items())
     fleet.host.edgert("rollout", "resume")

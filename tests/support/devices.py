@@ -133,9 +133,9 @@ def nothing_may_be_written() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-    """Poll until `true()`; fail with `what` after `timeout_s`."""
+def wait_until(true: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX, pause_s: float = 0.02) -> None:
+    """Poll until `true()`; fail with `what` after `timeout_s`. Pause longer where `true` itself is expensive."""
     until = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < until, f"waited {timeout_s:.0f} s in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
