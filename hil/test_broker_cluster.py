@@ -25,9 +25,9 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from hil.broker_cluster import NODES, BrokerCluster, why_not
-from tests.device.telemetry.test_forwarder import Device
 from tests.support.brokers import until
 from tests.support.fleet import scraped
+from tests.support.forwarding import ForwardingDevice
 
 DEVICES = 6
 REPORT_EVERY_S = 0.2
@@ -48,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
 class Reporting:
     """A reporting device: the real forwarder with its spool, and the number of reports appended."""
 
-    device: Device
+    device: ForwardingDevice
     topics: Topics
     latencies: Sketch = field(default_factory=Sketch)
     sent: dict[str, int] = field(default_factory=lambda: {"hist": 0, "metrics": 0, "event": 0})
@@ -57,7 +57,7 @@ class Reporting:
     def start(cls, folder: Path, name: str, settings: MqttSettings) -> Reporting:
         folder.mkdir()
         topics = Topics("plant-a", name)
-        reporting = cls(Device(folder, settings, topics=topics), topics)
+        reporting = cls(ForwardingDevice(folder, settings, topics=topics), topics)
         reporting.device.start()
         return reporting
 

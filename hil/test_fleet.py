@@ -58,7 +58,12 @@ class Fleet:
 
     def wait_for_trials(self) -> None:
         """Wait until no device is on trial: without its host a device decides alone."""
-        wait_until(lambda: all(state in ("steady", "staged") for state, _ in self.states().values()), "no trial", 120, pause_s=1.0)
+        wait_until(
+            lambda: all(state in ("steady", "staged") for state, _ in self.states().values()),
+            "no trial",
+            120,
+            pause_s=1.0,
+        )
 
     @contextmanager
     def asking(self, name: str, value: float) -> Iterator[None]:

@@ -21,8 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig, StateDir
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, Forwarder, broker_settings
-from edgert.telemetry.messages import Topics
+from edgert.telemetry.forwarder import LOOK_S, ONLINE_AGAIN_S, broker_settings
 from edgert.telemetry.mqtt import (
     BrokerRefused,
     BrokerTlsFailed,
@@ -32,12 +31,9 @@ from edgert.telemetry.mqtt import (
     Will,
 )
 from edgert.telemetry.spool import Spool
-from edgert.telemetry.stop import Stop
 from tests.support.brokers import Broker, free_port, until
+from tests.support.forwarding import HIST, TOPICS, ForwardingDevice, append_to
 from tests.support.paths import ROOT
-
-TOPICS = Topics("plant-a", "pi-07")
-HIST = TOPICS.hist("digits")
 
 
 class Listener:
@@ -72,53 +68,6 @@ class Listener:
         return [json.loads(payload)["seq"] for payload in self.payloads(HIST)]
 
 
-class Device:
-    """A spool and a forwarder in a thread, with short pauses."""
-
-    def __init__(
-        self,
-        folder: Path,
-        settings: MqttSettings,
-        rate_per_s: float = 200.0,
-        home_assistant: str = "",
-        topics: Topics = TOPICS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.spool = Spool(folder / "telemetry.db")
-        self.said: list[str] = []
-        self._stop = Stop()
-        self.forwarder = Forwarder(
-            settings,
-            topics,
-            self.spool,
-            boot="b1",
-            info={"edgert_version": "0.1.0"},
-            sys_fields=lambda: {"temp_c": 40.5},
-            retry_pauses_s=(0.05, 0.2),
-            log=self.said.append,
-            rate_per_s=rate_per_s,
-            home_assistant=home_assistant,
-            clock=clock,
-        )
-        self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-    def append(self, count: int = 1) -> None:
-        append_to(self.spool, count)
-
-
-def append_to(spool: Spool, count: int) -> None:
-    for _ in range(count):
-        spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq}, 1, "hist")
-
-
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     with Broker.in_folder(tmp_path / "broker") as running:
@@ -145,14 +94,14 @@ def listen(broker: Broker) -> Iterator[Callable[..., Listener]]:
 
 
 @pytest.fixture
-def device(tmp_path: Path, broker: Broker) -> Iterator[Device]:
-    running = Device(tmp_path, broker.settings)
+def device(tmp_path: Path, broker: Broker) -> Iterator[ForwardingDevice]:
+    running = ForwardingDevice(tmp_path, broker.settings)
     yield running
     running.stop()
 
 
 def test_a_device_says_online_and_what_it_is_then_reports_and_says_offline_when_stopped(
-    device: Device, listen: Callable[[], Listener]
+    device: ForwardingDevice, listen: Callable[[], Listener]
 ) -> None:
     listener = listen()
     device.append(3)
@@ -204,7 +153,7 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
     broker.start()
     heard = heard_in_session(broker)  # before the first report
     broker.stop()
-    device = Device(tmp_path, broker.settings)
+    device = ForwardingDevice(tmp_path, broker.settings)
     device.append(50)
     device.start()
     until(lambda: device.said, "the log says that the broker is down")
@@ -227,7 +176,7 @@ def test_a_broker_that_goes_down_and_comes_back_twice_costs_no_report(tmp_path: 
 
 
 def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
-    device: Device, listen: Callable[..., Listener], tmp_path: Path
+    device: ForwardingDevice, listen: Callable[..., Listener], tmp_path: Path
 ) -> None:
     listener, worker = listen(), Spool(tmp_path / "telemetry.db")
     device.start()
@@ -248,7 +197,7 @@ def test_reports_go_on_when_the_spool_was_unreadable_and_is_begun_anew(
 
 
 def test_a_rate_bounds_how_fast_the_backlog_goes_out(tmp_path: Path, broker: Broker) -> None:
-    device = Device(tmp_path, broker.settings, rate_per_s=20)
+    device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)
     device.start()
     until(lambda: device.spool.stats().rows < 200, "the backlog begins to go")
@@ -314,7 +263,7 @@ def test_the_password_of_the_service_manager_comes_before_the_configured_file(
 
 def test_a_broker_with_tls_and_password_is_served(tmp_path: Path, secured: Broker) -> None:
     listener = Listener(secured.settings)
-    device = Device(tmp_path, secured.settings)
+    device = ForwardingDevice(tmp_path, secured.settings)
     device.append(30)
     device.start()
     until(lambda: set(listener.seqs()) == set(range(1, 31)), "thirty reports over TLS")
@@ -338,7 +287,7 @@ def test_a_broker_that_asks_for_certificates_knows_a_device_by_its_own(tmp_path:
         with pytest.raises((BrokerTlsFailed, BrokerRefused, BrokerUnreachable), match="certificate"):
             Connection(plain).open()
         own = replace(plain, cert=f"{folder}/client.pem", key=f"{folder}/client.key")
-        device = Device(tmp_path, own)
+        device = ForwardingDevice(tmp_path, own)
         device.append(5)
         device.start()
         until(lambda: device.spool.stats().rows == 0, "the spool is empty")
@@ -350,7 +299,7 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
     access = tmp_path / "access"
     access.write_text(f"topic readwrite edgert/v1/+/+/status\ntopic readwrite {HIST}\n")
     with Broker.in_folder(tmp_path / "broker", extra=(f"acl_file {access}",)) as broker:
-        device = Device(tmp_path, broker.settings)
+        device = ForwardingDevice(tmp_path, broker.settings)
         device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
         device.append(5)
         device.start()
@@ -364,7 +313,7 @@ def test_a_report_that_the_broker_refuses_stays_on_disk_and_holds_up_no_other(tm
 def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path) -> None:
     access = Path(shutil.copy(ROOT / "examples/telemetry/mosquitto.acl", tmp_path / "access"))
     with Broker.in_folder(tmp_path / "broker", secured=True, extra=(f"acl_file {access}",)) as broker:
-        device = Device(tmp_path, broker.settings)
+        device = ForwardingDevice(tmp_path, broker.settings)
         device.append(5)
         device.spool.append("event", TOPICS.event, {"v": 1}, 1, "event")
         device.start()
@@ -376,7 +325,7 @@ def test_the_access_list_that_ships_lets_a_device_say_everything(tmp_path: Path)
 def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
     tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
 ) -> None:
-    device = Device(tmp_path, broker.settings, home_assistant="homeassistant")
+    device = ForwardingDevice(tmp_path, broker.settings, home_assistant="homeassistant")
     device.spool.retain(TOPICS.deploy, {"v": 1, "digits_state": "steady", "faces_state": "trial"})
     device.start()
     topic = "homeassistant/device/edgert_plant-a_pi-07/config"
@@ -398,7 +347,7 @@ def test_a_device_is_online_though_the_broker_says_lost_of_its_old_connection(
     tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
 ) -> None:
     later = [0.0]
-    device = Device(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
+    device = ForwardingDevice(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
     listener = listen()
     old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
     old.open()

@@ -1,0 +1,77 @@
+"""The tests mirror the packages, and no test file imports another."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = {"device": ROOT / "edgert", "host": ROOT / "deploy" / "edgert_deploy"}
+# A test file that is named after no module, and why.
+NAMED_AFTER_NO_MODULE = {
+    "tests/device/client/test_c_client.py": "the C client is edgert/include/edgert.h",
+    "tests/device/protocol/test_protocol_vectors.py": "docs/protocol-vectors.json",
+    "tests/device/versions/test_crash_points.py": "every crash point of install, slots and claims: hil/crash_points.py",
+    "tests/host/fleet/test_hostile.py": "hostile devices against every subscriber",
+    "tests/host/fleet/test_sessions.py": "recorder and exporter with a session at a real broker",
+    "tests/host/packager/sources/test_source_model_fuzz.py": "hostile models against every reader",
+    "tests/host/packager/test_model_kinds.py": "every kind of model through a whole build",
+    "tests/host/packager/tflite_lowering/test_architectures.py": "whole networks through the lowering",
+    "tests/host/packager/tflite_lowering/test_node_tests.py": "bench/node_tests.py: the ONNX project's tests",
+}
+
+
+def all_test_files() -> list[Path]:
+    return sorted(path for folder in ("tests", "hil") for path in (ROOT / folder).rglob("test_*.py"))
+
+
+def mirrors(path: Path) -> bool:
+    """Whether the test bears the name of its room, or of a module or a room below."""
+    side, *names = path.relative_to(ROOT / "tests").parent.parts
+    room, name = PACKAGES[side].joinpath(*names), path.stem.removeprefix("test_")
+    return name == room.name or any(
+        found.suffix == ".py" or found.is_dir() for found in [*room.rglob(f"{name}.py"), *room.rglob(name)]
+    )
+
+
+@pytest.mark.parametrize("side", PACKAGES)
+def test_every_test_file_has_a_module_of_its_name(side: str) -> None:
+    strangers = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests" / side).rglob("test_*.py") if not mirrors(path)
+    }
+    assert strangers == {name for name in NAMED_AFTER_NO_MODULE if name.startswith(f"tests/{side}/")}
+
+
+@pytest.mark.parametrize("side", PACKAGES)
+def test_every_folder_of_tests_is_a_room(side: str) -> None:
+    folders = {path.parent.relative_to(ROOT / "tests" / side) for path in (ROOT / "tests" / side).rglob("test_*.py")}
+    assert [str(folder) for folder in folders if not (PACKAGES[side] / folder).is_dir()] == []
+
+
+def test_no_test_file_imports_another() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in all_test_files()
+        for module in imported(path)
+        if module.rpartition(".")[2].startswith("test_") or module.endswith("conftest")
+    ]
+    assert found == [], "move what both need to tests/support/"
+
+
+def imported(path: Path) -> list[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return [
+        *plain,
+        *(str(node.module) for node in named),
+        *(
+            f"{node.module}.{alias.name}"
+            for node in named
+            for alias in node.names
+            if (node.module or "").split(".")[0] in ("tests", "hil")
+        ),
+    ]

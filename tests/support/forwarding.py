@@ -1,0 +1,64 @@
+"""A device that only forwards: the real spool and forwarder, without a daemon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgert.telemetry.forwarder import Forwarder
+from edgert.telemetry.messages import Topics
+from edgert.telemetry.mqtt import MqttSettings
+from edgert.telemetry.spool import Spool
+from edgert.telemetry.stop import Stop
+
+TOPICS = Topics("plant-a", "pi-07")
+HIST = TOPICS.hist("digits")
+
+
+class ForwardingDevice:
+    """A spool and its forwarder in a thread, with short pauses between retries."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: MqttSettings,
+        rate_per_s: float = 200.0,
+        home_assistant: str = "",
+        topics: Topics = TOPICS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spool = Spool(folder / "telemetry.db")
+        self.said: list[str] = []
+        self._stop = Stop()
+        self.forwarder = Forwarder(
+            settings,
+            topics,
+            self.spool,
+            boot="b1",
+            info={"edgert_version": "0.1.0"},
+            sys_fields=lambda: {"temp_c": 40.5},
+            retry_pauses_s=(0.05, 0.2),
+            log=self.said.append,
+            rate_per_s=rate_per_s,
+            home_assistant=home_assistant,
+            clock=clock,
+        )
+        self._thread = threading.Thread(target=lambda: self.forwarder.run(self._stop), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def append(self, count: int = 1) -> None:
+        append_to(self.spool, count)
+
+
+def append_to(spool: Spool, count: int) -> None:
+    for _ in range(count):
+        spool.append("hist/digits", HIST, lambda seq: {"v": 1, "seq": seq}, 1, "hist")
