@@ -13,6 +13,7 @@ from typing import Any
 
 from edgert.checks.status import DeviceStatus
 from edgert.errors import (
+    BundleCorrupt,
     BundleError,
     DeviceUnreachable,
     EdgeRTError,
@@ -241,7 +242,7 @@ class _Deployment:
 
 
 def _without_success(device: Device, error: EdgeRTError, result: str = FAILED) -> Outcome:
-    if isinstance(error, BundleError):
+    if isinstance(error, BundleError) and not isinstance(error, BundleCorrupt):  # a damaged transfer may succeed later
         result = REFUSED
     elif isinstance(error, Interrupted) and result == FAILED:
         result = STOPPED

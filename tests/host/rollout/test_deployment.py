@@ -14,6 +14,7 @@ import pytest
 
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.errors import (
+    BundleCorrupt,
     DeviceError,
     DeviceUnreachable,
     EdgeRTError,
@@ -112,6 +113,20 @@ def test_where_going_back_fails_too_nobody_claims_that_it_went_back(bundle: Path
     assert error is not None
     assert error.code == "device.health_check_failed"
     assert "the roll-back failed, too [device.error]" in error.message
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (ReleaseTooOld("older than 7"), "refused"),
+        (BundleCorrupt("a hash differs"), "failed"),
+        (StorageFailed("disk full"), "failed"),
+    ],
+)
+def test_a_device_that_may_not_take_a_bundle_has_refused_it(
+    bundle: Path, key: SigningKey, error: EdgeRTError, result: str
+) -> None:
+    assert roll_out(bundle, SimulatedDevice(key, RELEASE_1, install=error)).result == result
 
 
 @pytest.mark.parametrize(
