@@ -22,7 +22,7 @@ def rollout() -> None:
     Examples:
       edgert rollout list
       edgert rollout status
-      edgert rollout resume digits-r7-20261121-101500
+      edgert rollout resume digits-r7-12
       edgert rollout abort
     """
 
