@@ -217,7 +217,7 @@ def test_a_runtime_goes_on_trial_under_the_monitor_too(serving: World) -> None:
     assert (code, done["devices"][0]["changed"]) == (0, ["runtime"]), done
     assert venv.resolve() == before.with_name(done["devices"][0]["runtime"]["id"]) != before
     assert_serves_on(serving)
-    code, back = serving.edgert("bootstrap", "board", *MONITOR, "--rollback")
+    code, back = serving.edgert("bootstrap", "board", *MONITOR, "--previous-runtime")
     assert (code, venv.resolve()) == (0, before), back
     assert_serves_on(serving)
 

@@ -12,8 +12,9 @@ is interrupted, the old runtime goes on serving, and the next bootstrap continue
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,8 +22,16 @@ from edgert.bundle.signing import PublicKey
 from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
-from edgert_deploy.bootstrap import runtime, wheelhouse
-from edgert_deploy.bootstrap.runtime import TRIAL_S, RuntimePlan, RuntimeThere, must
+from edgert_deploy.bootstrap import wheelhouse
+from edgert_deploy.bootstrap.runtime import (
+    TENSORRT_HINT,
+    TRIAL_S,
+    RuntimePlan,
+    Runtimes,
+    RuntimeThere,
+    plan_runtime,
+    script_text,
+)
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
@@ -132,6 +141,9 @@ class BootstrapPlan:
         }
 
 
+_KEEP_UNIT = 'test -e "$1" || { cp -p "$2" "$1.new" && sync && mv "$1.new" "$1" && sync; }'
+
+
 def bootstrap(
     device: Device,
     profile: DeviceProfile,
@@ -145,7 +157,8 @@ def bootstrap(
     runtime failed its trial, and DeployUnderWay if another host works on the device.
     """
     with setting_up(device, transport) as held:
-        return apply(plan_bootstrap(device, profile, options, held, progress), held, progress)
+        plan = plan_bootstrap(device, profile, options, held, progress)
+        return _Work(device, held, progress).apply(plan)
 
 
 def plan_bootstrap(
@@ -167,22 +180,7 @@ def plan_bootstrap(
     there, house, plan = RuntimeThere(), None, None
     if device.kind.needs_runtime:
         _check_machine(device, profile, facts, transport)
-        there = runtime.look(transport, device)
-        if there.trial:
-            raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
-        target = WheelTarget(facts.python, facts.machine, facts.glibc)
-        wanted = options.engines_of(profile)
-        house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly)
-        loaded = _loaded_engines(device, transport) if there.current and there.engines is None else ()
-        plan = runtime.plan_runtime(
-            there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded
-        )
-        if plan.action == "upgrade" and there.configured:
-            runtime.live_models(device, transport)  # refuse before a byte is sent: a deployment may be under way
-        for engine, why in house.lacking.items():
-            progress(f"{engine} is left out: {why}")
-        if plan.action == "keep":
-            progress(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
+        there, house, plan = _plan_runtime(Runtimes(device, transport, progress), facts, options, profile)
     files, config = wanted_files(
         device, profile, facts, options.keys, options.broker, options.settings, unit is not None, transport
     )
@@ -191,7 +189,7 @@ def plan_bootstrap(
         assert unit is not None
         files.append(DeviceFile(unit.path, unit.text.encode(), "unit"))
     if device.kind.needs_runtime:
-        files.insert(0, DeviceFile(script_path(device), runtime.script_text(), "runtime.sh"))
+        files.insert(0, DeviceFile(script_path(device), script_text(), "runtime.sh"))
     differing = tuple(file for file in files if not holds(transport, file))
     due = there.restart_due
     if not device.kind.needs_runtime:
@@ -200,149 +198,176 @@ def plan_bootstrap(
     return BootstrapPlan(device, profile, facts, options, kept_by, plan, differing, config, due, there, house)
 
 
-def apply(plan: BootstrapPlan, transport: Transport, progress: Progress = lambda _: None) -> BootstrapResult:
-    """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
-    device = plan.device
-    done = BootstrapResult(device.name, plan.profile.name, plan.service)
-    unit = _unit(plan, plan.config)
-    if plan.runtime is not None and plan.house is not None:
-        _bring_runtime(plan, plan.runtime, plan.house, transport, progress, done)
-    _write(plan, [file for file in plan.files if file.change not in ("unit", "runtime.sh")], transport, done)
-    if unit is not None:
-        if not unit.user and service.give_to_user(transport, device):
-            _mark(transport, device)
-            done.changed.append("user")
-        _write(plan, [file for file in plan.files if file.change == "unit"], transport, done)
-        service.enable(transport, device, unit)  # an interrupted bootstrap may have written only the file
-    # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
-    if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
-        progress("starting the daemon")
-        service.restart(transport, device, unit)
-        transport.run(["rm", "-f", _marker(device)], QUICK_S_MAX)
-        if not done.changed:
-            done.changed.append("daemon restarted")
-    elif not RemoteDaemon(transport, device).status().daemon.running:
-        progress("starting the daemon, which was not running")
-        service.start(transport, device)
-        done.changed.append("daemon started")
-    done.status = RemoteDaemon(transport, device).status()
-    _check_engines(plan, done)
-    if device.kind.needs_runtime:
-        runtime.collect(device, transport)
-    return done
-
-
 def use_previous_runtime(
     device: Device, options: BootstrapOptions, transport: Transport, progress: Progress = lambda _: None
 ) -> BootstrapResult:
     """Change to the previous runtime, on trial like any change. Raises DeviceError if there is none."""
     with setting_up(device, transport, make=False) as held:
-        return _use_previous_runtime(device, options, held, progress)
+        facts, work = probe(held, device.name), _Work(device, held, progress)
+        there = work.runtimes.look() if device.kind.needs_runtime else RuntimeThere()
+        _check_no_trial(device, there)
+        if not there.previous or there.previous == there.current:
+            raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
+        unit = None if options.service == "monitor" else service.unit_for(device, facts)
+        done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
+        done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
+        work.try_out(there.previous, work.runtimes.live_models(), unit, options.trial_s)
+        done.changed.append("runtime")
+        done.status = RemoteDaemon(held, device).status()
+        done.engines = list(done.status.engines)
+        return done
 
 
-def _use_previous_runtime(
-    device: Device, options: BootstrapOptions, transport: Transport, progress: Progress
-) -> BootstrapResult:
-    facts = probe(transport, device.name)
-    there = runtime.look(transport, device) if device.kind.needs_runtime else RuntimeThere()
+def _plan_runtime(
+    runtimes: Runtimes, facts: MachineFacts, options: BootstrapOptions, profile: DeviceProfile
+) -> tuple[RuntimeThere, Wheelhouse, RuntimePlan]:
+    there, progress = runtimes.look(), runtimes.progress
+    _check_no_trial(runtimes.device, there)
+    target = WheelTarget(facts.python, facts.machine, facts.glibc)
+    wanted = options.engines_of(profile)
+    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly)
+    loaded = runtimes.loaded_engines() if there.current and there.engines is None else ()
+    plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
+    if plan.action == "upgrade" and there.configured:
+        runtimes.live_models()  # refuse before a byte is sent: a deployment may be under way
+    for engine, why in house.lacking.items():
+        progress(f"{engine} is left out: {why}")
+    if plan.action == "keep":
+        progress(f"runtime {plan.current} stays; --upgrade installs this host's {plan.id}, edgert {plan.edgert}")
+    return there, house, plan
+
+
+def _check_no_trial(device: Device, there: RuntimeThere) -> None:
     if there.trial:
         raise DeployUnderWay(f"{device.name} is trying a new runtime. It decides within minutes: try again then")
-    if not there.previous or there.previous == there.current:
-        raise DeviceError(f"{device.name} has no previous runtime: nothing was changed")
-    unit = None if options.service == "monitor" else service.unit_for(device, facts)
-    done = BootstrapResult(device.name, device.profile, "systemd" if unit else "monitor")
-    done.runtime = {"action": "rollback", "current": there.current, "id": there.previous}
-    _try_out(device, there.previous, facts, unit, options.trial_s, transport, progress)
-    done.changed.append("runtime")
-    done.status = RemoteDaemon(transport, device).status()
-    done.engines = list(done.status.engines)
-    return done
 
 
-def _bring_runtime(
-    plan: BootstrapPlan,
-    change: RuntimePlan,
-    house: Wheelhouse,
-    transport: Transport,
-    progress: Progress,
-    done: BootstrapResult,
-) -> None:
-    """Install the runtime if it has to change, and put it into use."""
-    device = plan.device
-    done.runtime = {
-        "action": change.action,
-        "current": change.current,
-        "id": change.id,
-        "sent_bytes": change.send_bytes,
-    }
-    _note_folders(plan, transport)
-    if change.changes:
-        runtime.install(device, plan.facts, change, plan.there, house, plan.options.exactly, transport, progress)
-    if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
-        runtime.use_first(device, change, transport)
-        done.changed.append("environment")
-    _write(plan, [file for file in plan.files if file.change == "runtime.sh"], transport, done)
-    if change.action == "upgrade" and plan.there.configured:
-        models = runtime.live_models(device, transport)
-        progress("testing the new runtime beside the one in use")
-        try:
-            runtime.self_test(device, change, models, transport)
-        except RolledBack:
-            runtime.collect(device, transport)
-            raise
-        unit = _unit(plan, config_there(device, transport))
+class _Work:
+    """The changes of one bootstrap."""
+
+    def __init__(self, device: Device, transport: Transport, progress: Progress) -> None:
+        self.device, self.transport, self.progress = device, transport, progress
+        self.runtimes = Runtimes(device, transport, progress)
+
+    def apply(self, plan: BootstrapPlan) -> BootstrapResult:
+        """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
+        done = BootstrapResult(self.device.name, plan.profile.name, plan.service)
+        unit = _unit(plan, plan.config)
+        if plan.runtime is not None and plan.house is not None:
+            self._install_runtime(plan, plan.runtime, plan.house, done)
+        self._write([file for file in plan.files if file.change not in ("unit", "runtime.sh")], done)
         if unit is not None:
-            _put_trial_unit(device, unit, transport)
-        _try_out(device, change.id, plan.facts, unit, plan.options.trial_s, transport, progress, models)
-        done.changed.append("runtime")
+            if not unit.user and service.give_to_user(self.transport, self.device):
+                self._mark()
+                done.changed.append("user")
+            self._write([file for file in plan.files if file.change == "unit"], done)
+            service.enable(self.transport, self.device, unit)  # an interrupted bootstrap may have written only the file
+        # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
+        if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
+            self.progress("starting the daemon")
+            service.restart(self.transport, self.device, unit)
+            self.transport.run(["rm", "-f", _marker(self.device)], QUICK_S_MAX)
+            if not done.changed:
+                done.changed.append("daemon restarted")
+        elif not RemoteDaemon(self.transport, self.device).status().daemon.running:
+            self.progress("starting the daemon, which was not running")
+            service.start(self.transport, self.device)
+            done.changed.append("daemon started")
+        done.status = RemoteDaemon(self.transport, self.device).status()
+        _check_engines(plan, done)
+        if self.device.kind.needs_runtime:
+            self.runtimes.collect()
+        return done
 
-
-_KEEP_UNIT = 'test -e "$1" || { cp -p "$2" "$1.new" && sync && mv "$1.new" "$1" && sync; }'
-
-
-def _put_trial_unit(device: Device, unit: Unit, transport: Transport) -> None:
-    """Write this host's unit for the present configuration. The old unit is kept, and returns with the old runtime."""
-    file = DeviceFile(unit.path, unit.text.encode(), "unit")
-    if not unit.user:
-        service.give_to_user(transport, device)
-    if not holds(transport, file):
-        if transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
-            must(transport, device, ["sh", "-c", _KEEP_UNIT, "sh", f"{device.home}/unit.before", unit.path])
-        put(transport, file)
-    service.enable(transport, device, unit)
-
-
-def _try_out(
-    device: Device,
-    wanted: str,
-    facts: MachineFacts,
-    unit: Unit | None,
-    trial_s: float,
-    transport: Transport,
-    progress: Progress,
-    models: tuple[str, ...] | None = None,
-) -> None:
-    manager = "monitor" if unit is None else "user" if unit.user else "system"
-    progress(f"trying runtime {wanted}: unless it serves within {trial_s:.0f} s, the device switches back")
-    try:
-        live = runtime.live_models(device, transport) if models is None else models
-        runtime.try_out(device, wanted, live, manager, transport, progress, trial_s)
-    except RolledBack:
-        _wait_for_an_answer(device, transport)
-        runtime.collect(device, transport)
-        raise
-
-
-def _wait_for_an_answer(device: Device, transport: Transport) -> None:
-    """Wait until the daemon of the previous runtime answers, for the next command's sake."""
-    until = time.monotonic() + ANSWER_S_MAX
-    while time.monotonic() < until:
+    def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
+        """Switch to `runtime` on trial. Raises RolledBack once the daemon of the old one answers again."""
+        manager = "monitor" if unit is None else "user" if unit.user else "system"
+        self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device switches back")
         try:
-            if RemoteDaemon(transport, device).status().daemon.running:
-                return
-        except EdgeRTError:
-            pass
-        time.sleep(1)
+            self.runtimes.try_out(runtime, models, manager, trial_s)
+        except RolledBack:
+            self._wait_for_the_daemon()
+            self.runtimes.collect()
+            raise
+
+    def _install_runtime(
+        self, plan: BootstrapPlan, change: RuntimePlan, house: Wheelhouse, done: BootstrapResult
+    ) -> None:
+        """Install the runtime if it has to change, and put it into use."""
+        done.runtime = {
+            "action": change.action,
+            "current": change.current,
+            "id": change.id,
+            "sent_bytes": change.send_bytes,
+        }
+        self._note_folders(plan)
+        if change.changes:
+            self.runtimes.install(plan.facts, change, plan.there, house, plan.options.exactly)
+        if change.action == "install" or (change.action == "upgrade" and not plan.there.configured):
+            self.runtimes.use_first(change)
+            done.changed.append("environment")
+        self._write([file for file in plan.files if file.change == "runtime.sh"], done)
+        if change.action == "upgrade" and plan.there.configured:
+            models = self.runtimes.live_models()
+            self.progress("testing the new runtime beside the one in use")
+            try:
+                self.runtimes.self_test(change, models)
+            except RolledBack:
+                self.runtimes.collect()
+                raise
+            unit = _unit(plan, config_there(self.device, self.transport))
+            if unit is not None:
+                self._put_trial_unit(unit)
+            self.try_out(change.id, models, unit, plan.options.trial_s)
+            done.changed.append("runtime")
+
+    def _put_trial_unit(self, unit: Unit) -> None:
+        """Write this host's unit for the present configuration. The old unit is kept, and returns with the old runtime."""
+        file = DeviceFile(unit.path, unit.text.encode(), "unit")
+        if not unit.user:
+            service.give_to_user(self.transport, self.device)
+        if not holds(self.transport, file):
+            if self.transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
+                kept = f"{self.device.home}/unit.before"
+                self.runtimes.must(["sh", "-c", _KEEP_UNIT, "sh", kept, unit.path])
+            put(self.transport, file)
+        service.enable(self.transport, self.device, unit)
+
+    def _wait_for_the_daemon(self) -> None:
+        """Wait until the daemon of the previous runtime answers, for the next command's sake."""
+        until = time.monotonic() + ANSWER_S_MAX
+        while time.monotonic() < until:
+            with contextlib.suppress(EdgeRTError):
+                if RemoteDaemon(self.transport, self.device).status().daemon.running:
+                    return
+            time.sleep(1)
+
+    def _write(self, wanted: list[DeviceFile], done: BootstrapResult) -> None:
+        """Write files. A marker comes first, so that after an interruption the next bootstrap restarts the daemon."""
+        # A trial may have written the unit already.
+        wanted = [file for file in wanted if not holds(self.transport, file)]
+        if any(file.path.startswith(self.device.state) for file in wanted):
+            self.runtimes.must(["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", self.device.state])
+        if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
+            self._mark()
+        for file in wanted:
+            if file.change == "configuration":
+                check_config(self.device, file, self.transport)
+            put(self.transport, file)
+            done.changed.append(file.change)
+
+    def _mark(self) -> None:
+        self.runtimes.must(["sh", "-c", ': >"$1" && sync', "sh", _marker(self.device)])
+
+    def _note_folders(self, plan: BootstrapPlan) -> None:
+        folders = [self.device.home, self.device.state]
+        if plan.service == "systemd" and plan.facts.uid != 0:
+            folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
+        note_folders(self.device, folders, self.transport)
+
+
+def _marker(device: Device) -> str:
+    return f"{device.home or device.state}/restart-due"
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
@@ -352,7 +377,7 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     known: dict[str, str] = {}
     if plan.runtime is not None:
         known = {**plan.there.lacking, **plan.runtime.lacking}
-    hint = {"tensorrt": runtime.TENSORRT_HINT}
+    hint = {"tensorrt": TENSORRT_HINT}
     done.lacking = {
         engine: known.get(engine, f"engine {engine} does not load{hint.get(engine, '')}")
         for engine in wanted
@@ -360,13 +385,6 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     }
     if done.lacking and (plan.options.exactly or not done.engines):
         raise EngineMissing(f"the daemon runs on {plan.device.name}, but {'; '.join(done.lacking.values())}")
-
-
-def _loaded_engines(device: Device, transport: Transport) -> tuple[str, ...]:
-    try:
-        return tuple(RemoteDaemon(transport, device).status().engines)
-    except EdgeRTError:
-        return ()
 
 
 def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
@@ -415,36 +433,3 @@ def _python_to_install(facts: MachineFacts, transport: Transport) -> str:
         f"({system}) has only Python {', '.join(found)}, and EdgeRT runs on 3.10 to 3.13. Upgrade the system (Debian and "
         "Raspberry Pi OS from 12, Ubuntu from 22.04), or install another Python that is found as python3.10 ... python3.13"
     )
-
-
-def _write(plan: BootstrapPlan, wanted: list[DeviceFile], transport: Transport, done: BootstrapResult) -> None:
-    """Write files. A marker comes first, so that after an interruption the next bootstrap restarts the daemon."""
-    device = plan.device
-    wanted = [file for file in wanted if not holds(transport, file)]  # a trial may have written the unit already
-    if not wanted:
-        return
-    if any(file.path.startswith(device.state) for file in wanted):
-        must(transport, device, ["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", device.state])
-    if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
-        _mark(transport, device)
-    for file in wanted:
-        if file.change == "configuration":
-            check_config(device, file, transport)
-        put(transport, file)
-        done.changed.append(file.change)
-
-
-def _marker(device: Device) -> str:
-    return f"{device.home or device.state}/restart-due"
-
-
-def _mark(transport: Transport, device: Device) -> None:
-    must(transport, device, ["sh", "-c", ': >"$1" && sync', "sh", _marker(device)])
-
-
-def _note_folders(plan: BootstrapPlan, transport: Transport) -> None:
-    device = plan.device
-    folders = [device.home, device.state]
-    if plan.service == "systemd" and plan.facts.uid != 0:
-        folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
-    note_folders(device, folders, transport)

@@ -30,6 +30,7 @@ from edgert.errors import (
     DeployUnderWay,
     DeviceError,
     DeviceUnreachable,
+    EdgeRTError,
     EngineMissing,
     HealthCheckFailed,
     RolledBack,
@@ -135,31 +136,18 @@ echo "free $(df -Pk "$there" | awk 'NR == 2 {print $4}')"
 """
 
 
-def look(transport: Transport, device: Device) -> RuntimeThere:
-    """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
-    result = must(transport, device, ["sh", "-c", _LOOK, "sh", device.home, device.state])
-    lines = [line.partition(" ") for line in result.stdout.splitlines()]
-    said = {key: value for key, _, value in lines}
-    paths = [value for key, _, value in lines if key == "wheel"]
-    digests = transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
-    about = _object(said.get("about", ""))
-    engines = about.get("engines")
-    return RuntimeThere(
-        current=said.get("venv", ""),
-        previous=said.get("previous", ""),
-        edgert=str(about.get("edgert", "")),
-        python=".".join(said.get("version", "").split(".")[:2]),
-        system_site=said.get("include-system-site-packages") == "true",
-        engines=None if engines is None else tuple(map(str, engines)),
-        lacking={str(k): str(v) for k, v in about.get("lacking", {}).items()},
-        wheels={str(k): str(v) for k, v in about.get("wheels", {}).items()},
-        complete=frozenset(value for key, _, value in lines if key == "complete"),
-        sent=frozenset(digests),
-        trial="trial" in said,
-        restart_due="restart_due" in said,
-        configured="configured" in said,
-        free_bytes=int(said.get("free") or 0) * 1024,
-    )
+_COPY = """
+rm -rf "$2" "$2.new"
+cp -al "$1" "$2.new" 2>/dev/null || { rm -rf "$2.new"; cp -a "$1" "$2.new"; }
+rm -f "$2.new/.complete" && mv "$2.new" "$2" || exit 1
+for file in "$2"/bin/*; do
+  test -L "$file" || ! grep -qI . "$file" || { sed "s|$1|$2|g" "$file" >"$file.new" && chmod 755 "$file.new" && mv -f "$file.new" "$file"; }
+done
+"""
+
+
+# The command holds this lock, and so do its children: after the link is lost, it may go on alone.
+_ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
 
 
 def plan_runtime(
@@ -203,252 +191,276 @@ def plan_runtime(
     return replace(plan, base=base, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
 
 
-def install(
-    device: Device,
-    facts: MachineFacts,
-    plan: RuntimePlan,
-    there: RuntimeThere,
-    house: Wheelhouse,
-    exactly: bool,
-    transport: Transport,
-    progress: Progress,
-) -> tuple[str, ...]:
-    """Make the complete environment `plan.id` beside the one in use; return the engines that load in it.
+class Runtimes:
+    """The runtimes of one device, looked at and changed over its transport."""
 
-    Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no engine
-    loads (with `exactly`, if any does not), and DeviceError.
-    """
-    venv = f"{device.home}/venvs/{plan.id}"
-    if plan.id in there.complete:
-        return tuple(_about(transport, venv).get("engines") or plan.engines)
-    if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
-        raise StorageFailed(
-            f"{device.name} has {plan.free_bytes / 1e6:.0f} MB free at {device.home}, the runtime needs "
-            f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
-        )
-    wheels = f"{device.home}/wheels"
-    progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
-    for wheel in house.wheels:
-        if wheel.name in plan.send:
-            transport.put(wheel, f"{wheels}/{wheel.name}")
-    progress("making the environment" + (" from the one in use" if plan.base else ""))
-    if plan.base:
-        _copy_venv(device, f"{device.home}/venvs/{plan.base}", venv, transport)
-        _remove_packages(device, venv, there, house, transport)
-    else:
-        _make_venv(device, facts, venv, transport, system_site=_system_site(plan.engines))
-    _pip_install(device, house, plan, venv, transport)
-    loading, lacking = _try_engines(device, plan.engines, venv, transport)
-    if lacking and (exactly or not loading):
-        transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
-        before = "; the old runtime stays in use" if there.current else ""
-        raise EngineMissing(f"{device.name}: {'; '.join(lacking.values())}{before}")
-    for engine, why in lacking.items():
-        progress(f"{engine} is left out: {why}")
-    about = {
-        "edgert": plan.edgert,
-        "engines": list(loading),
-        "lacking": {**plan.lacking, **lacking},
-        "wheels": dict(house.pins),
-    }
-    _must_alone(transport, device, ["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
-    return loading
+    def __init__(self, device: Device, transport: Transport, progress: Progress = lambda _: None) -> None:
+        self.device, self.transport, self.progress = device, transport, progress
 
-
-def use_first(device: Device, plan: RuntimePlan, transport: Transport) -> None:
-    """Put the first environment into use. Nothing serves yet, so there is no trial."""
-    script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
-    must(transport, device, ["sh", "-c", script, "sh", device.home, plan.id])
-
-
-def live_models(device: Device, transport: Transport) -> tuple[str, ...]:
-    """Return the models that serve now, by the runtime in use; () if that no longer answers.
-
-    Raises DeployUnderWay where one is being deployed or on trial: two trials at once could not be told apart.
-    """
-    try:
-        status = RemoteDaemon(transport, device).status()
-    except DeviceError:
-        return ()
-    for claim in status.claims:
-        raise DeployUnderWay(
-            f"a deployment of {claim.model} is under way on {device.name} (since {claim.since}, by {claim.by}): change the "
-            f"runtime after it. If its host has vanished, its claim runs out in {claim.left_s:.0f} s"
-        )
-    on_trial = [model.model for model in status.models if model.on_trial]
-    if on_trial:
-        raise DeployUnderWay(
-            f"{device.name} has {', '.join(on_trial)} on trial: change the runtime after that, or end the trial with: "
-            f"edgert rollback {on_trial[0]} {device.name}"
-        )
-    serving = ("ready", "degraded", "unloaded", "waiting", "loading")
-    return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in serving)
-
-
-def self_test(device: Device, plan: RuntimePlan, models: Sequence[str], transport: Transport) -> None:
-    """Have the new runtime load each model and answer its golden inputs, beside the daemon. Raises RolledBack."""
-    words = [f"{device.home}/venvs/{plan.id}/bin/edgertd", "--state", device.state, "self-test", *models, "--json"]
-    result = transport.run(words, SELF_TEST_S_MAX)
-    if not result.ok:
-        error = _object(result.stdout).get("error", {})
-        raise RolledBack(
-            f"{device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}. "
-            "The old runtime stays in use"
+    def look(self) -> RuntimeThere:
+        """Return what is installed, after the end of a trial that can no longer succeed. Raises DeviceError."""
+        result = self.must(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
+        lines = [line.partition(" ") for line in result.stdout.splitlines()]
+        said = {key: value for key, _, value in lines}
+        paths = [value for key, _, value in lines if key == "wheel"]
+        digests = self.transport.run(sha256_command(*paths), INSTALL_S_MAX).stdout.split() if paths else []
+        about = _object(said.get("about", ""))
+        engines = about.get("engines")
+        return RuntimeThere(
+            current=said.get("venv", ""),
+            previous=said.get("previous", ""),
+            edgert=str(about.get("edgert", "")),
+            python=".".join(said.get("version", "").split(".")[:2]),
+            system_site=said.get("include-system-site-packages") == "true",
+            engines=None if engines is None else tuple(map(str, engines)),
+            lacking={str(k): str(v) for k, v in about.get("lacking", {}).items()},
+            wheels={str(k): str(v) for k, v in about.get("wheels", {}).items()},
+            complete=frozenset(value for key, _, value in lines if key == "complete"),
+            sent=frozenset(digests),
+            trial="trial" in said,
+            restart_due="restart_due" in said,
+            configured="configured" in said,
+            free_bytes=int(said.get("free") or 0) * 1024,
         )
 
+    def live_models(self) -> tuple[str, ...]:
+        """Return the models that serve now, by the runtime in use; () if that no longer answers.
 
-def try_out(
-    device: Device,
-    runtime: str,
-    models: Sequence[str],
-    manager: str,
-    transport: Transport,
-    progress: Progress,
-    trial_s: float = TRIAL_S,
-) -> None:
-    """Have the device switch to `runtime` on trial, and wait for its decision.
-
-    `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the link
-    does not return; the device decides all the same.
-    """
-    words = ["sh", script_path(device), "trial", manager, device.state, f"{trial_s:.0f}", runtime, *models]
-    _detach(device, words, manager, transport)
-    until = time.monotonic() + trial_s + QUICK_S_MAX
-    lost: DeviceUnreachable | None = None
-    while time.monotonic() < until:
-        time.sleep(WATCH_PAUSE_S)
+        Raises DeployUnderWay if one is being deployed or on trial: two trials at once could not be told apart.
+        """
         try:
-            verdict, of, reason = _outcome(device, transport)
-            lost = None
-        except DeviceUnreachable as error:
-            lost = error
-            continue
-        if of != runtime or verdict == "running":
-            continue
-        if verdict == "kept":
-            progress("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
+            status = RemoteDaemon(self.transport, self.device).status()
+        except DeviceError:
+            return ()
+        for claim in status.claims:
+            raise DeployUnderWay(
+                f"a deployment of {claim.model} is under way on {self.device.name} (since {claim.since}, by {claim.by}): change the "
+                f"runtime after it. If its host has vanished, its claim runs out in {claim.left_s:.0f} s"
+            )
+        on_trial = [model.model for model in status.models if model.on_trial]
+        if on_trial:
+            raise DeployUnderWay(
+                f"{self.device.name} has {', '.join(on_trial)} on trial: change the runtime after that, or end the trial with: "
+                f"edgert rollback {on_trial[0]} {self.device.name}"
+            )
+        serving = ("ready", "degraded", "unloaded", "waiting", "loading")
+        return tuple(m.model for m in status.models if m.serving is not None and m.serving.state in serving)
+
+    def loaded_engines(self) -> tuple[str, ...]:
+        """Return the engines that load, by the runtime in use; () if that does not answer."""
+        try:
+            return tuple(RemoteDaemon(self.transport, self.device).status().engines)
+        except EdgeRTError:
+            return ()
+
+    def install(
+        self, facts: MachineFacts, plan: RuntimePlan, there: RuntimeThere, house: Wheelhouse, exactly: bool
+    ) -> None:
+        """Make the complete environment `plan.id` beside the one in use.
+
+        Nothing points at it yet. Raises StorageFailed before the first byte if there is no room, EngineMissing if no engine
+        loads (with `exactly`, if any does not), and DeviceError.
+        """
+        venv = f"{self.device.home}/venvs/{plan.id}"
+        if plan.id in there.complete:
             return
-        raise RolledBack(f"{device.name}: the new runtime was rolled back, the old one is in use: {reason}")
-    if lost is not None:
-        raise DeviceUnreachable(
-            f"{lost.message}; {device.name} decides alone which runtime stays. See it with: edgert bootstrap {device.name}"
+        if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
+            raise StorageFailed(
+                f"{self.device.name} has {plan.free_bytes / 1e6:.0f} MB free at {self.device.home}, the runtime needs "
+                f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
+            )
+        wheels = f"{self.device.home}/wheels"
+        self.progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+        for wheel in house.wheels:
+            if wheel.name in plan.send:
+                self.transport.put(wheel, f"{wheels}/{wheel.name}")
+        self.progress("making the environment" + (" from the one in use" if plan.base else ""))
+        if plan.base:
+            self._copy_venv(f"{self.device.home}/venvs/{plan.base}", venv)
+            self._remove_packages(venv, there, house)
+        else:
+            self._make_venv(facts, venv, system_site=_system_site(plan.engines))
+        self._pip_install(house, plan, venv)
+        loading, lacking = self._try_engines(plan.engines, venv)
+        if lacking and (exactly or not loading):
+            self.transport.run(["rm", "-rf", venv, wheels], VENV_S_MAX)
+            before = "; the old runtime stays in use" if there.current else ""
+            raise EngineMissing(f"{self.device.name}: {'; '.join(lacking.values())}{before}")
+        for engine, why in lacking.items():
+            self.progress(f"{engine} is left out: {why}")
+        about = {
+            "edgert": plan.edgert,
+            "engines": list(loading),
+            "lacking": {**plan.lacking, **lacking},
+            "wheels": dict(house.pins),
+        }
+        self._must_alone(["sh", "-c", FINISH, "sh", venv, json.dumps(about), wheels], VENV_S_MAX)
+
+    def use_first(self, plan: RuntimePlan) -> None:
+        """Put the first environment into use. Nothing serves yet, so there is no trial."""
+        script = 'ln -sfn "$1/venvs/$2" "$1/venv.new" && mv -fT "$1/venv.new" "$1/venv" && : >"$1/restart-due" && sync'
+        self.must(["sh", "-c", script, "sh", self.device.home, plan.id])
+
+    def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
+        """Have the new runtime load each model and answer its golden inputs, beside the daemon. Raises RolledBack."""
+        words = [
+            f"{self.device.home}/venvs/{plan.id}/bin/edgertd",
+            "--state",
+            self.device.state,
+            "self-test",
+            *models,
+            "--json",
+        ]
+        result = self.transport.run(words, SELF_TEST_S_MAX)
+        if not result.ok:
+            error = _object(result.stdout).get("error", {})
+            raise RolledBack(
+                f"{self.device.name}: the new runtime failed its self-test: {error.get('message') or result.complaint()}. "
+                "The old runtime stays in use"
+            )
+
+    def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
+        """Have the device switch to `runtime` on trial, and wait for its decision.
+
+        `manager` is system, user or monitor. Raises RolledBack with the device's reason, and DeviceUnreachable if the link
+        does not return; the device decides all the same.
+        """
+        words = [
+            "sh",
+            script_path(self.device),
+            "trial",
+            manager,
+            self.device.state,
+            f"{trial_s:.0f}",
+            runtime,
+            *models,
+        ]
+        self._detach(words, manager)
+        until = time.monotonic() + trial_s + QUICK_S_MAX
+        lost: DeviceUnreachable | None = None
+        while time.monotonic() < until:
+            time.sleep(WATCH_PAUSE_S)
+            try:
+                verdict, of, reason = self._outcome()
+                lost = None
+            except DeviceUnreachable as error:
+                lost = error
+                continue
+            if of != runtime or verdict == "running":
+                continue
+            if verdict == "kept":
+                self.progress("the new runtime serves and stays" + (f" ({reason})" if reason else ""))
+                return
+            raise RolledBack(f"{self.device.name}: the new runtime was rolled back, the old one is in use: {reason}")
+        if lost is not None:
+            raise DeviceUnreachable(
+                f"{lost.message}; {self.device.name} decides alone which runtime stays. See it with: edgert bootstrap {self.device.name}"
+            )
+        raise HealthCheckFailed(
+            f"{self.device.name} did not decide on its new runtime in {trial_s:.0f} s. End the trial with: edgert bootstrap {self.device.name}"
         )
-    raise HealthCheckFailed(
-        f"{device.name} did not decide on its new runtime in {trial_s:.0f} s. End the trial with: edgert bootstrap {device.name}"
-    )
 
+    def collect(self) -> None:
+        """Remove all environments but the one in use and the previous one."""
+        self.transport.run(["sh", script_path(self.device), "collect"], VENV_S_MAX)
 
-def collect(device: Device, transport: Transport) -> None:
-    """Remove all environments but the one in use and the previous one."""
-    transport.run(["sh", script_path(device), "collect"], VENV_S_MAX)
+    def must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
+        return self._succeeded(self.transport.run(argv, timeout_s))
 
+    def _detach(self, words: Sequence[str], manager: str) -> None:
+        """Run `words` there so that they outlive the link. If they are killed, a service manager starts them again."""
+        script = 'rm -f "$1/outcome"; shift; '
+        if manager == "monitor":
+            # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
+            script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
+            script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
+        else:
+            user = "--user" if manager == "user" else ""
+            script += (
+                "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
+                f"systemd-run {user} --quiet --collect --unit=edgertd-trial -p Restart=on-abnormal -p RestartSec=1 "
+                '--description="EdgeRT tries a new runtime" -- "$@"'
+            )
+        self.must(["sh", "-c", script, "sh", self.device.home, *words])
 
-def _detach(device: Device, words: Sequence[str], manager: str, transport: Transport) -> None:
-    """Run `words` there so that they outlive the link. If they are killed, a service manager starts them again."""
-    script = 'rm -f "$1/outcome"; shift; '
-    if manager == "monitor":
-        # The same as Restart=on-abnormal below: a script that starts again rolls the runtime back.
-        script += """set -- sh -c 'while "$@"; test $? -gt 128; do sleep 1; done' sh "$@"; """
-        script += '{ command -v setsid >/dev/null && set -- setsid "$@"; nohup "$@" </dev/null >/dev/null 2>&1 & }'
-    else:
-        user = "--user" if manager == "user" else ""
-        script += (
-            "export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}; "
-            f"systemd-run {user} --quiet --collect --unit=edgertd-trial -p Restart=on-abnormal -p RestartSec=1 "
-            '--description="EdgeRT tries a new runtime" -- "$@"'
+    def _outcome(self) -> tuple[str, str, str]:
+        """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
+        lines = self.transport.run(["cat", f"{self.device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
+        if len(lines) < 3:
+            return "", "", ""
+        return lines[0], lines[1], lines[2]
+
+    def _copy_venv(self, old: str, new: str) -> None:
+        """Copy an environment with hard links: pip replaces files and never changes them."""
+        self._must_alone(["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
+
+    def _remove_packages(self, venv: str, there: RuntimeThere, house: Wheelhouse) -> None:
+        keep = {parse_wheel_filename(name)[0] for name in house.pins}
+        gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
+        if gone:
+            self._must_alone(
+                [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
+                INSTALL_S_MAX,
+            )
+
+    def _make_venv(self, facts: MachineFacts, venv: str, *, system_site: bool) -> None:
+        """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
+        options = ["--system-site-packages"] if system_site else []
+        words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
+        made = self._alone(words, VENV_S_MAX)
+        if made.ok:
+            return
+        if "No module named venv" in made.stdout + made.stderr:
+            raise DeviceError(
+                f"{facts.python_path} on {self.device.name} cannot make virtual environments. Run there, as root: "
+                f"apt-get install python{facts.python}-venv. Then bootstrap again"
+            )
+        raise DeviceError(f"{self.device.name}: {made.complaint()}")
+
+    def _pip_install(self, house: Wheelhouse, plan: RuntimePlan, venv: str) -> None:
+        """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
+        wheels = f"{self.device.home}/wheels"
+        itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
+        pip = (
+            [f"{venv}/bin/python", f"{wheels}/{itself}/pip"]
+            if itself in plan.changed
+            else [f"{venv}/bin/python", "-m", "pip"]
         )
-    must(transport, device, ["sh", "-c", script, "sh", device.home, *words])
+        options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
+        command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
+        script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
+        self._must_alone(["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
 
+    def _try_engines(self, engines: Sequence[str], venv: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
+        program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
+        loading, lacking = [], {}
+        for engine in engines:
+            result = self.transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
+            if result.ok:
+                loading.append(engine)
+                continue
+            said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+            hint = TENSORRT_HINT if engine == "tensorrt" else ""
+            lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
+        return tuple(loading), lacking
 
-def _outcome(device: Device, transport: Transport) -> tuple[str, str, str]:
-    """Return kept, back or running; the runtime; and the reason. All are "" before the trial starts."""
-    lines = transport.run(["cat", f"{device.home}/outcome"], QUICK_S_MAX).stdout.splitlines()
-    if len(lines) < 3:
-        return "", "", ""
-    return lines[0], lines[1], lines[2]
+    def _alone(self, argv: Sequence[str], timeout_s: float) -> Result:
+        result = self.transport.run(["sh", "-c", _ALONE, "sh", f"{self.device.home}/working", *argv], timeout_s)
+        return replace(result, argv=tuple(argv))
+
+    def _must_alone(self, argv: Sequence[str], timeout_s: float) -> Result:
+        return self._succeeded(self._alone(argv, timeout_s))
+
+    def _succeeded(self, result: Result) -> Result:
+        if not result.ok:
+            raise DeviceError(f"{self.device.name}: {result.complaint()}")
+        return result
 
 
 def _system_site(engines: Sequence[str]) -> bool:
     """Return whether the environment needs the system's packages: JetPack installs TensorRT there."""
     return "tensorrt" in engines
-
-
-_COPY = """
-rm -rf "$2" "$2.new"
-cp -al "$1" "$2.new" 2>/dev/null || { rm -rf "$2.new"; cp -a "$1" "$2.new"; }
-rm -f "$2.new/.complete" && mv "$2.new" "$2" || exit 1
-for file in "$2"/bin/*; do
-  test -L "$file" || ! grep -qI . "$file" || { sed "s|$1|$2|g" "$file" >"$file.new" && chmod 755 "$file.new" && mv -f "$file.new" "$file"; }
-done
-"""
-
-
-def _copy_venv(device: Device, old: str, new: str, transport: Transport) -> None:
-    """Copy an environment with hard links: pip replaces files and never changes them."""
-    _must_alone(transport, device, ["sh", "-c", _COPY, "sh", old, new], VENV_S_MAX)
-
-
-def _remove_packages(device: Device, venv: str, there: RuntimeThere, house: Wheelhouse, transport: Transport) -> None:
-    keep = {parse_wheel_filename(name)[0] for name in house.pins}
-    gone = sorted({parse_wheel_filename(name)[0] for name in there.wheels} - keep)
-    if gone:
-        _must_alone(
-            transport,
-            device,
-            [f"{venv}/bin/python", "-m", "pip", *PIP_OPTIONS, "uninstall", "--yes", "--quiet", *gone],
-            INSTALL_S_MAX,
-        )
-
-
-def _make_venv(device: Device, facts: MachineFacts, venv: str, transport: Transport, *, system_site: bool) -> None:
-    """Make an environment without pip, which comes as a wheel: Debian's Python cannot put it into one."""
-    options = ["--system-site-packages"] if system_site else []
-    words = [facts.python_path, "-m", "venv", "--clear", "--without-pip", *options, venv]
-    made = _alone(transport, device, words, VENV_S_MAX)
-    if made.ok:
-        return
-    if "No module named venv" in made.stdout + made.stderr:
-        raise DeviceError(
-            f"{facts.python_path} on {device.name} cannot make virtual environments. Run there, as root: "
-            f"apt-get install python{facts.python}-venv. Then bootstrap again"
-        )
-    raise DeviceError(f"{device.name}: {made.complaint()}")
-
-
-def _pip_install(device: Device, house: Wheelhouse, plan: RuntimePlan, venv: str, transport: Transport) -> None:
-    """Install exactly these wheels: pip resolves nothing, and refuses another hash."""
-    wheels = f"{device.home}/wheels"
-    itself = next(name for name in house.pins if parse_wheel_filename(name)[0] == "pip")
-    pip = (
-        [f"{venv}/bin/python", f"{wheels}/{itself}/pip"]
-        if itself in plan.changed
-        else [f"{venv}/bin/python", "-m", "pip"]
-    )
-    options = ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-cache-dir", "--quiet"]
-    command = shlex.join([*pip, *PIP_OPTIONS, "install", *options])
-    script = f'mkdir -p "$2" && printf %s "$1" >"$2/requirements.txt" && {command} --find-links "$2" -r "$2/requirements.txt"'
-    _must_alone(transport, device, ["sh", "-c", script, "sh", house.requirements(plan.changed), wheels], INSTALL_S_MAX)
-
-
-def _try_engines(
-    device: Device, engines: Sequence[str], venv: str, transport: Transport
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the engines that load in the environment, and why others do not. Each has its own process: it may crash."""
-    program = "import sys; from edgert.engines import engine_by_name; engine_by_name(sys.argv[1]).version()"
-    loading, lacking = [], {}
-    for engine in engines:
-        result = transport.run([f"{venv}/bin/python", "-c", program, engine], ENGINE_S_MAX)
-        if result.ok:
-            loading.append(engine)
-            continue
-        said = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
-        hint = TENSORRT_HINT if engine == "tensorrt" else ""
-        lacking[engine] = f"engine {engine} does not load: {said[-300:]}{hint}"
-    return tuple(loading), lacking
-
-
-def _about(transport: Transport, venv: str) -> dict[str, Any]:
-    return _object(transport.run(["cat", f"{venv}/.complete"], QUICK_S_MAX).stdout)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -457,26 +469,3 @@ def _object(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-# The command holds this lock, and so do its children: after the link is lost, it may go on alone.
-_ALONE = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock -n 8; } && exec "$@"'
-
-
-def _alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
-    result = transport.run(["sh", "-c", _ALONE, "sh", f"{device.home}/working", *argv], timeout_s)
-    return replace(result, argv=tuple(argv))
-
-
-def _must_alone(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float) -> Result:
-    return _succeeded(device, _alone(transport, device, argv, timeout_s))
-
-
-def must(transport: Transport, device: Device, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
-    return _succeeded(device, transport.run(argv, timeout_s))
-
-
-def _succeeded(device: Device, result: Result) -> Result:
-    if not result.ok:
-        raise DeviceError(f"{device.name}: {result.complaint()}")
-    return result

@@ -17,7 +17,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from edgert.errors import DeviceError, EdgeRTError
-from edgert_deploy.bootstrap import runtime
+from edgert_deploy.bootstrap.runtime import QUICK_S_MAX, script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.inventory import Device
@@ -92,14 +92,14 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
         with contextlib.suppress(EdgeRTError):  # it was never set up
             RemoteDaemon(transport, device).call("stop")
         return
-    words = ["sh", "-c", runtime.script_text().decode(), script_path(device), "stop", device.state]
+    words = ["sh", "-c", script_text().decode(), script_path(device), "stop", device.state]
     transport.run(words, REMOVE_S_MAX)  # it fails without HOME, from which nothing runs then
 
 
 def _forget_broker(device: Device, transport: Transport) -> None:
     """Remove the broker's credentials from the configuration that stays: their files are about to be removed."""
     path = f"{device.state}/config.toml"
-    present = transport.run(["cat", path], runtime.QUICK_S_MAX)
+    present = transport.run(["cat", path], QUICK_S_MAX)
     if not present.ok:
         return
     try:

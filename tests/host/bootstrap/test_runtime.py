@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import RolledBack
-from edgert_deploy.bootstrap.runtime import RuntimeThere, plan_runtime, script_text, try_out
+from edgert_deploy.bootstrap.runtime import Runtimes, RuntimeThere, plan_runtime, script_text
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
@@ -192,8 +192,8 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
     listed = Device("d", "local", str(tmp_path), "this-machine", str(tmp_path / "state"), home=str(device.home))
     try:
         with ThreadPoolExecutor(1) as pool:
-            words = (listed, NEW, ("echo",), "monitor", LocalTransport(listed), lambda line: None, 300.0)
-            tried = pool.submit(try_out, *words)
+            runtimes = Runtimes(listed, LocalTransport(listed))
+            tried = pool.submit(runtimes.try_out, NEW, ("echo",), "monitor", 300.0)
             wait_until(lambda: device.in_use() == NEW, "the new one is in use")
             for pid in processes(b"sh", bytes(device.home / "runtime.sh"), b"trial"):
                 os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import DeployUnderWay, DeviceError
-from edgert_deploy.bootstrap.runtime import _ALONE, live_models
+from edgert_deploy.bootstrap.runtime import _ALONE, Runtimes
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.claims import check_not_set_up, claimed, setting_up
 from edgert_deploy.devices.inventory import Device
@@ -142,14 +142,14 @@ def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_wh
     daemon = RemoteDaemon(link, device)
     on_host("one")
     with claimed(daemon, "digits"), pytest.raises(DeployUnderWay, match=r"deploy of digits is under way .*, by .*@"):
-        live_models(device, link)
+        Runtimes(device, link).live_models()
     with setting_up(device, link) as held:
         with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
             pass
         on_host("two")
         with pytest.raises(DeployUnderWay, match="for at most"), claimed(daemon, "digits"):
             pass
-        assert live_models(device, held) == (), "what was refused has left no claim"
+        assert Runtimes(device, held).live_models() == (), "what was refused has left no claim"
         on_host("one")
 
 
