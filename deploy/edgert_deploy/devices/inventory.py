@@ -37,6 +37,7 @@ from tomlkit.items import Table
 
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
+from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
@@ -48,6 +49,7 @@ TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}(=[A-Za-z0-9_.+:/@-]{1,63})?")
 ALL = "all"
 TAGS_MAX = 64
 LISTS = ("groups", "tags")
+REQUIRED = ("transport", "address", "profile", "state")
 SELECTED_BY = ("tag:", "site:", "profile:", "!")
 KNOWN_SHOWN_MAX = 20
 DEVICES_MAX = 10_000
@@ -292,14 +294,6 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigInvalid(f"invalid {what} name {name!r}: use a letter, then at most 62 of a-z 0-9 _ -, not {ALL!r}")
 
 
-def _check_device(device: Device, where: str) -> None:
-    _check_name("device", device.name)
-    for group in device.groups:
-        _check_name("group", group)
-    _check_tags(where, device.tags)
-    _checked(device, where)
-
-
 def _check_tags(where: str, tags: Sequence[str]) -> None:
     for tag in tags:
         if not TAG.fullmatch(tag):
@@ -333,35 +327,26 @@ def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
 
 def _device(name: str, table: Any, path: Path) -> Device:
     where = f"[devices.{name}] in {path}"
-    _check_name("device", name)
-    known = {f.name for f in fields(Device)} - {"name"}
     if not isinstance(table, dict):
         raise ConfigInvalid(f"{where} must be a table")
-    if unknown := set(table) - known:
-        raise ConfigInvalid(f"{where} has an unknown key {sorted(unknown)[0]!r}; known: {', '.join(sorted(known))}")
-    for key, given in table.items():
-        _check_value(where, key, given)
+    known = {field.name for field in fields(Device)} - {"name"}
+    if unknown := sorted(set(table) - known):
+        raise ConfigInvalid(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    if missing := [key for key in REQUIRED if key not in table]:
+        raise ConfigInvalid(f"{where} lacks {missing[0]!r}; required are {', '.join(REQUIRED)}")
     try:
-        lists = {key: tuple(table.get(key, ())) for key in LISTS}
-        device = Device(name=name, **{**table, **lists})
-    except TypeError as error:
-        raise ConfigInvalid(f"{where}: transport, address, profile and state are required") from error
-    return _checked(device, where)
+        device = from_json(Device, {**table, "name": name})
+    except Mistyped as error:
+        raise ConfigInvalid(f"{where}: {error}") from error
+    _check_device(device, where)
+    return device
 
 
-def _check_value(where: str, key: str, given: Any) -> None:
-    if key in LISTS:
-        if not isinstance(given, list) or not all(isinstance(g, str) for g in given):
-            raise ConfigInvalid(f"{where}: {key} must be a list of strings")
-        if key == "tags":
-            _check_tags(where, given)
-        for group in given if key == "groups" else ():
-            _check_name("group", group)
-    elif not isinstance(given, str):
-        raise ConfigInvalid(f"{where}: {key} must be a string, got {given!r}")
-
-
-def _checked(device: Device, where: str) -> Device:
+def _check_device(device: Device, where: str) -> None:
+    _check_name("device", device.name)
+    for group in device.groups:
+        _check_name("group", group)
+    _check_tags(where, device.tags)
     uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
     checks: dict[str, Callable[[], bool]] = {
         'become must be "sudo" or missing': lambda: device.become in ("", "sudo"),
@@ -381,7 +366,6 @@ def _checked(device: Device, where: str) -> Device:
     if device.jump:
         SshAddress.parse(device.jump)
         fingerprint(device.jump_host_key)
-    return device
 
 
 def _as_table(device: Device) -> Table:

@@ -75,7 +75,7 @@ class LogRequest:
         return lambda line: pattern.search(line) is not None
 
 
-def parse_since(text: str, now: datetime | None = None) -> str:
+def parse_since(text: str) -> str:
     """Parse `10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC by default) for LogRequest.
 
     Raises ConfigInvalid.

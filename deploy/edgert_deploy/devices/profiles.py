@@ -12,6 +12,7 @@ from typing import Any
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
+from edgert.typed_json import Mistyped, from_json
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,35 +102,22 @@ def _read(path: Path) -> DeviceProfile:
 
 def _checked(path: Path, values: dict[str, Any]) -> DeviceProfile:
     """Return the profile with these values. Raises ConfigInvalid for the first invalid one."""
-    wanted = {one.name: str(one.type) for one in fields(DeviceProfile)}
+    known = {one.name for one in fields(DeviceProfile)}
     needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
-    if not needed <= set(values) <= set(wanted):
-        missing, extra = sorted(needed - set(values)), sorted(set(values) - set(wanted))
+    if not needed <= set(values) <= known:
+        missing, extra = sorted(needed - set(values)), sorted(set(values) - known)
         raise ConfigInvalid(f"profile {path}: missing keys {missing}, unknown keys {extra}")
-    tables = {key: values[key] for key in ("match", "wheels") if key in values}
-    for key, value in values.items():
-        if key not in tables and not _is_kind(value, wanted[key]):
-            raise ConfigInvalid(f"profile {path}: {key} = {value!r} should be a {wanted[key]}")
-    for key, table in tables.items():
-        if not isinstance(table, dict) or not all(_is_kind(value, "tuple") for value in table.values()):
-            raise ConfigInvalid(f"profile {path}: [{key}] should be a table of lists of text, got {table!r}")
-    checked: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    for key, table in tables.items():
-        checked[key] = {name: tuple(value) for name, value in table.items()}
+    words = [one.name for one in fields(Match)]
     try:
-        profile = DeviceProfile(**{**checked, "match": Match(**checked.get("match", {}))})
-    except TypeError as error:
-        raise ConfigInvalid(f"profile {path}: [match] takes {', '.join(one.name for one in fields(Match))}") from error
+        profile = from_json(DeviceProfile, values)
+    except Mistyped as error:
+        raise ConfigInvalid(f"profile {path}: {error}") from error
+    if not set(values.get("match", {})) <= set(words):
+        raise ConfigInvalid(f"profile {path}: [match] takes {', '.join(words)}")
     problem = next(_problems(path, profile), None)
     if problem is not None:
         raise ConfigInvalid(f"profile {path}: {problem}")
     return profile
-
-
-def _is_kind(value: Any, kind: str) -> bool:
-    if kind.startswith("tuple"):
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return type(value).__name__ == kind  # exact: TOML's true is no whole number
 
 
 def _problems(path: Path, profile: DeviceProfile) -> Iterator[str]:
