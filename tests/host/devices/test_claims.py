@@ -141,7 +141,10 @@ def test_no_deployment_begins_while_a_device_is_set_up_and_no_runtime_changes_wh
     Path(device.state, "config.toml").write_text('device = "board"\nprofile = "this-machine"\n')
     daemon = RemoteDaemon(link, device)
     on_host("one")
-    with claimed(daemon, "digits"), pytest.raises(DeployUnderWay, match=r"deployment of digits is under way .*, by .*@"):
+    with (
+        claimed(daemon, "digits"),
+        pytest.raises(DeployUnderWay, match=r"deployment of digits is under way .*, by .*@"),
+    ):
         Runtimes(device, link).live_models()
     with setting_up(device, link) as held:
         with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
