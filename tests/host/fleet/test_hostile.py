@@ -14,6 +14,7 @@ from rich.console import Console
 
 from edgert_deploy.cli.fleet_watch import table_of
 from edgert_deploy.fleet import model as model_module
+from edgert_deploy.fleet import stream_limit
 from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
@@ -23,7 +24,7 @@ from edgert_deploy.fleet.store import merged_rows, schema
 from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.stream_limit import STREAMS_MAX, WINDOW_S
+from edgert_deploy.fleet.stream_limit import WINDOW_S
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.fleet.ui.hub import Hub
@@ -156,26 +157,29 @@ def test_counters_that_claim_too_much_stop_at_what_a_column_holds(store_url: str
     assert answer.counters["requests"] == merged_rows.COUNTED_MAX
 
 
-def test_a_device_that_makes_up_versions_leaves_room_for_the_others(store_url: str) -> None:
+def test_a_device_that_makes_up_versions_leaves_room_for_the_others(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_limit, "STREAMS_MAX", streams_max := 200)
     made_up = [
         Pi("other", f"r{number}", boot=f"b{number}").window(NOW_MS - 5000 + number, [1.0])
-        for number in range(STREAMS_MAX + 20)
+        for number in range(streams_max + 20)
     ]
     sent = [message for window in made_up for message in window]
     honest = Pi("honest", "rh").window(NOW_MS - 1, [1.0])
     assert record(store_url, sent + honest).refused == 2 * 20
-    assert len(ask(store_url, 1, ("device", "version"))) == STREAMS_MAX + 1
+    assert len(ask(store_url, 1, ("device", "version"))) == streams_max + 1
     board, clock = Board(lambda: NOW_MS), [0.0]
     exporter = Exporter("b1", clock=lambda: clock[0], wall_clock=lambda: 0.0)
     for message in sent + honest:
         exporter.apply(*message, False, 0.0)
         board.apply(*message, False, 0.0)
-    assert len(exporter.groups) == STREAMS_MAX + 1
-    assert len(board.numbers("digits")) == STREAMS_MAX + 1
+    assert len(exporter.groups) == streams_max + 1
+    assert len(board.numbers("digits")) == streams_max + 1
     clock[0] = WINDOW_S + 1  # a device that is taken into use again and again comes through
     for message in made_up[-1]:
         exporter.apply(*message, False, clock[0])
-    assert len(exporter.groups) == STREAMS_MAX + 2
+    assert len(exporter.groups) == streams_max + 2
 
 
 def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and_nobody_s_place(

@@ -343,7 +343,7 @@ def test_words_that_cannot_be_used_are_explained(tmp_path: Path, words: tuple[st
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        ("/nowhere/fleet.db", "there is no store /nowhere/fleet.db"),
+        ("/nowhere/fleet.db", "no store /nowhere/fleet.db"),
         ("mysql://db/fleet", "postgresql"),
         ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
     ],

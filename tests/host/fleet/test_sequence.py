@@ -1,0 +1,46 @@
+"""A stream's numbers tell new reports from repeated ones, and count what never came."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgert_deploy.fleet import sequence as seq
+from edgert_deploy.fleet.sequence import SeqTracker
+
+
+@given(st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=60))
+def test_a_tracker_counts_each_seq_once_and_knows_what_is_missing(arrivals: list[int]) -> None:
+    tracker = SeqTracker()
+    first = arrivals[0]
+    new = [seq for seq in arrivals if tracker.is_new(seq)]
+    expected = {seq for seq in arrivals if seq >= first}  # what came before the first one seen is not known of
+    assert len(new) == len(set(new))
+    assert set(new) == expected
+    assert tracker.missing == max(arrivals) - first + 1 - len(expected)
+
+
+def test_a_counter_begun_anew_is_not_taken_for_lost_messages() -> None:
+    tracker = SeqTracker()
+    assert [tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**40)] == [True, True, True, True, False]
+    assert (tracker.missing, tracker.restarts) == (0, 1)
+
+
+def test_every_spool_that_was_lost_shows_as_a_gap() -> None:
+    tracker = SeqTracker()
+    # The third is drawn lower than the second, and one of its reports never comes.
+    assert all(tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**35, 2**35 + 2))
+    assert (tracker.missing, tracker.lost_min) == (1, 3)
+    assert not tracker.is_new(2**35)
+
+
+def test_a_great_gap_is_counted_in_bounded_memory() -> None:
+    tracker = SeqTracker()
+    tracker.is_new(1)
+    tracker.is_new(1_000_002)
+    assert tracker.missing == 1_000_000
+    assert [tracker.is_new(number) for number in (2, 500_000, 1_000_001, 500_000)] == [True, True, True, False]
+    every_other = range(1_000_004, 1_010_000, 2)
+    assert all(tracker.is_new(number) for number in every_other)
+    assert tracker.missing == 1_000_000 - 3 + len(every_other)
+    assert len(tracker._gaps or ()) == seq.GAPS_MAX
