@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from edgert.errors import EdgeRTError
 
 TEXT_LENGTH_MAX = 64 * 1024
-ENTRIES_MAX = 4096  # of a list or an object
+ENTRIES_MAX = 100_000  # of a list or an object; a model may have as many labels
 INTEGER_MAX = 2**63 - 1
 # In the metadata of a field that holds a dataclass or None: its fields are beside the others in JSON.
 FLAT = "flat"

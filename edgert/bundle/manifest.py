@@ -8,21 +8,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from edgert.bundle.expiry import expiry_time
-from edgert.bundle.rules import (
-    Classify,
-    Detect,
-    Preprocess,
-    check_rules,
-    classify_of,
-    detect_of,
-    preprocess_of,
-    strings_of,
-)
-from edgert.errors import BundleError, NotCompatible, RequestError
+from edgert.bundle.rules import Classify, Detect, Preprocess, check_known, check_rules
+from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Mistyped, from_json
 
 FORMAT = 1
 MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -152,10 +143,7 @@ class Manifest:
         )
 
     def to_bytes(self) -> bytes:
-        value = asdict(self)
-        value["format"] = FORMAT
-        for group in ("inputs", "outputs"):
-            value[group] = [spec.as_json() for spec in getattr(self, group)]
+        value = {"format": FORMAT, **asdict(self)}
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -167,56 +155,14 @@ class Manifest:
                 raise BundleError(
                     f"the bundle has format {value['format']!r}, this version reads {FORMAT}: update edgert on the device"
                 )
-            return _manifest(value)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RequestError) as error:
+            check_known(value)
+            return from_json(cls, value)
+        except Mistyped as error:
+            if isinstance(error.__cause__, BundleError):  # a value of the right type that is not allowed
+                raise error.__cause__ from None
+            raise BundleError(f"the manifest cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BundleError(f"the manifest cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _manifest(value: dict[str, Any]) -> Manifest:
-    preprocess, classify, detect = (value.get(name) for name in ("preprocess", "classify", "detect"))
-    return Manifest(
-        model=str(value["model"]),
-        release=int(value["release"]),
-        inputs=tuple(TensorSpec.from_json(v) for v in value["inputs"]),
-        outputs=tuple(TensorSpec.from_json(v) for v in value["outputs"]),
-        files=tuple(FileEntry(str(v["path"]), int(v["size_bytes"]), str(v["sha256"])) for v in value["files"]),
-        artifacts=tuple(_artifact(v) for v in value["artifacts"]),
-        targets=tuple(
-            TargetEntry(
-                str(v["profile"]), strings_of(v["machines"]), strings_of(v["artifacts"]), str(v.get("reference", ""))
-            )
-            for v in value["targets"]
-        ),
-        golden_inputs=strings_of(value["golden_inputs"]),
-        source_sha256=str(value["source_sha256"]),
-        source_size_bytes=int(value["source_size_bytes"]),
-        preprocess=None if preprocess is None else preprocess_of(preprocess),
-        classify=None if classify is None else classify_of(classify),
-        detect=None if detect is None else detect_of(detect),
-        downgrade=bool(value["downgrade"]),
-        expires=str(value.get("expires", "")),
-    )
-
-
-def _artifact(value: dict[str, Any]) -> ArtifactEntry:
-    accuracy = value["accuracy"]
-    return ArtifactEntry(
-        id=str(value["id"]),
-        engine=str(value["engine"]),
-        precision=str(value["precision"]),
-        entry=str(value["entry"]),
-        files=strings_of(value["files"]),
-        golden_outputs=strings_of(value["golden_outputs"]),
-        golden_atol=tuple(float(v) for v in value["golden_atol"]),
-        accuracy=Accuracy(
-            metric=str(accuracy["metric"]),
-            samples=int(accuracy["samples"]),
-            fp32=float(accuracy["fp32"]),
-            artifact=float(accuracy["artifact"]),
-            max_drop=float(accuracy["max_drop"]),
-        ),
-        tools={str(k): str(v) for k, v in value["tools"].items()},
-    )
 
 
 def _check(manifest: Manifest) -> None:

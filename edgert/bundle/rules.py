@@ -5,6 +5,7 @@ They are values and a part of the manifest; each is checked against the model's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -222,69 +223,15 @@ def _check_choice(what: str, key: str, value: str, known: tuple[str, ...]) -> No
         raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")
 
 
-def preprocess_of(value: dict[str, Any]) -> Preprocess:
-    plain = Preprocess(**_known(Preprocess, value, "preprocessing"))
-    return Preprocess(
-        input=str(plain.input),
-        scale=float(plain.scale),
-        mean=tuple(float(v) for v in plain.mean),
-        std=tuple(float(v) for v in plain.std),
-        layout=str(plain.layout),
-        model_layout=str(plain.model_layout),
-        colour=str(plain.colour),
-        frame_colour=str(plain.frame_colour),
-        resize=None if plain.resize is None else _resize(value["resize"]),
-        decode=bool(plain.decode),
+def check_known(manifest: Mapping[str, Any]) -> None:
+    """Raise BundleError where a rule in `manifest` has an unknown key: ignoring it would change the model's input."""
+    preprocess = manifest.get("preprocess")
+    rules = (
+        ("preprocessing", Preprocess, preprocess),
+        ("resizing", Resize, preprocess and preprocess.get("resize")),
+        ("classification", Classify, manifest.get("classify")),
+        ("detection", Detect, manifest.get("detect")),
     )
-
-
-def _resize(value: dict[str, Any]) -> Resize:
-    plain = Resize(**_known(Resize, value, "resizing"))
-    return Resize(
-        rule=str(plain.rule),
-        height=int(plain.height),
-        width=int(plain.width),
-        shortest_side=int(plain.shortest_side),
-        pad_value=int(plain.pad_value),
-        filter=str(plain.filter),
-    )
-
-
-def classify_of(value: dict[str, Any]) -> Classify:
-    plain = Classify(**_known(Classify, value, "classification"))
-    return Classify(
-        output=str(plain.output),
-        labels=strings_of(plain.labels),
-        top_k=int(plain.top_k),
-        softmax=bool(plain.softmax),
-    )
-
-
-def detect_of(value: dict[str, Any]) -> Detect:
-    plain = Detect(**_known(Detect, value, "detection"))
-    return Detect(
-        boxes=str(plain.boxes),
-        scores=str(plain.scores),
-        labels=strings_of(plain.labels),
-        form=str(plain.form),
-        objectness=bool(plain.objectness),
-        sigmoid=bool(plain.sigmoid),
-        box_format=str(plain.box_format),
-        normalised=bool(plain.normalised),
-        score_threshold=float(plain.score_threshold),
-        iou_threshold=float(plain.iou_threshold),
-        detections_max=int(plain.detections_max),
-    )
-
-
-def _known(cls: type[Any], value: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return `value` if every key is a field of `cls`: ignoring one would silently change the model's input."""
-    if unknown := sorted(set(value) - {field.name for field in fields(cls)}):
-        raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")
-    return value
-
-
-def strings_of(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"expected a list of strings, got {type(values).__name__}")
-    return tuple(str(v) for v in values)
+    for what, cls, rule in rules:
+        if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):
+            raise BundleError(f"{what} has unknown keys {', '.join(unknown)[:200]}: update edgert on the device")

@@ -73,7 +73,7 @@ def test_defaults_stand_in_and_unknown_keys_are_ignored() -> None:
         ({"wheels": [{"spokes": INTEGER_MAX + 1}]}, r"wheels\[0\].spokes is beyond"),
         ({"wheels": [{}]}, r"wheels\[0\] lacks 'spokes'"),
         ({"wheels": [{"spokes": -1}]}, "fewer than 0 spokes"),
-        ({"wheels": [{"spokes": 1}] * (ENTRIES_MAX + 1)}, "wheels has 4097 entries"),
+        ({"wheels": [{"spokes": 1}] * (ENTRIES_MAX + 1)}, f"wheels has {ENTRIES_MAX + 1} entries"),
         ({"gears": {"one": [1, 1.0]}}, "gears has the key 'one'"),
         ({"gears": {"1": [1]}}, "gears.1 has 1 entries, not 2"),
         ({"owner": 5}, "owner is 5"),

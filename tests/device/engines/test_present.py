@@ -1,0 +1,57 @@
+"""The remembered versions of engines: valid until the installed packages change."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgert.engines import ENGINES, present
+from edgert.engines.present import engine_versions
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The engines whose SDK was asked for its version; of them only `null` and `tflite` are installed."""
+    names: list[str] = []
+
+    def version(name: str) -> str | None:
+        names.append(name)
+        return {"null": "1", "tflite": "2.3"}.get(name)
+
+    monkeypatch.setattr(present, "_version", version)
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
+    return names
+
+
+def test_installed_engines_are_asked_once_and_missing_ones_every_time(asked: list[str], tmp_path: Path) -> None:
+    remembered = tmp_path / "engines.json"
+    first = engine_versions(remembered)
+    assert (first["null"], first["tflite"], first["openvino"]) == ("1", "2.3", None)
+    assert asked == list(ENGINES)
+    asked.clear()
+    assert engine_versions(remembered) == first
+    assert asked == [name for name in ENGINES if name not in ("null", "tflite")]
+
+
+def test_a_change_of_the_packages_or_of_the_file_makes_all_be_asked_again(asked: list[str], tmp_path: Path) -> None:
+    remembered = tmp_path / "engines.json"
+    engine_versions(remembered)
+    os.utime(tmp_path / "site-packages", ns=(1, 1))
+    asked.clear()
+    engine_versions(remembered)
+    assert asked == list(ENGINES)
+    for damage in ("{", json.dumps({"python": None, "versions": {}}), "[" * 100_000):
+        remembered.write_text(damage)
+        asked.clear()
+        engine_versions(remembered)
+        assert asked == list(ENGINES)
+
+
+def test_a_disk_that_refuses_costs_only_the_memory(asked: list[str], tmp_path: Path) -> None:
+    assert engine_versions(tmp_path / "missing" / "engines.json")["null"] == "1"

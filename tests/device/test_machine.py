@@ -1,0 +1,35 @@
+"""Facts about the machine: read from files, None where a file is missing or unreadable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgert import machine
+
+
+def test_the_hottest_zone_counts_and_broken_ones_do_not(tmp_path: Path) -> None:
+    assert machine.temp_c(tmp_path) is None
+    for number, text in enumerate(("41250\n", "not a number", "55000\n")):
+        (tmp_path / f"thermal_zone{number}").mkdir()
+        (tmp_path / f"thermal_zone{number}" / "temp").write_text(text)
+    assert machine.temp_c(tmp_path) == 55.0
+
+
+def test_only_the_present_bits_mean_throttled(tmp_path: Path) -> None:
+    path = tmp_path / "get_throttled"
+    assert machine.throttled(path) is None
+    for text, throttled in (("0", False), ("50000", False), ("50005", True)):  # the upper bits are about the past
+        path.write_text(text)
+        assert machine.throttled(path) is throttled
+
+
+def test_the_fields_of_a_sys_message_are_those_of_this_machine(tmp_path: Path) -> None:
+    fields = machine.sys_fields(tmp_path)
+    assert isinstance(fields["cpus"], int)
+    assert isinstance(fields["uptime_s"], float)
+    for name in ("mem_available_bytes", "disk_free_bytes"):
+        value = fields[name]
+        assert isinstance(value, int)
+        assert value > 0
+    assert (machine.rss_bytes() or 0) > 2**20
+    assert machine.disk_free_bytes(tmp_path / "missing") is None
