@@ -20,7 +20,9 @@ def test_a_short_configuration_has_defaults_for_the_rest(tmp_path: Path) -> None
 
 
 def test_every_table_is_read() -> None:
-    text = '[serving]\nthreads = 2\nallow_uids = [1000]\n[mqtt]\nhost = "b"\n[http]\nlisten = "x"\n[alarms]\ntemp_c = 70\n'
+    text = (
+        '[serving]\nthreads = 2\nallow_uids = [1000]\n[mqtt]\nhost = "b"\n[http]\nlisten = "x"\n[alarms]\ntemp_c = 70\n'
+    )
     config = parse_config(BASE + text + "[models.digits]\npinned = true\n", "here")
     assert (config.serving.threads, config.serving.allow_uids) == (2, (1000,))
     assert (config.mqtt.host, config.http.listen, config.alarms.temp_c) == ("b", "x", 70)
