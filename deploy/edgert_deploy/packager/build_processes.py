@@ -54,10 +54,10 @@ class BuildProcesses:
             if not self._inputs.exists():
                 with self._inputs.open("wb") as file:
                     pickle.dump((source, calibration), file, protocol=5)
-        stage = [f"{order.engine}: starting"]
+        steps = [f"{order.engine}: starting"]
 
         def noted(line: str) -> None:
-            stage.append(line)
+            steps.append(line)
             progress(line)
 
         request = {"inputs": str(self._inputs), "out": str(out_dir)}
@@ -65,7 +65,7 @@ class BuildProcesses:
             with _lent_child() as child:
                 answer, _ = child.ask(f"{__name__}:build_in_child", request, pickle.dumps(order), LIMITS, noted)
         except sandbox.ChildFailed as error:
-            raise BuildFailed(_complaint(error, order, source.path.name, stage[-1])) from error
+            raise BuildFailed(_complaint(error, order, source.path.name, steps[-1])) from error
         return Artifact.from_json(answer, out_dir)
 
     def ahead(self, orders: Sequence[Order], cache: BuildCache, progress: Progress, processes: int = 0) -> None:
@@ -121,7 +121,7 @@ def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
     return min(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * free_memory_bytes() / each))
 
 
-def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, stage: str) -> str:
+def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, step: str) -> str:
     cause = {
         "crash": f"crashed ({failed.detail})",
         "memory": "ran out of memory",
@@ -134,7 +134,7 @@ def _complaint(failed: sandbox.ChildFailed, order: Order, model: str, stage: str
         "time": "give fewer calibration samples",
     }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
     return (
-        f"the {order.engine} builder {cause} on {model} after {stage!r}; {advice}, "
+        f"the {order.engine} builder {cause} on {model} after {step!r}; {advice}, "
         f"or leave {order.engine} out of the profile's engines"
     )
 

@@ -105,7 +105,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process and what it started, and remove what it left."""
+        """End the process and its own children, and remove its files."""
         self.kill()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._stderr):
@@ -163,12 +163,12 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
         return {"error": error.message, "class": type(error).__name__}, b""
     except MemoryError:
         return {"memory": True}, b""
-    except Exception as error:  # noqa: BLE001 - what nobody foresaw in a hostile file is still one clear error
+    except Exception as error:  # noqa: BLE001 - an unforeseen error of a hostile file is still one clear message
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}, b""
 
 
 def checked(answer: dict[str, Any], payload: bytes) -> Answer:
-    """Return a good answer; raise what another one reports."""
+    """Return a good answer, or raise the error that it reports."""
     if "memory" in answer:
         raise ChildFailed("memory", "")
     if "class" in answer:
@@ -181,7 +181,7 @@ def checked(answer: dict[str, Any], payload: bytes) -> Answer:
 
 
 def failure(code: int, printed: str) -> ChildFailed:
-    """Return why a child ended with exit `code`, having `printed` that."""
+    """Return the reason why a child ended, from its exit `code` and what it `printed`."""
     lines = printed.strip().splitlines() or ["no message"]
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
         return ChildFailed("memory", "")  # killed from outside: the machine itself ran out of memory
@@ -194,7 +194,7 @@ def failure(code: int, printed: str) -> ChildFailed:
 
 
 def restrict(limits: Limits) -> None:
-    """Put `limits` on this process, counted from now; a crash leaves no core file."""
+    """Put `limits` on this process, with time counted from now; a crash leaves no core file."""
     if limits.memory_bytes:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         memory = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
@@ -202,7 +202,9 @@ def restrict(limits: Limits) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     until = int(used.ru_utime + used.ru_stime) + limits.time_s
-    resource.setrlimit(resource.RLIMIT_CPU, (until if hard == resource.RLIM_INFINITY else min(until, hard), hard))
+    until = until if hard == resource.RLIM_INFINITY else min(until, hard - 1)
+    # A memory bound cannot be raised again, so that a child with one serves one request: its time is bounded for good too.
+    resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1 if limits.memory_bytes else hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -214,7 +216,7 @@ def write_frame(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
 
 
 def read_frame(file: IO[bytes]) -> Answer:
-    """Raises EOFError where the file ends, ValueError for what is no frame."""
+    """Return a frame's head and payload. Raises EOFError at the end of the file, ValueError for other bytes."""
     lengths = _exactly(file, 2 * LENGTH_BYTES)
     head = json.loads(_exactly(file, int.from_bytes(lengths[:LENGTH_BYTES], "big")))
     if not isinstance(head, dict):

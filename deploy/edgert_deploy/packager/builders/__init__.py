@@ -36,7 +36,7 @@ Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
 @dataclass(frozen=True)
 class Order:
-    """What a builder is asked for. Profiles whose orders have the same `id` share one artifact."""
+    """An artifact to build. Profiles whose orders have the same `id` share it."""
 
     engine: str
     precision: Precision
@@ -108,7 +108,7 @@ class Builder(Protocol):
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
     # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
     ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
-    # What the tolerance of golden samples is multiplied by, and its least share of the range of the answers.
+    # The factor of the golden samples' tolerance, and its least share of the range of the answers.
     tolerance_times: ClassVar[float] = 1.0
     tolerance_floor: ClassVar[float] = 0.0
 

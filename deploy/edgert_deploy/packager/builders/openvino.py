@@ -33,7 +33,7 @@ from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float
 from edgert_deploy.packager.vendor_output import quiet
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
-# The layers that are counted. Arithmetic on shapes and weights, and what is fused into other layers, would hide them.
+# The kinds of layer that are counted. Arithmetic on shapes and weights, and fused operators, would hide them.
 COMPUTES = frozenset(
     [
         "AvgPool",

@@ -277,11 +277,11 @@ def _load(model: bytes) -> Any:
     except Exception as error:  # the runtime's exceptions share no base class
         _raise_if_out_of_memory(error)
         too_new = _OPSET_TOO_NEW.search(str(error))
-        said = (
+        known = (
             "it has opset {}, and the newest that this runtime knows is {}".format(*too_new.groups()) if too_new else ""
         )
         raise SourceInvalid(
-            f"onnxruntime {onnxruntime.__version__} does not take the model: {said or _first_line(error)}; "
+            f"onnxruntime {onnxruntime.__version__} does not take the model: {known or _first_line(error)}; "
             f"export it with standard operators, opset {OPSET_MIN} to {OPSET_MAX}"
         ) from error
 

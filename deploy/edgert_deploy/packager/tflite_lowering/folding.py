@@ -54,7 +54,7 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
     try:
         result = _optimized(fixed)
         if any(node.op_type == "Shape" for node in result.graph.node):
-            # They came out of an ONNX function (GroupNormalization, say), which is spelled out after the folding.
+            # From an ONNX function (such as GroupNormalization) that was inlined after the folding.
             result = _optimized(result)
         if any(node.op_type in FOLDED for node in result.graph.node):
             result = _folded_by_reference(result)
