@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,21 +19,13 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert import Client
-from edgert.bundle.rules import Preprocess
-from edgert.errors import ConfigInvalid, RequestError
-from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
-from edgert_deploy.packager.builders import Precision, builder_for, check_source
-from edgert_deploy.packager.builders.folded_preprocessing import folded
-from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from edgert.errors import RequestError
 from tests.support import models
-from tests.support.builders import ENGINE_NAMES, build
+from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
 from tests.support.devices import a_device
-from tests.support.images import encoded, photo
+from tests.support.images import encoded
 from tests.support.shell import Shell
 
-LABELS = ("red", "green", "blue")
-MEAN, STD = (0.4, 0.45, 0.5), (0.2, 0.25, 0.3)  # one a channel of the model: blue, green, red
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
 RULE = """
 input = "image"
@@ -60,25 +50,6 @@ glibc = "2.28"
 memory_mb = 1024
 socket = "/run/edgert/edgert.sock"
 """
-
-
-def bgr_model() -> Any:
-    """Return [N, 3, 24, 32], normalised BGR -> the amount of red, green and blue."""
-    body = """
-        c = Conv <kernel_shape = [1, 1]> (image, w, b)
-        g = GlobalAveragePool (c) f = Flatten (g) scores = Gemm (f, swap)
-    """
-    w = np.zeros((3, 3, 1, 1), np.float32)
-    w[range(3), range(3), 0, 0] = np.array(STD) * 4
-    weights = {"w": w, "b": np.array(MEAN, np.float32) * 4, "swap": np.eye(3, dtype=np.float32)[::-1]}
-    weights["swap"] = np.ascontiguousarray(weights["swap"])
-    return models.model("float[N,3,24,32] image) => (float[N,3] scores", body, weights)
-
-
-def tinted(label: str, height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    picture = photo(height, width, seed) // 2
-    picture[..., LABELS.index(label)] += 120
-    return picture
 
 
 @pytest.fixture(scope="module")
@@ -151,40 +122,3 @@ def test_the_models_own_tensor_is_used_unchanged_and_others_are_refused(served: 
             client.infer("colour", normalised)
     with pytest.raises(RequestError, match=r"'image'.*takes"):
         client.infer("colour", np.ascontiguousarray(normalised.transpose(0, 2, 3, 1)))  # FP32 in NHWC: garbage
-
-
-PLAIN_RULE = Preprocess("image", 1 / 255, MEAN, STD, layout="nhwc", colour="bgr", frame_colour="rgb")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
-    return load_source(models.write(bgr_model(), tmp_path_factory.mktemp("fold") / "m.onnx"))
-
-
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("engine", [name for name in ENGINE_NAMES if builder_for(name).takes_folded])
-def test_folding_changes_no_answer(engine: str, precision: Precision, source: SourceModel, tmp_path: Path) -> None:
-    taken, left = folded(source, PLAIN_RULE)
-    assert (taken.inputs[0].datatype, taken.inputs[0].shape) == ("UINT8", (-1, 24, 32, 3))
-    assert (left.scale, left.mean, left.std, left.colour) == (1.0, (0.0,), (1.0,), "rgb")
-    pictures = np.stack([tinted(LABELS[i % 3], 24, 32, i) for i in range(24)])
-    floats = np.ascontiguousarray(((pictures[..., ::-1] / 255 - MEAN) / STD).astype(np.float32).transpose(0, 3, 1, 2))
-    plain, given = (CalibrationSet({"image": array}, None) for array in (floats, pictures))
-    want = reference_outputs(source, plain)[0]
-    np.testing.assert_allclose(reference_outputs(taken, given)[0], want, rtol=1e-4, atol=1e-5)
-    artifact = build(engine, taken, given, precision, tmp_path / "out")
-    got = artifact_outputs(artifact, taken, given)[0]
-    cosine = (want * got).sum(axis=1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
-    assert cosine.min() > (0.9995 if precision == "int8" else 0.999999)
-    assert np.array_equal(got.argmax(axis=1), want.argmax(axis=1))
-
-
-def test_tflite_takes_no_folded_model(source: SourceModel) -> None:
-    with pytest.raises(ConfigInvalid, match="--fold-preprocess makes tflite slower"):
-        check_source(folded(source, PLAIN_RULE)[0], "tflite", "raspberry-pi-4")
-
-
-def test_rules_that_cannot_be_folded_are_refused(tmp_path: Path) -> None:
-    vector = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
-    with pytest.raises(ConfigInvalid, match="FP32 of 4 axes"):
-        folded(vector, Preprocess("x"))

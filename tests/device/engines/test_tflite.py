@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgert.engines import EngineOptions, LocalArtifact, Session
 from edgert.engines.tflite import TFLiteEngine
-from edgert.errors import BuildFailed, EngineFailed, EngineMissing
+from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec
 
 pytest.importorskip("onnx")
@@ -195,20 +195,7 @@ def test_two_builds_give_the_same_bytes(tmp_path: Path, precision: Precision) ->
     assert one.path.read_bytes() == other.path.read_bytes()
 
 
-def test_the_artifact_says_what_made_it(tmp_path: Path) -> None:
-    artifact = build(source_of(), tmp_path, "int8")
-    assert artifact.path == tmp_path / "model.tflite"
-    assert (artifact.engine, artifact.judged_by, artifact.precision) == ("tflite", "tflite", "int8")
-    assert set(artifact.tools) == {"ai-edge-litert", "onnx", "onnxruntime"}
-
-
 def test_int8_is_smaller(tmp_path: Path) -> None:
     source = source_of("y = MatMul(x, w)", "float[N,64] x", "float[N,256] y", w=random(64, 256))
     sizes = [build(source, tmp_path / p, p).path.stat().st_size for p in ("fp32", "int8")]
     assert sizes[1] < sizes[0] / 2
-
-
-def test_too_few_samples_for_a_fixed_batch_fail_the_build(tmp_path: Path) -> None:
-    source = source_of("y = Relu(x)", "float[64,4] x", "float[64,4] y", unused=random(1))
-    with pytest.raises(BuildFailed, match="64 items a run"):
-        build(source, tmp_path, "int8")

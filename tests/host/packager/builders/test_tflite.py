@@ -1,0 +1,43 @@
+"""TFLite's artifacts: what they name, and what fails the build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("ai_edge_litert")
+
+from edgert.errors import BuildFailed
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.builders import builder_for, tflite
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
+from tests.support import models
+from tests.support.builders import build, samples_for
+
+
+def test_an_artifact_names_its_tools_and_its_layers(tmp_path: Path) -> None:
+    source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    artifact = build("tflite", source, samples_for(source), "int8", tmp_path / "out")
+    assert artifact.path == tmp_path / "out" / "model.tflite"
+    assert (artifact.engine, artifact.judged_by, artifact.precision) == ("tflite", "tflite", "int8")
+    assert set(artifact.tools) == {"ai-edge-litert", "onnx", "onnxruntime"}
+    assert ("FULLY_CONNECTED", "int8") in set(builder_for("tflite").layer_precisions(artifact.path))
+
+
+def test_too_few_samples_for_a_fixed_batch_fail_the_build(tmp_path: Path) -> None:
+    proto = models.model("float[64,4] x) => (float[64,4] y", "y = Relu(x)")
+    spec = TensorSpec("x", "FP32", (64, 4))
+    source = SourceModel(Path("m.onnx"), proto, "0" * 64, 1, (spec,), (TensorSpec("y", "FP32", (64, 4)),))
+    with pytest.raises(BuildFailed, match="64 items a run"):
+        build("tflite", source, CalibrationSet({"x": np.zeros((40, 4), np.float32)}, None), "int8", tmp_path / "out")
+
+
+def test_an_artifact_that_the_interpreter_refuses_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(b"no model")
+    with pytest.raises(BuildFailed, match="interpreter refuses the artifact"):
+        tflite._try(tmp_path / "model.tflite")
