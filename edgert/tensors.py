@@ -55,6 +55,11 @@ class TensorSpec:
             )
 
     @property
+    def form(self) -> str:
+        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`."""
+        return f"{self.datatype} [{', '.join('N' if n == -1 else str(n) for n in self.shape)}]"
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of `datatype`."""
         import numpy as np  # here, as the supervisor handles specs without NumPy

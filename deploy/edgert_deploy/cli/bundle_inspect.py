@@ -12,7 +12,6 @@ import click
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.bundle.rules import Detect, Preprocess
-from edgert.tensors import TensorSpec
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
@@ -53,8 +52,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"size      {size_text(report.size_bytes)}, {len(manifest.files)} files"
     yield f"source    {size_text(manifest.source_size_bytes)}, SHA-256 {manifest.source_sha256}"
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
-    yield from (f"input     {_spec(spec)}" for spec in manifest.inputs)
-    yield from (f"output    {_spec(spec)}" for spec in manifest.outputs)
+    yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
+    yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
     if manifest.preprocess is not None:
         yield from _preprocess(manifest.preprocess)
     if (classify := manifest.classify) is not None:
@@ -157,7 +156,3 @@ def _detect(rule: Detect) -> Iterator[str]:
         f"          scores from {rule.score_threshold:g}, NMS at IoU {rule.iou_threshold:g} within each class, "
         f"at most {rule.detections_max}, {len(rule.labels)} labels"
     )
-
-
-def _spec(spec: TensorSpec) -> str:
-    return f"{spec.name} {spec.datatype} [{', '.join('N' if n == -1 else str(n) for n in spec.shape)}]"

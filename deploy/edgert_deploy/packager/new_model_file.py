@@ -44,8 +44,8 @@ def model_file_text(source: SourceModel) -> str:
         f"# How to build {source.path.name}: edgert build {source.path.with_suffix(SUFFIX).name}",
         "# The keys are the options of edgert build. Paths begin at this folder. Options given beside the file override it.",
         "",
-        *(f"# input   {_described(spec)}: {_kind(spec)}" for spec in source.inputs),
-        *(f"# output  {_described(spec)}{_meaning(spec, detector)}" for spec in source.outputs),
+        *(f"# input   {spec.name} {spec.form}: {_kind(spec)}" for spec in source.inputs),
+        *(f"# output  {spec.name} {spec.form}{_meaning(spec, detector)}" for spec in source.outputs),
         "",
         _line("model", source.path.name),
         _line("name", name_from(source.path), "its name on devices"),
@@ -111,10 +111,6 @@ def _quoted(text: str) -> str:
 
 def _found(folder: Path, name: str) -> str:
     return next((path for path in (f"{name}.npz", name) if (folder / path).exists()), f"{name}.npz")
-
-
-def _described(spec: TensorSpec) -> str:
-    return f"{spec.name} {spec.datatype} [{', '.join('N' if n == -1 else str(n) for n in spec.shape)}]"
 
 
 def _arrays(source: SourceModel) -> str:

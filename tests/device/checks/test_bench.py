@@ -14,7 +14,7 @@ from edgert.checks.bench import SPEC, bench, read_work
 from edgert.errors import ConfigInvalid
 
 
-def test_a_folder_that_says_nothing_sound_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_sound_specification_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="cannot read"):
         read_work(tmp_path)
     for text in ("[]", "{}", '{"format": 1, "artifacts": []}', "not json"):
@@ -35,7 +35,7 @@ def test_a_folder_that_says_nothing_sound_is_refused(tmp_path: Path) -> None:
             read_work(tmp_path)
 
 
-def test_one_that_cannot_be_loaded_is_told_and_the_others_are_timed(tmp_path: Path) -> None:
+def test_an_artifact_that_does_not_load_is_an_error_and_the_others_are_timed(tmp_path: Path) -> None:
     spec = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     (tmp_path / "a.null").write_text(json.dumps({"op": "copy"}))

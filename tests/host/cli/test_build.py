@@ -103,7 +103,7 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
 
-def test_every_target_of_the_main_job(shell_here: Shell) -> None:
+def test_four_targets_are_built_for_all_their_engines(shell_here: Shell) -> None:
     targets = ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine")
     done = shell_here.build(
         "--json", *(word for target in targets for word in ("--target", target)), target=None, engines="all"
@@ -217,7 +217,7 @@ def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
     assert "release 1, a downgrade" in shell_here("bundle", "inspect", "digits.edgert").stdout
 
 
-def test_what_makes_the_gate_worthless_is_said(shell_here: Shell) -> None:
+def test_samples_that_make_the_gate_worthless_are_refused_or_warned_about(shell_here: Shell) -> None:
     with np.load(DIGITS / "holdout.npz") as holdout:
         shifted = {**holdout, "labels": (holdout["labels"] + 1) % 10}
         unknown = {**holdout, "image2": holdout["image"]}
@@ -238,7 +238,7 @@ def test_what_makes_the_gate_worthless_is_said(shell_here: Shell) -> None:
     assert "'image2'" in done.stdout
 
 
-def test_targets_are_listed(shell: Shell) -> None:
+def test_profiles_are_listed(shell: Shell) -> None:
     shown = shell("profiles", "--profiles", str(ROOT / "devices")).stdout
     for words in ("raspberry-pi-4", "tflite", "int8", "aarch64"):
         assert words in shown
@@ -303,7 +303,7 @@ def test_help_and_version_import_no_engine_and_name_every_command(shell: Shell) 
     assert shell("no-such-command").returncode == 2
 
 
-def test_what_nobody_foresaw_is_still_no_traceback(shell: Shell) -> None:
+def test_an_unexpected_error_prints_no_traceback(shell: Shell) -> None:
     program = (
         "import sys, click\n"
         "from edgert.cli.command import main_with_errors\n"

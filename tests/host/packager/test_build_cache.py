@@ -1,4 +1,4 @@
-"""The build cache: the same things asked for twice are built once, and nothing damaged is ever handed on."""
+"""The build cache: the same order is built once, and a damaged entry is never used."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 SAMPLES = CalibrationSet({"x": models.random(16, 4)}, None)
 
 
-def test_what_was_built_is_not_built_again(builds: Builds, source: SourceModel) -> None:
+def test_the_same_order_is_built_once(builds: Builds, source: SourceModel) -> None:
     first = builds(source, SAMPLES)
     assert builds(source, SAMPLES) == first
     # Where the file lies, and what the profile says of the device, shape no artifact.
@@ -112,7 +112,7 @@ def test_a_damaged_entry_is_built_again(builds: Builds, source: SourceModel, dam
     assert builds.count == 2
 
 
-def test_what_was_not_used_for_longest_goes_first(builds: Builds, source: SourceModel) -> None:
+def test_the_least_recently_used_entry_is_evicted_first(builds: Builds, source: SourceModel) -> None:
     sets = [CalibrationSet({"x": SAMPLES.inputs["x"] * np.float32(n)}, None) for n in (1, 2, 3)]
     builds(source, sets[0])
     size = sum(path.stat().st_size for path in builds.cache.folder.glob("*/*"))
@@ -137,7 +137,7 @@ def test_a_cache_that_cannot_be_written_costs_no_build(builds: Builds, source: S
     assert builds.count == 2
 
 
-def test_where_it_lies_and_how_large_it_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_sets_folder_and_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("EDGERT_CACHE_MB", "3")
     assert default_cache() == BuildCache(tmp_path / "edgert" / "build", 3_000_000)

@@ -22,7 +22,7 @@ from tests.support.packs import lossy, pack
 from tests.support.profiles import profile
 
 
-def test_a_reference_goes_along_where_it_is_asked_for_and_is_not_the_artifact_itself(
+def test_with_reference_adds_an_fp32_artifact_unless_the_targets_own_is_fp32(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     targets = (profile("one"), replace(profile("exact"), precision="fp32"))
@@ -48,7 +48,7 @@ def test_precision_can_be_chosen_for_all_targets(
     assert all(one.result.accuracy.drop == 0 for _, one in result.packed)
 
 
-def test_every_engine_of_the_profile_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
+def test_every_engine_gets_an_artifact_and_one_that_cannot_is_left_out_with_its_reason(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     source = load_source(
@@ -78,7 +78,7 @@ def test_every_engine_of_the_profile_gets_an_artifact_and_one_that_cannot_is_lef
     assert [one.id for _, one in first.packed] == ["onnxruntime-fp32"]
 
 
-def test_auto_takes_what_passes_and_says_so_where_it_is_not_int8(
+def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request = replace(lossy(request_), precision="auto")

@@ -19,7 +19,7 @@ from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack
 
 
-def test_a_bundle_holds_what_was_asked_for_and_its_golden_answers_are_its_own(
+def test_a_bundle_has_what_was_requested_and_its_artifacts_own_golden_answers(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = pack(request_, signing_key, tmp_path / "digits.edgert")

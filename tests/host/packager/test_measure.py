@@ -1,4 +1,4 @@
-"""Candidates are timed here or on a device behind a real sshd, and only what is clearly faster displaces the simpler."""
+"""Candidates are timed here or on a device behind a real sshd; only a clearly faster one displaces a simpler one."""
 
 from __future__ import annotations
 

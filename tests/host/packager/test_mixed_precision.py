@@ -1,4 +1,4 @@
-"""Where plain INT8 loses too much, the layers that do harm go back to float, in every engine; a search can be resumed."""
+"""If plain INT8 loses too much, harmful layers stay in float, in every engine; a search can be resumed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def request_(
     return BuildRequest(outlier, digits_calibration, digits_holdout, (box,), "outlier", cache=cache)
 
 
-def test_in_every_engine_the_layers_around_an_outlier_go_back_to_float_and_the_rest_stays_int8(
+def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_others_are_int8(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     result = build_bundle(request_, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
@@ -99,7 +99,7 @@ def ticking(step_s: float) -> Callable[[], float]:
     return clock
 
 
-def test_a_search_that_its_budget_ended_goes_on_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
+def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
     box: DeviceProfile = request_.targets[0]
     lines: list[str] = []
     found, rounds = None, 0

@@ -39,7 +39,7 @@ def test_two_builds_in_different_folders_are_the_same_bytes(
     assert results[0] == results[1]
 
 
-def test_an_artifact_that_lost_too_much_stops_the_build_and_is_named(
+def test_an_artifact_that_lost_too_much_fails_the_build_and_is_named(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     choices: list[Any] = []

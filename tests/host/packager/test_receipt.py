@@ -22,7 +22,7 @@ from edgert_deploy.packager.request import BuildRequest
 from tests.support.packs import pack
 
 
-def test_the_receipt_tells_each_candidates_classes_and_slices(
+def test_the_receipt_has_each_candidates_classes_and_slices(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     half = len(request_.holdout) // 2

@@ -35,7 +35,7 @@ from tests.support.profiles import profile
         ({"holdout": CalibrationSet({"image": models.random(8, 1, 8, 8)}, np.full(8, 99))}, CalibrationInvalid),
     ],
 )
-def test_what_cannot_be_built_leaves_nothing(
+def test_a_request_that_cannot_be_built_leaves_no_file(
     changes: dict[str, Any], error: type[EdgeRTError], request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     with pytest.raises(error):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from edgert.tensors import TensorSpec
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
@@ -245,8 +244,8 @@ def _goldens(report: Report) -> str:
 
 def _meaning(report: Report) -> str:
     manifest = report.manifest
-    facts = [(f"Input {spec.name}", _spec(spec)) for spec in manifest.inputs]
-    facts += [(f"Output {spec.name}", _spec(spec)) for spec in manifest.outputs]
+    facts = [(f"Input {spec.name}", spec.form) for spec in manifest.inputs]
+    facts += [(f"Output {spec.name}", spec.form) for spec in manifest.outputs]
     if (before := manifest.preprocess) is not None:
         resize = before.resize
         size = "" if resize is None else f"{resize.rule} to {resize.height} x {resize.width}, "
@@ -273,10 +272,6 @@ def _contents(report: Report) -> str:
     ]
     listed = table("Files, each signed by its SHA-256", "File|Bytes#|SHA-256 begins", files)
     return listed + table("Made with", "Artifact|Tools", tools)
-
-
-def _spec(spec: TensorSpec) -> str:
-    return f"{spec.datatype} [{', '.join('N' if n == -1 else str(n) for n in spec.shape)}]"
 
 
 def _decibels(value: float) -> str:

@@ -104,7 +104,7 @@ def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate
     assert "slice 'night' lost 0.6000" in strict.loss()
 
 
-def test_a_class_of_a_few_samples_is_shown_but_stops_nothing() -> None:
+def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:
     labels = np.array([0] * 100 + [1] * (GROUP_SAMPLES_MIN - 1))
     reference = EYE[labels]
     found = result_of(reference_to((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))

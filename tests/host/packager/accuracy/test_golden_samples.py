@@ -19,7 +19,7 @@ from tests.support import models
 from tests.support.builders import build
 
 
-def test_they_hold_the_extremes_and_as_many_classes_as_there_are_samples(
+def test_golden_samples_have_the_extremes_and_as_many_classes_as_samples(
     digits_source: SourceModel, digits_holdout: CalibrationSet
 ) -> None:
     reference = reference_outputs(digits_source, digits_holdout)
@@ -67,7 +67,7 @@ def test_a_tolerance_covers_every_way_of_computing_and_is_wider_for_int8_and_for
         assert found["fp32"] < 0.001 * span
 
 
-def test_what_differs_more_here_may_differ_more_there(
+def test_a_larger_difference_on_the_host_widens_the_tolerance(
     digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> None:
     artifact = build("onnxruntime", digits_source, digits_calibration, "fp32", tmp_path)

@@ -26,7 +26,7 @@ def test_labels_give_top1_of_both() -> None:
     assert not accuracy.passed
 
 
-def test_without_labels_scores_are_compared_by_their_winner() -> None:
+def test_without_labels_the_first_classes_are_compared() -> None:
     accuracy = judge((SCORES,), [EYE], [EYE * 5 + 0.1], None, 0.0)
     assert (accuracy.metric, accuracy.artifact, accuracy.passed) == ("top1_agreement", 1.0, True)
 
@@ -102,7 +102,7 @@ def test_a_metric_of_the_users_own_is_called_for_both(tmp_path: Path, monkeypatc
         metric_for("f1", asked)
 
 
-def test_noise_is_told_in_decibels() -> None:
+def test_noise_is_measured_in_decibels() -> None:
     signal = np.ones((4, 100), np.float32)
     assert sqnr_db([signal], [signal * 1.1]) == pytest.approx(20.0, abs=0.01)
     assert sqnr_db([signal], [signal]) == 200.0

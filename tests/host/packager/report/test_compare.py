@@ -52,7 +52,7 @@ def test_a_target_that_was_not_there_fetches_everything(signing_key: SigningKey,
     assert fetch.size_bytes == fetch.whole_bytes > 0
 
 
-def test_the_command_says_it(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_changes(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bundle", "diff", *map(str, pair)]) == 0
     said = capsys.readouterr().out
     assert "release   1 -> 2" in said
@@ -85,7 +85,7 @@ def a_receipt(seven: float, **changes: Any) -> dict[str, Any]:
     return {**value, "candidates": [{**candidate, **changes}]}
 
 
-def test_receipts_are_compared_by_what_people_ask_and_the_rest_is_counted(
+def test_the_main_changes_of_receipts_are_shown_and_the_others_counted(
     signing_key: SigningKey, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     after = a_receipt(0.91, float_layers=["conv1"], tools={"a": "2"}) | {"gate": {"max_drop": 0.02}}

@@ -90,7 +90,7 @@ def opened_page(browser: Browser, full: Report, tmp_path_factory: Any) -> Callab
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
-def test_it_is_whole_and_readable_on_any_screen(opened_page: Any, width: int, scheme: Scheme) -> None:
+def test_the_page_is_complete_and_readable_on_any_screen(opened_page: Any, width: int, scheme: Scheme) -> None:
     seen = opened_page(width, scheme)
     assert seen.overflow_px() == 0
     assert seen.evaluate("[...document.querySelectorAll('h2')].map((e) => e.textContent)") == [
@@ -105,7 +105,7 @@ def test_it_is_whole_and_readable_on_any_screen(opened_page: Any, width: int, sc
     assert seen.colours() > 20
 
 
-def test_what_a_bundle_says_is_shown_and_never_run(opened_page: Any) -> None:
+def test_text_from_a_bundle_is_shown_and_never_run(opened_page: Any) -> None:
     seen = opened_page(1280, "light")
     text = seen.evaluate("document.body.innerText")
     for words in (
@@ -135,13 +135,13 @@ def test_the_keyboard_reaches_everything(opened_page: Any) -> None:
     assert seen.evaluate("document.querySelector('#harm details').open")
 
 
-def test_on_paper_nothing_stays_folded(opened_page: Any) -> None:
+def test_a_printed_page_folds_nothing(opened_page: Any) -> None:
     seen = opened_page(800, "light", media="print")
     assert seen.evaluate("document.querySelector('#harm details tbody tr').checkVisibility()")
     assert seen.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
 
 
-def test_a_bundle_without_a_receipt_says_what_its_manifest_knows(
+def test_a_bundle_without_a_receipt_shows_its_manifest(
     browser: Browser, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     path = make_null_bundle(tmp_path, signing_key)

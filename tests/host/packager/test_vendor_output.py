@@ -1,0 +1,31 @@
+"""Vendors' tools are silent, in Python and in native code, and what comes after them is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import pytest
+
+from edgert_deploy.packager.vendor_output import quiet
+
+
+def test_nothing_is_printed_inside_and_everything_after(capfd: pytest.CaptureFixture[str]) -> None:
+    with quiet():
+        print("banner")
+        print("bar", file=sys.stderr)
+        os.write(1, b"native")
+        os.write(2, b"native")
+        warnings.warn("old", stacklevel=1)
+    print("result")
+    os.write(2, b"progress")
+    assert capfd.readouterr() == ("result\n", "progress")
+
+
+def test_an_error_restores_the_output(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="inside"), quiet():
+        print("banner")
+        raise ValueError("inside")
+    print("result")
+    assert capfd.readouterr().out == "result\n"
