@@ -24,8 +24,12 @@ def test_nothing_is_printed_inside_and_everything_after(capfd: pytest.CaptureFix
 
 
 def test_an_error_restores_the_output(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="inside"), quiet():
-        print("banner")
-        raise ValueError("inside")
+    def fail() -> None:
+        with quiet():
+            print("banner")
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
     print("result")
     assert capfd.readouterr().out == "result\n"
