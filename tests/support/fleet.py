@@ -16,6 +16,7 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.fleet.ui.board import Board
 from tests.support.brokers import Broker
 
 NOW_MS = 1_790_000_000_000 // 3_600_000 * 3_600_000 + 20 * MINUTE_MS  # 20 minutes past an hour
@@ -118,3 +119,18 @@ def scraped(port: int, name: str, **labels: str) -> float:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = (sample for family in families for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
+
+
+class Watched(Board):
+    """A board whose wall clock the tests set."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.wall_ms)
+        self.wall_ms = NOW_MS
+
+
+def feed(board: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS) -> None:
+    """Apply messages to a board."""
+    board.wall_ms = wall_ms
+    for topic, payload in sent:
+        board.apply(topic, payload, False, now)

@@ -1,0 +1,188 @@
+"""`edgert fleet export` with a real mosquitto and a real Prometheus: true quantiles, restarts, messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.telemetry import messages
+from edgert.telemetry.sketch import Sketch
+from edgert_deploy.cli.fleet_export import export
+from edgert_deploy.fleet.export.exporter import Exporter
+from tests.support.brokers import Broker, free_port, until
+from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
+
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.in_folder(tmp_path / "broker") as running:
+        yield running
+
+
+def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
+    """What they hold together."""
+    total, counters = Sketch(), [0, 0, 0, 0]
+    for exporter in exporters:
+        for group in exporter.groups.values():
+            total.merge(group.latency)
+            counters = [a + b for a, b in zip(counters, group.counters, strict=True)]
+    return total, counters
+
+
+@contextmanager
+def exporter_process(broker: Broker, *words: str) -> Iterator[int]:
+    """`edgert fleet export` on a free port; it must end with 0 when it is told to."""
+    command = [sys.executable, "-c", _MAIN, "fleet", "export", "--broker", broker.settings.address]
+    process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"reads port (\d+)", line)
+        assert found, line + process.stderr.read()
+        yield int(found[1])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait(10) == 0, said
+
+
+@contextmanager
+def a_prometheus(folder: Path, ports: list[int]) -> Iterator[str]:
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("Prometheus is not installed: apt-get install prometheus")
+    port = free_port()
+    folder.mkdir()
+    targets = [f"127.0.0.1:{target}" for target in ports]
+    configuration = {
+        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
+        "scrape_configs": [{"job_name": "edgert", "static_configs": [{"targets": targets}]}],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(configuration))  # JSON is YAML
+    words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    words += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=native-histograms"]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen([binary, *words], stdout=log, stderr=log)
+    try:
+        until(lambda: ready(f"http://127.0.0.1:{port}/-/ready"), f"Prometheus answers; see {folder}/log", 60.0)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def promql(server: str, expression: str) -> float | None:
+    query = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"{server}/api/v1/query?{query}", timeout=10) as answer:
+        result: list[Any] = json.load(answer)["data"]["result"]
+    return float(result[0]["value"][1]) if result else None
+
+
+def test_prometheus_reads_the_quantiles_of_the_pooled_requests_from_the_exporters_of_two_sites(
+    broker: Broker, tmp_path: Path
+) -> None:
+    dice = random.Random(11)
+    fleet = [Pi(f"pi-{n}", version=f"r{1 + n % 2}", site=f"plant-{'ab'[n // 3]}") for n in range(6)]
+    pooled: dict[str, list[float]] = {"r1": [], "r2": []}
+    reports: Sent = []
+    for n, pi in enumerate(fleet):
+        for minute in range(5):
+            latencies = [dice.lognormvariate(1 + 0.7 * n, 0.6) for _ in range(400)]
+            pooled[pi.version] += latencies
+            reports += pi.window(NOW_MS + minute, latencies, errors=1, uptime_s=60.0 * (minute + 1))
+    total = sum(map(len, pooled.values()))
+    with exporter_process(broker, "--site", "plant-a") as one, exporter_process(broker, "--site", "plant-b") as two:
+        publish(broker, [message for pi in fleet for message in pi.info()], retain=True)
+        publish(broker, reports)
+        publish(broker, reports[:20])  # as after a reconnect
+
+        def arrived() -> bool:
+            return sum(scraped(port, "edgert_latency_milliseconds_count") for port in (one, two)) >= total
+
+        until(arrived, "all reports are counted", 20.0)
+        with a_prometheus(tmp_path / "prometheus", [one, two]) as server:
+            count = "sum(histogram_count(edgert_latency_milliseconds))"
+            until(lambda: promql(server, count) == total, "Prometheus has scraped all histograms", 30.0)
+            until(lambda: promql(server, "sum(edgert_requests_total)") == total + 30, "and all counters", 30.0)
+            for version, sample in pooled.items():
+                ordered = sorted(sample)
+                for share in (0.5, 0.9, 0.99):
+                    exact = ordered[math.ceil(share * len(ordered)) - 1]
+                    merged = f'sum(edgert_latency_milliseconds{{version="{version}"}})'
+                    assert promql(server, f"histogram_quantile({share}, {merged})") == pytest.approx(exact, rel=0.011)
+            assert promql(server, "sum(edgert_errors_total)") == 30
+            assert promql(server, "sum(edgert_device_online)") == 6, "one exporter has each device"
+        kinds = ("hist", "metrics")
+        handed = [
+            sum(scraped(port, "edgert_exporter_messages_total", kind=kind) for kind in kinds) for port in (one, two)
+        ]
+        assert min(handed) > 0, "each has one site"
+        assert sum(handed) == len(reports) + 20
+        assert sum(scraped(port, "edgert_exporter_duplicates_total") for port in (one, two)) == 20
+
+
+def test_an_exporter_survives_the_broker_s_restart_and_shows_gauges_by_device(broker: Broker) -> None:
+    pi = Pi("pi-1")
+    first = pi.window(NOW_MS, [1.0] * 4, uptime_s=60)
+    with exporter_process(broker, "--by", "site,device,model") as port:
+        publish(broker, first)
+        until(lambda: scraped(port, "edgert_requests_total", device="pi-1") == 4, "the first report is counted")
+        broker.stop()
+        broker.start()
+        topic, payload = pi.window(NOW_MS, [1.0] * 3)[1]
+        again = (topic, messages.dump(json.loads(payload) | {"temp_c": 61.5}))
+
+        def counted() -> bool:
+            publish(broker, [first[1], again])
+            return scraped(port, "edgert_requests_total", device="pi-1") == 7
+
+        until(counted, "a report after the restart is counted")
+        assert scraped(port, "edgert_temperature_celsius", device="pi-1") == 61.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--by", "colour"), "known: site, device"),
+        (("--otlp", "collector:4318"), "http://HOST:4318"),
+        (("--listen", "nowhere.invalid:1"), "choose another port"),
+        (("--site", "a/b"), "cannot be part of an MQTT topic"),
+    ],
+)
+def test_words_that_cannot_be_used_are_explained(words: tuple[str, ...], said: str) -> None:
+    error = CliRunner().invoke(export, ["--broker", "127.0.0.1:1", *words]).exception
+    assert isinstance(error, ConfigInvalid)
+    assert said in error.message
+
+
+def test_a_broker_that_is_not_there_is_an_error() -> None:
+    error = CliRunner().invoke(export, ["--broker", f"127.0.0.1:{free_port()}", "--listen", "127.0.0.1:0"]).exception
+    assert isinstance(error, EdgeRTError)
+    assert error.exit_code == 6

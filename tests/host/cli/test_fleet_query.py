@@ -1,0 +1,56 @@
+"""`edgert fleet query`: a table, JSON, and messages that explain what cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.fleet_query import query
+from tests.support.fleet import NOW_MS, Pi, record
+
+
+@pytest.fixture
+def url(store_url: str) -> str:
+    return store_url
+
+
+def cli(url: str, *words: str) -> Result:
+    return CliRunner().invoke(query, ["--store", url, *words])
+
+
+def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = Pi("pi-1", "r1", "nuc"), Pi("pi-2", "r2", "pi")
+    sent = fast.info() + slow.info() + fast.window(NOW_MS - 1, [1.0] * 99 + [9.0]) + slow.window(NOW_MS - 1, [7.0])
+    record(url, sent)
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    words = ("--model", "digits", "--window", "1h", "--by", "version,profile", "--percentiles", "50,95,99.9")
+    table = cli(url, *words)
+    assert table.exit_code == 0, table.output
+    heading, first, second = (line.split() for line in table.stdout.splitlines())
+    assert heading[:7] == ["version", "profile", "windows", "answered", "rate_per_s", "p50_ms", "p95_ms"]
+    assert (first[:4], second[:4]) == (["r1", "nuc", "1", "100"], ["r2", "pi", "1", "1"])
+    groups = json.loads(cli(url, *words, "--json").stdout)["groups"]
+    assert groups[0]["p50_ms"] == pytest.approx(1.0, rel=0.011)
+    assert (groups[0]["p99.9_ms"], groups[1]["p50_ms"], groups[0]["rate_per_s"]) == (9.0, 7.0, 0.028)
+    assert "no matching reports" in cli(url, "--model", "faces").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--window", "0s"), "ends before it begins"),
+        (("--by", "weather"), "known: site, device"),
+        (("--percentiles", "101"), "between 0 and 100"),
+        (("--percentiles", "many"), "such as 50,95,99.9"),
+        (("--step", "90s"), "whole minutes"),
+        (("--step", "1m", "--window", "60d"), "choose longer"),
+    ],
+)
+def test_words_that_cannot_be_used_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    error = cli(f"{tmp_path}/fleet.db", *words).exception
+    assert isinstance(error, ConfigInvalid)
+    assert said in error.message

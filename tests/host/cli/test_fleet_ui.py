@@ -1,0 +1,260 @@
+"""`edgert fleet ui` in a real browser, with a real broker: live, by keyboard, on any screen."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.telemetry import messages
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.waves import Strategy
+from tests.support.brokers import Broker, until
+from tests.support.browser import Browser, Page, Scheme
+from tests.support.fleet import Pi, Sent, publish, record
+
+HOSTILE = "<img src=x onerror='document.title=1'>"
+_MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+
+
+def changed(sent: Sent, **fields: Any) -> Sent:
+    """The same reports with other fields."""
+    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
+
+
+def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
+    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
+    return [(pi.topics.event, messages.dump(said))]
+
+
+def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
+    answer = connection.getresponse()
+    answer.body = answer.read()  # type: ignore[attr-defined]
+    connection.close()
+    return answer
+
+
+@dataclass
+class Running:
+    """A fleet's page over a broker, with what devices sent so far."""
+
+    broker: Broker
+    url: str
+    fleet: dict[str, Pi]
+    now_ms: int
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: Any) -> Iterator[Running]:
+    folder: Path = tmp_path_factory.mktemp("ui")
+    with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, ["--port", "0"]) as url:
+        yield _begun(broker, url, folder / "config" / "rollouts")
+        assert list((folder / "state" / "edgert").glob("ui-*.db"))
+
+
+@contextmanager
+def page_of(broker: Broker, folder: Path, words: list[str]) -> Iterator[str]:
+    """`edgert fleet ui` in a process of its own; what it printed on stdout."""
+    env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGERT_CONFIG_DIR": str(folder / "config")}
+    env.pop("EDGERT_STORE", None)
+    argv = [sys.executable, "-c", _MAIN, "fleet", "ui", "--broker", f"127.0.0.1:{broker.port}", *words]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline().strip()
+        try:
+            yield printed
+        finally:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=20)[1]
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
+
+
+def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
+    now_ms = time.time_ns() // 1_000_000
+    fleet = {name: Pi(name, version="r7", profile="pi-5") for name in ("oven", "press", "saw", "belt")}
+    said: Sent = []
+    for number, pi in enumerate(fleet.values()):
+        said += pi.info()
+        for minute in range(30, -1, -1):
+            sent = pi.window(now_ms - minute * MINUTE_MS, [2.0 + number] * 20 + [9.0])
+            # Long windows: on a slow machine nobody falls silent before a test has them do so.
+            said += sent[:1] + changed(sent[1:], engine_p99_ms=3.0 + number, queue_p99_ms=0.5, window_s=600.0)
+    said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
+    said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
+    for first in range(0, len(said), 50):  # a client takes no more at once
+        publish(broker, said[first : first + 50])
+    names = tuple(fleet)
+    outcomes = {"oven": {"result": "live", "error": None}}
+    RolloutStore(rollouts).write(
+        Rollout("digits-1", "b", "d", "digits", 7, "i", names, Strategy.parse(1, "", None, 8, 0), 30.0, "stopped", "by the user", now_ms / 1000, outcomes=outcomes)
+    )  # fmt: skip
+    return Running(broker, url, fleet, now_ms)
+
+
+@pytest.fixture
+def opened(browser: Browser, running: Running) -> Iterator[Any]:
+    """Opens pages of what is `running`, and closes them after the test: an open page goes on asking."""
+    pages: list[Page] = []
+
+    def open_page(path: str = "", width: int = 1280, scheme: Scheme = "light") -> Page:
+        pages.append(browser.open(running.url + path, width=width, scheme=scheme))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        page.tab.context.close()
+
+
+def seen(page: Page, words: str, within_s: float = 15.0) -> None:
+    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
+
+
+def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: str, tmp_path: Path) -> None:
+    now_ms, pi = time.time_ns() // 1_000_000, Pi("pi-1")
+    record(store_url, pi.info() + pi.window(now_ms - MINUTE_MS, [1.0] * 3), now_ms)
+    words = ["--store", store_url, "--port", "0", "--json"]
+    with Broker.in_folder(tmp_path / "broker") as broker, page_of(broker, tmp_path, words) as said:
+        assert json.loads(said)["own_store"] is None
+        port = int(json.loads(said)["url"].rpartition(":")[2].strip("/"))
+        happened = event(pi, 1, now_ms, event="alarm_raised", alarm="temp_c", value=90.0, limit=85.0)
+        window = pi.window(now_ms, [2.0] * 4)
+        record(store_url, window + happened, now_ms)
+        publish(broker, window + happened)
+
+        def answer(path: str) -> Any:
+            return json.loads(get(port, f"/api/{path}").body)
+
+        until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
+        until(lambda: answer("history?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
+        for path in ("history?window=7d&site=plant-a&profile=pi", "history?window=24h&device=pi-1"):
+            assert answer(path)["models"][0]["answered"] == 7
+        until(
+            lambda: [each["alarm"] for each in answer("events?model=&profile=pi")["events"]] == ["temp_c"], "the event"
+        )
+        assert get(port, "/api/history?window=1h&site=nowhere").status == 200
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
+def test_the_overview_is_whole_and_readable_on_any_screen(
+    opened: Any, running: Running, width: int, scheme: Scheme, tmp_path: Path
+) -> None:
+    page = opened("", width, scheme)
+    seen(page, "Where the time goes")
+    for words in ("plant-a", "4 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices took it", HOSTILE):
+        seen(page, words)
+    assert page.overflow_px() == 0
+    ratio, text = page.contrast_min()
+    assert ratio >= 4.5, text
+    if (width, scheme) in ((390, "dark"), (1280, "light")):  # axe takes a second
+        page.tab.click("text=Show as tables")
+        assert page.violations() == []
+    assert page.problems == []
+    assert all(address.startswith(running.url) for address in page.requests)
+    assert page.colours() > 20
+    assert page.screenshot(tmp_path / f"overview-{width}-{scheme}.png").startswith(b"\x89PNG")
+
+
+def test_a_deployment_s_effect_appears_without_a_reload(opened: Any, running: Running) -> None:
+    page = opened("?window=15m")
+    seen(page, "r7")
+    page.evaluate("window.stillHere = true")
+    pi = running.fleet["press"]
+    deployed = Pi("press", version="r8", boot="b2")
+    publish(running.broker, deployed.window(running.now_ms + 1000, [400.0] * 50))
+    seen(page, "r8 begins")
+    row = "document.querySelector('.readout tbody tr:nth-child(2)').innerText"
+    until(lambda: page.evaluate(row).split()[:4] == ["r8", "400", "400", "400"], "the new version's percentiles")
+    seen(page, "4 of 4 online, 1 alarmed, 2 behind")  # the others, now
+    assert page.evaluate("window.stillHere")
+    assert page.problems == []
+    publish(running.broker, changed(pi.window(running.now_ms + 2000, [1.0]), seq=900))
+
+
+def test_a_device_that_falls_silent_or_is_lost_changes_its_tile(opened: Any, running: Running) -> None:
+    page = opened()
+    label = "document.querySelector('.tile canvas')?.getAttribute('aria-label') ?? ''"
+    until(lambda: "of 4 online" in page.evaluate(label), "the tile")
+    drawn = "document.querySelector('.tile canvas').toDataURL()"
+    before = page.evaluate(drawn)
+    belt, oven = running.fleet["belt"], running.fleet["oven"]
+    # A device whose windows last a second is silent after two and a half.
+    publish(running.broker, changed(belt.window(running.now_ms + 1000, [1.0]), window_s=1.0))
+    until(lambda: "1 stale" in page.evaluate(label), "the tile shows a stale device")
+    publish(running.broker, [(oven.topics.status, b"lost")], retain=True)
+    until(lambda: "1 lost" in page.evaluate(label), "the tile says that a device is lost")
+    assert page.evaluate(drawn) != before
+    seen(page, "online, but sends nothing")
+    assert page.problems == []
+
+
+def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(opened: Any, running: Running) -> None:
+    page = opened()
+    seen(page, "plant-a")
+    running.broker.stop()
+    seen(page, "The broker is out of reach")
+    assert page.violations() == []
+    running.broker.start()
+    until(lambda: page.evaluate("document.querySelector('#trouble').hidden"), "the page is content again", 30.0)
+    publish(running.broker, [("edgert/v1/plant-a/saw/m/digits/hist/odd", b"{}")])
+    seen(page, "1 message was not understood")
+
+
+def test_the_keyboard_does_it_all_and_the_address_keeps_it(opened: Any) -> None:
+    page = opened()
+    seen(page, "plant-a")
+    page.tab.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.tab.locator(".stage").first.focus()
+    page.tab.keyboard.press("End")
+    told = "document.querySelector('[aria-live]').textContent"
+    until(lambda: page.tab.keyboard.press("ArrowLeft") or "r7: p50 " in page.evaluate(told), "a step with requests")
+    assert "whole time" not in page.evaluate("document.querySelector('.readout').innerText")
+    page.tab.locator("button:has-text('15 min')").focus()
+    page.tab.keyboard.press("Enter")
+    assert page.evaluate("location.search") == "?window=15m"
+    assert page.evaluate("document.activeElement.textContent") == "15 min"
+    page.tab.select_option("[data-key=filter-site]", "plant-a")
+    page.tab.locator("#nav a:has-text('Devices')").focus()
+    page.tab.keyboard.press("Enter")
+    assert page.evaluate("location.pathname + location.search") == "/devices?site=plant-a&window=15m"
+    page.tab.locator("input[type=search]").press_sequentially("sa")
+    until(lambda: page.evaluate("document.querySelectorAll('tbody tr').length") == 1, "one device is left")
+    page.tab.locator("tbody a").focus()
+    page.tab.keyboard.press("Enter")
+    seen(page, "What it says of itself")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.tab.go_back()
+    seen(page, "1 device")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("device/plant-a/saw", "p99 of each stage, ms"),
+        ("device/plant-a/nobody", "is known here"),
+        ("rollouts", "edgert rollout resume digits-1"),
+        ("events?window=7d", "alarm raised"),
+        ("?site=nowhere", "No device fits"),
+    ],
+)
+def test_every_page_can_be_opened_by_its_address(opened: Any, path: str, words: str) -> None:
+    page = opened(path, 390, "dark")
+    seen(page, words)
+    assert page.overflow_px() == 0
+    assert page.violations() == []
+    assert page.contrast_min()[0] >= 4.5

@@ -1,0 +1,90 @@
+"""OTLP carries the same histograms, and an endpoint that was down misses no counts."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from edgert_deploy.fleet.export import otlp
+from edgert_deploy.fleet.export.exporter import Exporter
+from tests.support.brokers import free_port
+from tests.support.fleet import NOW_MS, Pi, Sent
+
+
+def an_exporter(by: str = "site,model,version,profile") -> Exporter:
+    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+
+
+def feed(exporter: Exporter, sent: Sent) -> None:
+    for topic, payload in sent:
+        exporter.apply(topic, payload, False, 0.0)
+
+
+@contextmanager
+def answering(said: bytes) -> Iterator[int]:
+    """A port where whoever asks gets `said`, whatever it was."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(10)
+
+
+def test_otlp_holds_the_same_histogram_and_what_an_endpoint_missed_comes_with_the_next_push() -> None:
+    exporter, pi = an_exporter(), Pi("pi-1")
+    feed(exporter, pi.info() + pi.window(NOW_MS, [0.0, 1.0, 1.5, 80.0, 80.0], errors=1, uptime_s=60))
+    port = free_port()
+    with pytest.raises(otlp.OtlpFailed, match="check that the collector runs"):
+        otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
+    received: list[tuple[str | None, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.headers["X-Key"], gzip.decompress(body)))
+            self.send_response(200 if self.path == "/v1/metrics" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", port), Collector) as server:
+
+        def answer_twice() -> None:
+            for _ in range(2):
+                server.handle_request()
+
+        thread = threading.Thread(target=answer_twice)
+        thread.start()
+        otlp.push(otlp.endpoint(f"http://127.0.0.1:{port}"), exporter, 2e9, {"X-Key": "secret"})
+        with pytest.raises(otlp.OtlpFailed, match="404"):
+            otlp.push(f"http://127.0.0.1:{port}/elsewhere", exporter, 2e9, {})
+        thread.join(10)
+    for odd in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"):
+        with answering(odd) as port, pytest.raises(otlp.OtlpFailed, match="does not accept metrics"):
+            otlp.push(f"http://127.0.0.1:{port}/v1/metrics", exporter, 2e9, {})
+    key, body = received[0]
+    asked = ExportMetricsServiceRequest.FromString(body)
+    metrics = {metric.name: metric for metric in asked.resource_metrics[0].scope_metrics[0].metrics}
+    (point,) = metrics["edgert_latency"].exponential_histogram.data_points
+    (sketch,) = (sketch for _, sketch in pi.sketches)
+    buckets = {point.positive.offset + n: count for n, count in enumerate(point.positive.bucket_counts) if count}
+    assert (key, buckets, point.scale, point.zero_count) == ("secret", sketch.buckets, 5, 1)
+    assert (point.count, point.sum, point.max) == (5, pytest.approx(162.5), 80.0)
+    assert {each.key: each.value.string_value for each in point.attributes}["profile"] == "pi"
+    assert metrics["edgert_errors"].sum.data_points[0].as_double == 1
+    assert metrics["edgert_errors"].sum.is_monotonic

@@ -1,0 +1,49 @@
+"""Prometheus' own client reads the text form, and its buckets are exact."""
+
+from __future__ import annotations
+
+import random
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from edgert_deploy.fleet.export.exporter import Exporter
+from edgert_deploy.fleet.export.prometheus import Exposition
+from tests.support.fleet import NOW_MS, Pi, Sent
+
+
+def an_exporter(by: str = "site,model,version,profile") -> Exporter:
+    return Exporter("b1", tuple(by.split(",")), clock=lambda: 0.0, wall_clock=lambda: 1_790_000_000.0)
+
+
+def feed(exporter: Exporter, sent: Sent) -> None:
+    for topic, payload in sent:
+        exporter.apply(topic, payload, False, 0.0)
+
+
+def test_text_is_what_prometheus_own_client_reads_and_its_buckets_are_exact() -> None:
+    exporter, pi = an_exporter(), Pi("pi-1", profile='a "quoted" \\ board')
+    latencies = [random.Random(5).lognormvariate(1, 1) for _ in range(500)]
+    feed(exporter, pi.info() + pi.window(NOW_MS, latencies, errors=2, uptime_s=60))
+    read = {family.name: family for family in text_string_to_metric_families(Exposition(exporter).text())}
+    buckets = {
+        float(sample.labels["le"]): sample.value
+        for sample in read["edgert_latency_milliseconds"].samples
+        if sample.name.endswith("_bucket")
+    }
+    for bound, value in buckets.items():
+        assert value == sum(latency <= bound for latency in latencies)
+    (errors,) = read["edgert_errors"].samples
+    assert (errors.value, errors.labels["profile"]) == (2, 'a "quoted" \\ board')
+    assert read["edgert_device_online"].samples[0].value == 1
+
+
+def test_one_device_with_an_odd_profile_does_not_keep_the_others_from_being_scraped() -> None:
+    exporter, odd = an_exporter(), b"half a character \\ud800\\u0000" + b"x" * 30_000
+    for pi in (Pi("pi-1"), Pi("pi-2", profile="odd")):
+        said = [(topic, payload.replace(b"odd", odd)) for topic, payload in pi.info()]
+        feed(exporter, said + pi.window(NOW_MS, [1.0], uptime_s=60))
+    assert not exporter.refused
+    text = Exposition(exporter).text().encode()
+    assert b'device="pi-1"' in text
+    assert max(map(len, text.splitlines())) < 1000
+    assert Exposition(exporter).protobuf()

@@ -1,0 +1,83 @@
+"""Any grouping over any period is exact: the same over SQLite and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert.telemetry import messages
+from edgert.telemetry.sketch import Sketch, merged
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import Question
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
+
+
+@pytest.fixture
+def url(store_url: str) -> str:
+    return store_url
+
+
+def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:
+    dice = random.Random(3)
+    fleet = [Pi(f"pi-{n}", version=f"r{n % 2 + 1}", profile=f"board-{n % 3}") for n in range(devices)]
+    for pi in fleet:
+        for minute in range(minutes):
+            pi.window(NOW_MS - minute * MINUTE_MS - 1, [dice.lognormvariate(1, 1) for _ in range(dice.randrange(6))])
+    return fleet
+
+
+def replayed(fleet: list[Pi]) -> Sent:
+    """All that the fleet sends, devices mixed and some of it twice."""
+    sent: Sent = []
+    for pi in fleet:
+        sent += pi.info()
+        twin = Pi(pi.topics.device, pi.version, pi.profile)
+        for ts_ms, sketch in pi.sketches:
+            window = twin.window(ts_ms, [])
+            fields = json.loads(window[0][1]) | {
+                "buckets": sketch.encode(), "zero": sketch.zero, "count": sketch.count,
+                "sum": sketch.sum, "min": sketch.min, "max": sketch.max,
+            }  # fmt: skip
+            sent += [(window[0][0], messages.dump(fields)), window[1]]
+    dice = random.Random(4)
+    reports = [message for message in sent if "/m/" in message[0]]
+    again = dice.sample(reports, 300)
+    dice.shuffle(reports)
+    return [message for message in sent if "/m/" not in message[0]] + reports + again
+
+
+def test_any_grouping_over_any_stretch_is_the_sketch_of_all_its_requests(url: str) -> None:
+    fleet = a_fleet()
+    sent = replayed(fleet)
+    recorder = record(url, sent[: len(sent) // 2])
+    again = record(url, sent[len(sent) // 3 :])  # another recorder, which hears a part of it once more
+    assert recorder.refused + again.refused == 0
+    assert recorder.recorded + again.recorded == 6 * 200 * 2
+    for hours in (0.05, 0.5, 1, 2.5, 3.25):  # within an hour, over its edge, over whole hours
+        for by in ((), ("version",), ("version", "profile"), ("device",), ("device", "version")):
+            groups = {tuple(answer.group.values()): answer for answer in ask(url, hours, by, model="digits")}
+            expected: dict[tuple[str, ...], list[Sketch]] = {}
+            for pi in fleet:
+                names = {"version": pi.version, "profile": pi.profile, "device": pi.topics.device}
+                for ts_ms, sketch in pi.sketches:
+                    if ts_ms >= NOW_MS - hours * 3_600_000:
+                        expected.setdefault(tuple(names[word] for word in by), []).append(sketch)
+            assert groups.keys() == expected.keys()
+            for key, answer in groups.items():
+                assert answer.latency == merged(expected[key]), (hours, by, key)
+                assert answer.windows == len(expected[key])
+    steps = ask(url, 3, ("version",), step_min=60)
+    assert len(steps) == 2 * 3
+    assert merged(step.latency for step in steps) == ask(url, 3)[0].latency
+    assert merged(step.latency for step in ask(url, 3, step_min=7)) == ask(url, 3)[0].latency
+    (one,) = ask(url, 3, ("site",), device="pi-2")
+    assert one.latency == merged(sketch for ts, sketch in fleet[2].sketches if ts >= NOW_MS - 3 * 3_600_000)
+
+
+def test_a_question_is_checked() -> None:
+    with pytest.raises(ConfigInvalid):
+        replace(Question(0, 1), where={"colour": "red"})

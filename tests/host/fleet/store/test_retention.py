@@ -1,0 +1,154 @@
+"""What is too old is removed, and nothing that a question can reach."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from edgert.telemetry import messages
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import Answer
+from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.retention import Retention, forget
+from edgert_deploy.fleet.store.store import Store
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def url(store_url: str) -> str:
+    return store_url
+
+
+def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:
+    dice = random.Random(3)
+    fleet = [Pi(f"pi-{n}", version=f"r{n % 2 + 1}", profile=f"board-{n % 3}") for n in range(devices)]
+    for pi in fleet:
+        for minute in range(minutes):
+            pi.window(NOW_MS - minute * MINUTE_MS - 1, [dice.lognormvariate(1, 1) for _ in range(dice.randrange(6))])
+    return fleet
+
+
+def replayed(fleet: list[Pi]) -> Sent:
+    """All that the fleet sends, devices mixed and some of it twice."""
+    sent: Sent = []
+    for pi in fleet:
+        sent += pi.info()
+        twin = Pi(pi.topics.device, pi.version, pi.profile)
+        for ts_ms, sketch in pi.sketches:
+            window = twin.window(ts_ms, [])
+            fields = json.loads(window[0][1]) | {
+                "buckets": sketch.encode(), "zero": sketch.zero, "count": sketch.count,
+                "sum": sketch.sum, "min": sketch.min, "max": sketch.max,
+            }  # fmt: skip
+            sent += [(window[0][0], messages.dump(fields)), window[1]]
+    dice = random.Random(4)
+    reports = [message for message in sent if "/m/" in message[0]]
+    again = dice.sample(reports, 300)
+    dice.shuffle(reports)
+    return [message for message in sent if "/m/" not in message[0]] + reports + again
+
+
+def rows_of(url: str) -> dict[str, int]:
+    """How many rows there are of who reports."""
+    with schema.open_engine(url, writes=False).begin() as connection:
+        tables = (schema.device, schema.stream, schema.group, schema.stream_heard, schema.group_heard)
+        return {table.name: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
+
+
+def test_windows_go_with_time_and_the_hours_still_answer(url: str) -> None:
+    pi = Pi("pi-1")
+    day_ms = 86_400_000
+    for days in (0, 1, 4, 40):
+        record(url, pi.window(NOW_MS - days * day_ms - 1, [1.0] * 10), now_ms=NOW_MS - days * day_ms)
+    store = Store(url)
+    assert store.prune(Retention(), NOW_MS) == 2 * 2 + 1  # windows past 3 days, a minute past 31
+    store.prune(Retention(), NOW_MS)
+    store.close()
+    assert [ask(url, 24 * days)[0].latency.count for days in (3, 5, 50)] == [20, 30, 40]
+
+
+def test_who_was_silent_for_longer_than_anything_is_kept_goes_and_nothing_that_can_be_asked(url: str) -> None:
+    still, late, gone = Pi("pi-1", "r1"), Pi("pi-2", "r1"), Pi("pi-3", "r0")
+    days_ago = [NOW_MS - days * DAY_MS for days in (399, 401)]
+    record(url, late.window(days_ago[0], [3.0] * 5), days_ago[0])
+    record(url, still.info() + still.window(days_ago[1], [1.0] * 9), days_ago[1])
+    still.version = "r2"
+    record(url, still.window(NOW_MS - 1, [1.0] * 10))
+    clock_ms = [days_ago[1]]
+    recorder = Recorder(Store(url), lambda: clock_ms[0])
+    for message in gone.window(days_ago[1], [2.0] * 4):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    assert list(rows_of(url).values()) == [3, 4, 4, 4, 4]
+
+    def asked() -> list[list[Answer]]:
+        return [ask(url, 24 * 399 + 1, by) for by in ((), ("device", "version"), ("site", "version", "profile"))]
+
+    before, pruner = asked(), Store(url)
+    pruner.prune(Retention(), NOW_MS)
+    assert list(rows_of(url).values()) == [2, 2, 2, 2, 2]
+    assert asked() == before
+    # Another device is given the numbers that have gone, and a recorder that remembers them writes on.
+    newcomer = Recorder(pruner, lambda: NOW_MS)
+    for message in Pi("pi-4", "r4").window(NOW_MS - 1, [5.0] * 6):
+        newcomer.apply(*message, False, 0.0)
+    newcomer.flush()
+    clock_ms[0] = NOW_MS
+    for message in gone.window(NOW_MS - 1, [2.0] * 7):
+        recorder.apply(*message, False, 0.0)
+    recorder.flush()
+    counts = {answer.group["device"]: answer.latency.count for answer in ask(url, 1, ("device",))}
+    assert counts == {"pi-1": 10, "pi-3": 7, "pi-4": 6}
+    assert ask(url, 1, ("version",), version="r0")[0].latency.count == 7
+
+
+def test_so_many_are_forgotten_in_a_turn_and_the_others_in_the_next(url: str) -> None:
+    long_ago = NOW_MS - 500 * DAY_MS
+    record(url, [message for n in range(5) for message in Pi(f"pi-{n}", f"r{n}").window(long_ago, [1.0])], long_ago)
+    store, hour = Store(url), NOW_MS // 3_600_000
+    store.prune(Retention(hours_h=600 * 24), NOW_MS)  # the windows alone
+    with store._transaction() as connection:
+        for table in (schema.stream_hour, schema.group_hour, schema.group_minute):
+            connection.execute(table.delete())
+        assert [forget(connection, hour, 400 * 24, at_once=2) for _ in range(4)] == [6, 6, 3, 0]
+    store.close()
+    assert set(rows_of(url).values()) == {0}
+
+
+def test_in_a_store_of_an_older_version_silence_counts_from_now_on(url: str) -> None:
+    record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 3))
+    with Store(url)._transaction() as connection:
+        for table in (schema.stream_heard, schema.group_heard):
+            connection.execute(table.delete())
+        if connection.dialect.name == "postgresql":
+            connection.execute(
+                sa.text("ALTER TABLE edgert_stream_hour ADD FOREIGN KEY (owner) REFERENCES edgert_stream")
+            )
+    store = Store(url)
+    assert sa.inspect(store._engine).get_foreign_keys("edgert_stream_hour") == []
+    store.prune(Retention(), NOW_MS + 399 * DAY_MS)  # the first turn that this version takes
+    store.prune(Retention(), NOW_MS + 798 * DAY_MS)
+    assert rows_of(url)["edgert_stream"] == rows_of(url)["edgert_group"] == 1
+    store.prune(Retention(), NOW_MS + 801 * DAY_MS)
+    store.close()
+    assert set(rows_of(url).values()) == {0}
+
+
+def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) -> None:
+    url = f"{tmp_path}/fleet.db"
+    record(url, replayed(a_fleet(4, 150)))
+    store = Store(url)
+    size = store.size_bytes()
+    before = ask(url, 3)[0].latency
+    assert store.prune(Retention(size_bytes_max=int(size * 0.8)), NOW_MS) > 0
+    assert store.size_bytes() <= size * 0.8
+    assert store.prune(Retention(size_bytes_max=int(size * 0.8)), NOW_MS) == 0
+    store.close()
+    assert ask(url, 3)[0].latency == before

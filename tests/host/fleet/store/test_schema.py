@@ -1,0 +1,51 @@
+"""A store that cannot be used is named, without its password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert_deploy.cli.fleet_query import query
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.store.schema import StoreFailed
+from edgert_deploy.fleet.store.store import Store
+
+
+@pytest.fixture
+def url(store_url: str) -> str:
+    return store_url
+
+
+def cli(url: str, *words: str) -> Result:
+    return CliRunner().invoke(query, ["--store", url, *words])
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("/nowhere/fleet.db", "no store /nowhere/fleet.db"),
+        ("mysql://db/fleet", "postgresql"),
+        ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_named_without_its_password(store: str, said: str) -> None:
+    error = cli(store).exception
+    assert isinstance(error, EdgeRTError)
+    assert said in error.message
+    assert "secret" not in error.message
+
+
+def test_a_store_that_is_empty_or_newer_says_so(url: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreFailed, match="no reports yet"):
+        FleetQuery(f"{tmp_path}/empty.db")
+    store = Store(url)
+    with store._engine.begin() as connection:
+        connection.execute(schema.meta.update().values(version=99))
+    store.close()
+    with pytest.raises(ConfigInvalid, match="schema 99"):
+        FleetQuery(url)

@@ -1,0 +1,96 @@
+"""A device is in its worst state, with its reason and its time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edgert.telemetry import messages
+from edgert_deploy.fleet.model import STAGES
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.ui.board import Filter
+from tests.support.brokers import until
+from tests.support.browser import Page
+from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
+
+NOW = 1000.0  # monotonic seconds
+
+
+def changed(sent: Sent, **fields: Any) -> Sent:
+    """The same reports with other fields."""
+    return [(topic, json.dumps({**json.loads(payload), **fields}).encode()) for topic, payload in sent]
+
+
+def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
+    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
+    return [(pi.topics.event, messages.dump(said))]
+
+
+def state_of(board: Watched, device: str, now: float = NOW) -> tuple[str, str, int]:
+    board.wall_ms = NOW_MS + int((now - NOW) * 1000)
+    seen = board.seen_device("plant-a", device, now)
+    assert seen is not None
+    return seen.state, seen.why, seen.since_ms
+
+
+def seen(page: Page, words: str, within_s: float = 15.0) -> None:
+    until(lambda: words in page.evaluate("document.body.innerText"), f"the page says {words!r}", within_s)
+
+
+def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
+    board = Watched()
+    fleet = {name: Pi(name, version=version) for name, version in (("new", "r10"), ("old", "r9"), ("ill", "r10"))}
+    for pi in fleet.values():
+        feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
+    feed(board, event(fleet["ill"], 1, NOW_MS - 5000, event="alarm_raised", alarm="temp_c", value=90.0, limit=85.0))
+    assert state_of(board, "new")[0] == "online"
+    assert state_of(board, "old") == ("behind", "digits is r9, newest r10", NOW_MS)  # r10 > r9, though not as text
+    assert state_of(board, "ill") == ("alarmed", "temp_c", NOW_MS - 5000)
+    assert board.numbers("digits") == {"r9": 0, "r10": 1}
+    assert state_of(board, "ill", NOW + 149)[0] == "alarmed"
+    assert state_of(board, "ill", NOW + 151) == ("stale", "online, but sends nothing", NOW_MS)
+    board.apply(fleet["new"].topics.status, b"lost", True, NOW)
+    assert state_of(board, "new")[0] == "lost"
+    feed(board, event(fleet["ill"], 2, NOW_MS, event="alarm_cleared", alarm="temp_c", value=60.0, limit=85.0))
+    assert state_of(board, "ill")[0] == "online"
+    board.apply(fleet["ill"].topics.status, b"lost", True, NOW)
+    assert state_of(board, "old")[0] == "online"  # nobody that answers has r10
+    late = Pi("late", version="r10")
+    feed(board, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
+    assert state_of(board, "late")[:2] == ("behind", "its reports are 20 min late")
+
+
+def test_a_model_that_was_taken_away_is_forgotten_unless_it_left_an_alarm() -> None:
+    board, pi = Watched(), Pi("pi-1")
+    feed(board, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
+    feed(board, event(pi, 1, NOW_MS, event="quarantined", model="ill"))
+    feed(board, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
+    seen = board.seen_device("plant-a", "pi-1", NOW)
+    assert seen is not None
+    assert (sorted(seen.held.models), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
+
+
+def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
+    url, pi = store_url, Pi("pi-1")
+    hour_ago = NOW_MS - 60 * MINUTE_MS
+    raised = event(pi, 1, hour_ago, event="alarm_raised", alarm="p99_ms", value=9.0, limit=5.0, model="digits")
+    record(url, pi.info() + pi.window(hour_ago, [1.0]) + raised, hour_ago)
+    query, board = FleetQuery(url), Watched()
+    board.remember(query.devices(), NOW)
+    board.remember_events(query.events(0, NOW_MS), NOW)
+    assert state_of(board, "pi-1") == ("stale", "online, but sends nothing", hour_ago)
+    feed(board, pi.window(NOW_MS, [1.0]))
+    assert state_of(board, "pi-1") == ("alarmed", "p99_ms", hour_ago)
+    query.close()
+
+
+def test_stages_name_the_middle_device_and_the_slowest() -> None:
+    board = Watched()
+    for number in range(5):
+        pi = Pi(f"pi-{number}")
+        feed(board, pi.info() + changed(pi.window(NOW_MS, [1.0])[1:], engine_p99_ms=float(number)))
+    (found,) = board.stages(Filter(model="digits"))
+    engine = found["stages"][STAGES.index("engine")]
+    assert (found["version"], found["devices"]) == ("r1", 5)
+    assert engine == {"stage": "engine", "middle_ms": 2.0, "slowest_ms": 4.0, "site": "plant-a", "device": "pi-4"}

@@ -1,0 +1,40 @@
+"""Curves are percentiles of merged histograms."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.fleet.store.batch import MINUTE_MS
+from edgert_deploy.fleet.store.query import FleetQuery
+from edgert_deploy.fleet.ui.history import History
+from tests.support.fleet import NOW_MS, Pi, record
+
+
+def test_curves_are_percentiles_of_merged_histograms_with_a_mark_where_a_version_begins(store_url: str) -> None:
+    url, sent = store_url, list[tuple[str, bytes]]()
+    slow, quick, new = Pi("slow"), Pi("quick"), Pi("quick", version="r2", boot="b2")
+    for minute in range(10, 0, -1):
+        ts_ms = NOW_MS - minute * MINUTE_MS
+        sent += slow.window(ts_ms, [100.0] * 3) + (quick if minute > 4 else new).window(ts_ms, [1.0] * 97)
+    record(url, slow.info() + quick.info() + sent)
+    query = FleetQuery(url)
+    said = History(query, lambda: NOW_MS).curves("15m", {})
+    (model,) = said["models"]
+    r1, r2 = model["versions"]
+    # A mean of the devices' p95 would be 50.
+    assert r1["p95"][4] == pytest.approx(1.0, rel=0.011)
+    assert r1["p99"][4] == pytest.approx(100.0, rel=0.011)
+    assert r2["p99"][11] == pytest.approx(1.0, rel=0.011)
+    assert r2["p99"][:10] == [None] * 10
+    assert model["marks"] == [{"version": "r2", "at_ms": (NOW_MS // MINUTE_MS - 4) * MINUTE_MS}]
+    assert sum(number for _, _, number in model["heat"]["cells"]) == model["answered"] == 1000
+    rows = {row for _, row, _ in model["heat"]["cells"]}
+    assert rows == {-1, 26}  # 2^(-1/4) < 1 <= 2^0 and 2^(26/4) < 100 <= 2^(27/4)
+    day = History(query, lambda: NOW_MS).curves("24h", {})
+    many = History(query, lambda: NOW_MS, rows_max=100).curves("24h", {})
+    assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # of two groups
+    assert day["models"][0]["p99_ms"] == many["models"][0]["p99_ms"] == model["p99_ms"]
+    with pytest.raises(ConfigInvalid, match="15m, 1h, 24h, 7d"):
+        History(query, lambda: NOW_MS).curves("9y", {})
+    query.close()

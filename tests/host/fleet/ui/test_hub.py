@@ -1,0 +1,37 @@
+"""A stream sends only what changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edgert_deploy.fleet.ui.answers import A_PAGE, Answers
+from edgert_deploy.fleet.ui.board import Filter
+from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.rollouts import Rollouts
+from tests.support.fleet import NOW_MS, Pi, Watched, feed
+
+NOW = 1000.0  # monotonic seconds
+
+
+def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tmp_path: Path) -> None:
+    board, clock = Watched(), [NOW]
+    hub = Hub(board, Rollouts(tmp_path / "none"), lambda: clock[0], lambda: NOW_MS)
+    fleet = [Pi(f"pi-{number:05}") for number in range(10_000)]
+    for pi in fleet:
+        feed(board, pi.info())
+    hub.tick()
+    first = hub.view(Filter())
+    assert first.counts["online"] == 10_000
+    board.apply(fleet[7].topics.status, b"lost", True, NOW)
+    assert hub.view(Filter()) is first  # until the next tick, whoever asks
+    hub.tick()
+    change = hub.view(Filter()).since(first)
+    assert change is not None
+    assert change["changed"] == [["plant-a", 7, "l"]]
+    assert len(json.dumps(change)) < 2000
+    feed(board, Pi("zz").info())
+    hub.tick()
+    assert hub.view(Filter()).since(first) is None
+    listed = Answers(hub, None).devices(Filter(), {"state": "", "page": "3", "sort": "device"})  # type: ignore[arg-type]
+    assert (listed["total"], len(listed["devices"]), listed["devices"][0]["device"]) == (10_001, A_PAGE, "pi-00100")
