@@ -14,6 +14,7 @@ from typing import Any
 from edgert.errors import DeviceError
 from edgert.protocol.control import ask
 from edgert.telemetry.link import Link
+from edgert.telemetry.spans import LiveStats
 from edgert.typed_json import FLAT, Mistyped, from_json, to_json
 from edgert.versions.slots import ON_TRIAL, RolledBackVersion, Version
 from edgert.versions.trial_limits import Readings, TrialLimits
@@ -117,65 +118,6 @@ class BatcherStatus:
 
 
 @dataclass(frozen=True)
-class Percentiles:
-    """Percentiles in ms."""
-
-    p50: float
-    p95: float
-    p99: float
-    p999: float
-    max: float
-
-
-@dataclass(frozen=True)
-class WindowStatus:
-    """The answered requests of one window."""
-
-    window_s: float
-    answered: int
-    batch_mean: float
-    latency_ms: Percentiles
-    stages_ms: Mapping[str, Percentiles]
-
-
-@dataclass(frozen=True)
-class TotalsStatus:
-    """`edgert.telemetry.spans.Totals`, the sums of stages by name."""
-
-    requests: int
-    errors: int
-    shed: int
-    cache_hits: int
-    answered: int
-    latency_sum_us: int
-    within_ms: tuple[int, ...]
-    executed: int
-    failed_sum_us: int
-    hit_cache_sum_us: int
-    stage_sum_us: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class RequestStatus:
-    """The requests since the worker began, of the window in progress, and of the last complete one."""
-
-    uptime_s: float
-    requests: int
-    errors: int
-    shed: int
-    cache_hits: int
-    totals: TotalsStatus
-    latency_ms: Percentiles
-    window: WindowStatus
-    last_window: WindowStatus | None
-
-    @property
-    def recent(self) -> WindowStatus:
-        """The window in progress, or the last complete one where that has no answers yet."""
-        return self.last_window if self.last_window is not None and not self.window.answered else self.window
-
-
-@dataclass(frozen=True)
 class WorkerFigures:
     """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns."""
 
@@ -189,7 +131,7 @@ class WorkerFigures:
     near: NearCacheStatus | None
     shadow: ShadowStatus | None
     alarms: tuple[str, ...]
-    requests: RequestStatus
+    requests: LiveStats
 
     @property
     def inferences(self) -> int:

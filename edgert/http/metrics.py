@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from edgert.checks.status import DaemonStatus, ServingStatus, TotalsStatus, WorkerFigures
-from edgert.telemetry.spans import SLO_BOUNDS_MS
+from edgert.checks.status import DaemonStatus, ServingStatus, WorkerFigures
+from edgert.telemetry.spans import SLO_BOUNDS_MS, Totals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("ready", "degraded", "loading", "waiting", "unloaded", "restarting", "quarantined", "failed", "stopped")
@@ -101,7 +101,7 @@ _BY_MODEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], float]], ...] = 
 )
 
 
-def _histogram(model: str, totals: TotalsStatus) -> Iterable[Sample]:
+def _histogram(model: str, totals: Totals) -> Iterable[Sample]:
     for bound_ms, count in zip(SLO_BOUNDS_MS, totals.within_ms, strict=True):
         yield "_bucket", {"model": model, "le": repr(bound_ms / 1000)}, float(count)
     yield "_bucket", {"model": model, "le": "+Inf"}, float(totals.answered)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert.checks.status import ServingStatus, TotalsStatus
-
-NO_TOTALS = TotalsStatus(0, 0, 0, 0, 0, 0, (), 0, 0, 0, {})
+from edgert.checks.status import ServingStatus
+from edgert.telemetry.spans import Totals
 
 
 def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     """Return the statistics of `model`; figures count since its worker process began."""
     loaded, figures = status.loaded, status.figures
-    totals = NO_TOTALS if figures is None else figures.requests.totals
+    totals = Totals() if figures is None else figures.requests.totals
     stages_us = totals.stage_sum_us
     hits, executed, answered = totals.cache_hits, totals.executed, totals.answered
     failed = totals.errors + totals.shed

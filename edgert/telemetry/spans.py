@@ -12,8 +12,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -52,8 +52,8 @@ class Totals:
 
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
     `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
-    run answered. `stage_sum_us[i]` is the time that answered requests spent in STAGES[i], `hit_cache_sum_us` the part of the cache
-    stage that belongs to hits, `failed_sum_us` the time of the other requests until they were refused.
+    run answered. `stage_sum_us` is the time that answered requests spent in each stage, `hit_cache_sum_us` the part of
+    the cache stage that belongs to hits, `failed_sum_us` the time of the other requests until they were refused.
     """
 
     requests: int = 0
@@ -65,15 +65,11 @@ class Totals:
     executed: int = 0
     failed_sum_us: int = 0
     hit_cache_sum_us: int = 0
-    stage_sum_us: tuple[int, ...] = (0,) * len(STAGES)
+    stage_sum_us: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
 
     @property
     def answered(self) -> int:
         return self.requests - self.errors - self.shed
-
-    def as_json(self) -> dict[str, Any]:
-        stages = dict(zip(STAGES, self.stage_sum_us, strict=True))
-        return {**vars(self), "answered": self.answered, "stage_sum_us": stages}
 
 
 @dataclass(frozen=True)
@@ -93,48 +89,60 @@ class WindowReport:
 
 
 @dataclass(frozen=True)
+class Percentiles:
+    """Percentiles in ms, rounded to the precision of the sketch."""
+
+    p50: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+
+    @classmethod
+    def of(cls, sketch: Sketch) -> Percentiles:
+        shares = (sketch.quantile(share) for share in (0.5, 0.95, 0.99, 0.999))
+        return cls(*(round(value, 4) for value in (*shares, sketch.max)))
+
+
+@dataclass(frozen=True)
+class WindowFigures:
+    """The answered requests of one window."""
+
+    window_s: float
+    answered: int
+    batch_mean: float
+    latency_ms: Percentiles
+    stages_ms: Mapping[str, Percentiles]
+
+    @classmethod
+    def of(cls, report: WindowReport) -> WindowFigures:
+        return cls(
+            window_s=round(report.window_s, 3),
+            answered=report.latency.count,
+            batch_mean=round(report.batch_mean, 3),
+            latency_ms=Percentiles.of(report.latency),
+            stages_ms={name: Percentiles.of(sketch) for name, sketch in report.stages.items()},
+        )
+
+
+@dataclass(frozen=True)
 class LiveStats:
-    """Figures for `edgertd status`: since the recorder started, of the present window, of the last one (or None).
+    """Figures for `edgertd status`: since the recorder started, of the present window, of the last one (or None)."""
 
-    `window` holds JSON values, because the sketches of the present window go on filling.
-    """
-
-    model: str
     uptime_s: float
+    requests: int
+    errors: int
+    shed: int
+    cache_hits: int
     totals: Totals
-    latency: Sketch
-    window: dict[str, Any]
-    last_window: WindowReport | None
+    latency_ms: Percentiles
+    window: WindowFigures
+    last_window: WindowFigures | None
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "uptime_s": round(self.uptime_s, 3),
-            "requests": self.totals.requests,
-            "errors": self.totals.errors,
-            "shed": self.totals.shed,
-            "cache_hits": self.totals.cache_hits,
-            "totals": self.totals.as_json(),
-            "latency_ms": percentiles_json(self.latency),
-            "window": self.window,
-            "last_window": None if self.last_window is None else window_json(self.last_window),
-        }
-
-
-def window_json(window: WindowReport) -> dict[str, Any]:
-    return {
-        "window_s": round(window.window_s, 3),
-        "answered": window.latency.count,
-        "batch_mean": round(window.batch_mean, 3),
-        "latency_ms": percentiles_json(window.latency),
-        "stages_ms": {name: percentiles_json(sketch) for name, sketch in window.stages.items()},
-    }
-
-
-def percentiles_json(sketch: Sketch) -> dict[str, float]:
-    """Return the usual percentiles in ms, rounded to the precision of the sketch."""
-    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-    return {name: round(sketch.quantile(q), 4) for name, q in shares.items()} | {"max": round(sketch.max, 4)}
+    @property
+    def recent(self) -> WindowFigures:
+        """The present window, or the last one if the present one has no answers yet."""
+        return self.last_window if self.last_window is not None and not self.window.answered else self.window
 
 
 class WindowRecorder:
@@ -193,8 +201,18 @@ class WindowRecorder:
             latency = self._lifetime.copy()
             latency.merge(self._window.latency)
             at = self._clock() if now is None else now
-            window = window_json(self._report(at))
-            return LiveStats(self.model, at - self._began_at, self._totals, latency, window, self._last_report)
+            totals, last = self._totals, self._last_report
+            return LiveStats(
+                uptime_s=round(at - self._began_at, 3),
+                requests=totals.requests,
+                errors=totals.errors,
+                shed=totals.shed,
+                cache_hits=totals.cache_hits,
+                totals=totals,
+                latency_ms=Percentiles.of(latency),
+                window=WindowFigures.of(self._report(at)),
+                last_window=None if last is None else WindowFigures.of(last),
+            )
 
     def _report(self, ended_at: float) -> WindowReport:
         window = self._window
@@ -275,9 +293,7 @@ def _counted(
         executed=totals.executed + sum(span.batch > 0 for span in answered),
         failed_sum_us=totals.failed_sum_us + sum(span.total_us for span in spans if span.outcome != "ok"),
         hit_cache_sum_us=totals.hit_cache_sum_us + sum(span.stages.cache_us for span in answered if span.cache_hit),
-        stage_sum_us=tuple(
-            before + sum(column) for column, before in zip(columns.values(), totals.stage_sum_us, strict=True)
-        ),
+        stage_sum_us={name: totals.stage_sum_us[name] + sum(column) for name, column in columns.items()},
     )
 
 

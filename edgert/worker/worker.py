@@ -24,7 +24,7 @@ import numpy as np
 
 from edgert.checks import golden_samples as golden
 from edgert.checks.golden_client import GoldenClient
-from edgert.checks.status import LoadedStatus, RequestStatus, WorkerFigures
+from edgert.checks.status import LoadedStatus, WorkerFigures
 from edgert.config import DeviceConfig, StateDir, read_config
 from edgert.errors import EdgeRTError, Moved, ShuttingDown
 from edgert.log import log
@@ -35,7 +35,7 @@ from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
-from edgert.typed_json import from_json, to_json
+from edgert.typed_json import to_json
 from edgert.versions.installed import load_version
 from edgert.worker.agreement import scores_output
 from edgert.worker.batcher import Batcher
@@ -212,7 +212,7 @@ class Worker:
         return {
             "requests": stats.totals.requests,
             "failed": stats.totals.errors + stats.totals.shed,
-            "p99_ms": round(stats.latency.quantile(0.99), 4),
+            "p99_ms": stats.latency_ms.p99,
             "compared": 0 if previous is None else previous.sampled,
             "agreed": 0 if previous is None else previous.agreed,
         }
@@ -272,7 +272,7 @@ class Worker:
             near=None if self._near is None else self._near.status(),
             shadow=None if self._shadow is None else self._shadow.status(),
             alarms=() if self._reporter is None else tuple(self._reporter.alarms),
-            requests=from_json(RequestStatus, self._recorder.snapshot().as_json()),
+            requests=self._recorder.snapshot(),
         )
 
 

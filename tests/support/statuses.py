@@ -12,17 +12,14 @@ from edgert.checks.status import (
     DeviceStatus,
     LoadedStatus,
     ModelStatus,
-    Percentiles,
-    RequestStatus,
-    TotalsStatus,
-    WindowStatus,
     WorkerFigures,
 )
+from edgert.telemetry.spans import LiveStats, Percentiles, Totals, WindowFigures
 
 PERCENTILES = Percentiles(1.5, 2.5, 3.5, 4.5, 5.5)
-WINDOW = WindowStatus(10.0, 100, 3.5, PERCENTILES, {"queue": PERCENTILES, "preprocess": Percentiles(0, 0, 0, 0, 0)})
+WINDOW = WindowFigures(10.0, 100, 3.5, PERCENTILES, {"queue": PERCENTILES, "preprocess": Percentiles(0, 0, 0, 0, 0)})
 LOADED = LoadedStatus(3, "digest", "tflite", "tflite-int8", "2.3.0", "int8", False, (), 8, 2, 1, 0.1)
-TOTALS = TotalsStatus(103, 1, 2, 0, 100, 150_000, (100,) * 10, 100, 0, 0, {"queue": 100, "engine": 140_000})
+TOTALS = Totals(103, 1, 2, 0, 150_000, (100,) * 10, 100, 0, 0, {"queue": 100, "engine": 140_000})
 
 
 def worker_figures(requests: int, closed: dict[str, int], **changes: Any) -> WorkerFigures:
@@ -38,7 +35,7 @@ def worker_figures(requests: int, closed: dict[str, int], **changes: Any) -> Wor
         near=None,
         shadow=None,
         alarms=(),
-        requests=RequestStatus(60.0, requests, 1, 2, 0, TOTALS, PERCENTILES, WINDOW, None),
+        requests=LiveStats(60.0, requests, 1, 2, 0, TOTALS, PERCENTILES, WINDOW, None),
     )
     return replace(figures, **changes)
 
