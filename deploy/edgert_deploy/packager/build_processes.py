@@ -2,7 +2,8 @@
 
 One child stays for the next build, since it takes 1 to 2 s to import its tools. The artifacts that a bundle needs
 whatever the accuracy gate decides are built side by side, into the cache, in as many children as cores and free
-memory allow. The build flow then finds them there. It stays a plain sequence, and it times artifacts on a quiet machine.
+memory allow. The build flow then finds them there. It stays a plain sequence, and it times artifacts on a quiet
+machine.
 """
 
 from __future__ import annotations

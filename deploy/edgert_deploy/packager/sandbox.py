@@ -203,7 +203,7 @@ def restrict(limits: Limits) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     until = int(used.ru_utime + used.ru_stime) + limits.time_s
     until = until if hard == resource.RLIM_INFINITY else min(until, hard - 1)
-    # A memory bound cannot be raised again, so that a child with one serves one request: its time is bounded for good too.
+    # A memory bound cannot be raised again, so that a child with one serves one request: bound its time for good too.
     resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1 if limits.memory_bytes else hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

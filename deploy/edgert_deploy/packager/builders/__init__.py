@@ -130,7 +130,7 @@ class Builder(Protocol):
         return ""
 
     def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        """Yield kind and precision ("int8", "fp16", "fp32" or another dtype) of each layer of the artifact at `path`."""
+        """Yield kind and precision ("int8", "fp16", "fp32" or a dtype) of each layer of the artifact at `path`."""
         ...
 
     def takes(self, source: SourceModel) -> bool:

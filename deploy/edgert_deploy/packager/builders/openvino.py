@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines.openvino import sdk
-from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
@@ -26,11 +25,11 @@ from edgert_deploy.packager.builders.qdq import (
     calibration_feeds,
     is_transformer,
     prepared,
+    vendor_tool,
 )
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
-from edgert_deploy.packager.vendor_output import quiet
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
 # The kinds of layer that are counted. Arithmetic on shapes and weights, and fused operators, would hide them.
@@ -68,14 +67,9 @@ class OpenVINOBuilder(Builder):
         quantises = order.precision == "int8" and not keeps_quantisation(order, source)
         progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
         path = out_dir / "model.xml"
-        try:
-            with quiet():
-                versions = _write(order, source, calibration, path)
-        except Exception as error:  # both tools raise whatever their parts raise
-            raise BuildFailed(
-                f"openvino could not build {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
-                "build this target with --precision fp32, or export the model with opset 17"
-            ) from error
+        advice = "build this target with --precision fp32, or export the model with opset 17"
+        with vendor_tool(f"openvino could not build {source.path.name}", advice):
+            versions = _write(order, source, calibration, path)
         _strip_notes(path)
         return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,28 +46,27 @@ def quantize(
 ) -> Any:
     """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
     excluded = [name for layer in float_layers for name in layer.nodes]
-    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
-        try:
-            with quiet():
-                return _quantize(source, calibration, recipe, excluded, Path(folder))
-        except Exception as error:  # the tools raise whatever their parts raise
-            raise BuildFailed(
-                f"onnxruntime's quantiser failed on {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
-                "build this target with --precision fp32, or export the model with opset 17"
-            ) from error
+    advice = "build this target with --precision fp32, or export the model with opset 17"
+    failure = f"onnxruntime's quantiser failed on {source.path.name}"
+    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
+        return _quantize(source, calibration, recipe, excluded, Path(folder))
 
 
 def prepared(source: SourceModel) -> Any:
     """Return the source folded, with all shapes and a name for each node, for the quantiser. Raises BuildFailed."""
-    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder:
-        try:
-            with quiet():
-                return _prepared(source, Path(folder))
-        except Exception as error:  # as in quantize
-            raise BuildFailed(
-                f"onnxruntime's tools cannot prepare {source.path.name}: {type(error).__name__}: {str(error)[:300]}; "
-                "export the model with opset 17"
-            ) from error
+    failure = f"onnxruntime's tools cannot prepare {source.path.name}"
+    with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, "export it with opset 17"):
+        return _prepared(source, Path(folder))
+
+
+@contextmanager
+def vendor_tool(failure: str, advice: str) -> Iterator[None]:
+    """Silence a vendor's tool, and turn whatever it raises into BuildFailed."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise BuildFailed(f"{failure}: {type(error).__name__}: {str(error)[:300]}; {advice}") from error
 
 
 def is_transformer(proto: Any) -> bool:
@@ -93,13 +93,8 @@ def raised(proto: Any, opset: int) -> Any:
 
     if next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0) >= opset:
         return proto
-    try:
-        with quiet():
-            return version_converter.convert_version(proto, opset)
-    except Exception as error:  # its own class, and what its parts raise
-        raise BuildFailed(
-            f"the model cannot be converted to opset {opset}: {str(error)[:300]}; export it with that opset"
-        ) from error
+    with vendor_tool(f"the model cannot be converted to opset {opset}", "export it with that opset"):
+        return version_converter.convert_version(proto, opset)
 
 
 def to_fp16(proto: Any, source: SourceModel) -> Any:
@@ -116,16 +111,10 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    try:
-        with quiet():
-            half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
-            ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
+    with vendor_tool(f"{source.path.name} cannot be converted to FP16", "build this target with --precision fp32"):
+        half = convert_float_to_float16(shape_inference.infer_shapes(copy), keep_io_types=True)
+        ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
-    except Exception as error:  # as in quantize
-        raise BuildFailed(
-            f"{source.path.name} cannot be converted to FP16: {type(error).__name__}: {str(error)[:300]}; "
-            "build this target with --precision fp32"
-        ) from error
     del half.graph.value_info[:]
     return half
 
@@ -141,7 +130,7 @@ def tool_versions() -> dict[str, str]:
 
 
 def layer_precisions(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield kind and precision of each layer: INT8 where its data comes out of a DequantizeLinear (engines fuse them)."""
+    """Yield kind and precision of each layer: INT8 where its data comes out of a DequantizeLinear."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph

@@ -99,7 +99,7 @@ def stem(name: str) -> str:
 
 
 def read_label_table(path: Path, class_names: Sequence[str]) -> dict[str, int]:
-    """Return {file name: class} of a CSV with the columns file and label (name or number). Raises CalibrationInvalid."""
+    """Return {file name: class} of a CSV of files and labels (names or numbers). Raises CalibrationInvalid."""
     numbers = {name: i for i, name in enumerate(class_names)}
     found: dict[str, int] = {}
     with _as_samples(path, "table of labels", "write a line `file,label` for each sample"):

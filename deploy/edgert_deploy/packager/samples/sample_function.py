@@ -1,9 +1,9 @@
 """Samples from a function of the user: `module:function`, run in this interpreter.
 
-The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the model
-has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of length 1.
-`(sample, label)` adds its class. With preprocessing, the manifest's rule is applied to a UINT8 frame. The function's
-output goes to stderr. The module is searched in the working folder first.
+The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the
+model has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of
+length 1. `(sample, label)` adds its class. With preprocessing, the manifest's rule is applied to a UINT8 frame. The
+function's output goes to stderr. The module is searched in the working folder first.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ IMAGE_BYTES_MAX = 64 * 1024**2
 class CalibrationSet:
     """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
-    `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is from
-    (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
+    `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
+    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
     """
 
     inputs: dict[str, NDArray[Any]]

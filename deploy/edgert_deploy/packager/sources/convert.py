@@ -1,8 +1,8 @@
 """Conversion of other frameworks' models to ONNX, each by its converter in a child process.
 
 The converter is the framework's own exporter, in a Python that has the framework: this one (the extras `keras` and
-`torch`), or another that the user names. A framework's loader may run code from its file: unlike an ONNX file, a hostile
-file of a framework is not contained.
+`torch`), or another that the user names. A framework's loader may run code from its file: unlike an ONNX file, a
+hostile file of a framework is not contained.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 `examine` runs in a child process (probe.py): protobuf, ONNX's checker and ONNX Runtime are native code, and a file made
 to crash them or to exhaust the machine must not end the command.
 
-Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a model of
-a newer opset is lowered to OPSET_MAX, and one from before quantisation is raised, where ONNX's converter can do so and the
-answers stay the same. Else the model stays as it is.
+Runtimes on devices are older than exporters: ONNX Runtime 1.22 takes opset 22 and IR 10, TensorRT 10.3 less. So a
+model of a newer opset is lowered to OPSET_MAX, and one from before quantisation is raised, where ONNX's converter can
+do so and the answers stay the same. Else the model stays as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Models that hold Q/DQ already: trained with quantisation, or quantised when they were exported.
 
-The scales of the training are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph as it is, and TFLite's quantiser
-gets its ranges. For FP32, `float_of` removes the quantisation of activations; weights keep their rounded values.
+The scales of the training are kept: ONNX Runtime, OpenVINO and TensorRT get such a graph as it is, and TFLite's
+quantiser gets its ranges. For FP32, `float_of` removes the quantisation of activations; weights keep their rounded
+values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The range of each activation of a float .tflite over some samples, from which the INT8 scales are made.
 
-TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that ran in place (a MUL or an
-ADD whose input nothing else reads) has then overwritten its input: the sigmoid before a multiplication by 63 got a range
-of 63. So the ranges are recorded here, with every tensor kept in memory of its own.
+TFLite's own calibrator reads an operator's inputs after the operator has run. An operator that ran in place (a MUL or
+an ADD whose input nothing else reads) has then overwritten its input: the sigmoid before a multiplication by 63 got a
+range of 63. So the ranges are recorded here, with every tensor kept in memory of its own.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from edgert_deploy.packager.tflite_lowering.batchwise import put_steps_first
 from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 ONNX_DOMAINS = ("", "ai.onnx")
-# ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices) cannot
-# be lowered anyway.
+# ONNX Runtime refuses newer file formats. Their additions (types of 4 and 2 bits, annotations for several devices)
+# cannot be lowered anyway.
 IR_VERSION_MAX = 10
 # Each round of the reference folding computes one more level of shapes that depend on shapes.
 ROUNDS_MAX = 20
@@ -106,7 +106,7 @@ def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.Model
         chosen = [("", name) for name in names - FOLDED]
         try:
             model = inliner.inline_selected_functions(model, chosen, inline_schema_functions=True)
-        except Exception:  # noqa: BLE001  # a body depends on a dtype that ONNX does not find: the node is refused by its name
+        except Exception:  # noqa: BLE001  # ONNX finds no dtype for a body: its node is refused by name
             break
     del model.graph.value_info[:]
     return model

@@ -1,7 +1,7 @@
 """The ONNX graph as the lowering reads it: nodes and constants are folded, and every value's shape is known.
 
-The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs between the two grows with
-the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
+The model is folded (folding.py) at batch 1 and again at batch 2. An axis whose length differs between the two grows
+with the batch. It is -1 in `BatchShape.signature`, which keeps the batch of the lowered model open.
 """
 
 from __future__ import annotations

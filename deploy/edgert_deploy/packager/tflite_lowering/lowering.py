@@ -1,8 +1,9 @@
 """The state of one lowering: the TFLite tensor of each ONNX value, and its layout.
 
-ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. The value is
-converted, once, where a reader needs the other layout: chains of convolutions stay channels last, and the model's inputs
-and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1, width, channels].
+ONNX convolves channels first, TFLite channels last. An operator makes its value in the layout that suits it. The
+value is converted, once, where a reader needs the other layout: chains of convolutions stay channels last, and the
+model's inputs and outputs keep ONNX's order. A channels-last value of rank 3 (from a 1-D convolution) is [batch, 1,
+width, channels].
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Lowering:
         return name in self.graph.constants
 
     def value(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name`. Raises Uncovered, naming its `role`, where it is computed or depends on the batch."""
+        """Return the constant `name`. Raises Uncovered, naming its `role`, if it is computed or depends on the batch."""
         if name not in self.graph.constants:
             raise Uncovered(f"{role} is not a constant; export the model with a constant one")
         if name in self.graph.batch_constants - self.graph.expanded_constants:
@@ -146,7 +147,7 @@ class Lowering:
         return self._tensors[name, layout]
 
     def in_native_order(self, name: str) -> int:
-        """Return a tensor whose elements are in ONNX's order, whatever its shape, for a reader that only reshapes it."""
+        """Return a tensor with its elements in ONNX's order, for a reader that only reshapes it."""
         if self.layout(name) is Layout.CHANNELS_LAST and _same_order(self.shape(name).dims):
             return self.channels_last(name)
         return self.native(name)
@@ -274,7 +275,7 @@ class Lowering:
         return output
 
     def along_last(self, axis: int, source: str, output: str, write: Callable[[int, int], None]) -> None:
-        """Call `write` with tensors of `source` and `output`, both of one shape, with ONNX's `axis` moved to the end."""
+        """Call `write` with tensors of `source` and `output`, of one shape, with ONNX's `axis` moved to the end."""
         shape = self.shape(source)
         if axis == shape.rank - 1:
             write(self.native(source), self.define(output))

@@ -1,8 +1,8 @@
 """Masked scores of attention: minus infinity becomes a number that INT8 can hold beside the other scores.
 
-Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is zero
-in float32 already. Models recognize a row that is masked throughout by its mask (the largest element is minus infinity)
-or by its Softmax (not a number). Here its largest score is below MASKED_BELOW.
+Exporters add -3.4e38 or minus infinity to the scores that a Softmax must ignore. The exponential of MASKED_SCORE is
+zero in float32 already. Models recognize a row that is masked throughout by its mask (the largest element is minus
+infinity) or by its Softmax (not a number). Here its largest score is below MASKED_BELOW.
 """
 
 from __future__ import annotations

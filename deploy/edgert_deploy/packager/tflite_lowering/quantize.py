@@ -1,9 +1,10 @@
 """Full-INT8 post-training quantisation of a float .tflite, by TFLite's own quantiser.
 
-The quantiser ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code. Weights
-have a scale per channel, activations one per tensor over the range of the samples. Inputs and outputs keep their dtypes:
-the file itself quantises and dequantises. An operator without an INT8 kernel stays float32 between a DEQUANTIZE and a
-QUANTIZE. The quantiser is native code and crashes on some models, so builders run in child processes.
+The quantiser ships inside ai-edge-litert as a private module; TensorFlow's TFLiteConverter uses the same code.
+Weights have a scale per channel, activations one per tensor over the range of the samples. Inputs and outputs keep
+their dtypes: the file itself quantises and dequantises. An operator without an INT8 kernel stays float32 between a
+DEQUANTIZE and a QUANTIZE. The quantiser is native code and crashes on some models, so builders run in child
+processes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from edgert_deploy.packager.tflite_lowering.writer import operator_code
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
 # An activation with a smaller range counts as zero throughout (a dead branch, a mask that masks nothing).
 RANGE_MIN = 1e-30
-# Scores below LOW_SCORE are masked (masking.py sets them to -1e4); in INT8 they become MASKED_SCORE, whose exponential is
-# 1e-14 of that of a score of 0.
+# Scores below LOW_SCORE are masked (masking.py sets them to -1e4); in INT8 they become MASKED_SCORE, whose
+# exponential is 1e-14 of that of a score of 0.
 LOW_SCORE = -5e3
 MASKED_SCORE = -32.0
 # tflite/kernels/comparisons.cc aborts at this scale of an input (a constant 0 has it).
@@ -50,8 +51,8 @@ def quantize_int8(
 ) -> bytes:
     """Return `float_model` in INT8, calibrated with `samples`: per run one array per input, in the model's order.
 
-    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays in
-    float where `is_float` is true for the name of its first output. Deterministic. Raises BuildFailed.
+    `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays
+    in float where `is_float` is true for the name of its first output. Deterministic. Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
@@ -99,8 +100,8 @@ def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDA
 def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, dict[str, tuple[Any, int, Any]]]:
     """Return the model with the operators that stay float disguised as LEFT_ALONE, and those operators.
 
-    TFLite's quantiser takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves every
-    operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
+    TFLite's quantiser takes no list of exceptions (only its successor does, which needs TensorFlow). But it leaves
+    every operator without an INT8 form in float, between a DEQUANTIZE and a QUANTIZE where these are needed.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(calibrated, 0))
     graph, hidden = model.subgraphs[0], {}

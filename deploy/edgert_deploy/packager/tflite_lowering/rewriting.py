@@ -22,7 +22,7 @@ class Links:
                 self.users.setdefault(name, []).append(node)
 
     def only_user(self, node: Node) -> Node | None:
-        """Return the only reader of `node`'s result; None where there are more, or the result is an output of the model."""
+        """Return the only reader of `node`'s result; None if there are more, or it is an output of the model."""
         users = self.users.get(node.outputs[0], [])
         return users[0] if len(users) == 1 and node.outputs[0] not in self.graph.outputs else None
 

@@ -69,7 +69,7 @@ def leaky_relu(lowering: Lowering, node: Node) -> None:
 
 
 def prelu(lowering: Lowering, node: Node) -> None:
-    """TFLite's PRELU has one slope for all items: a slope per item, or a computed one, is composed of other operators."""
+    """Compose a slope per item, or a computed slope, of other operators: TFLite's PRELU has one for all items."""
     slope = lowering.graph.constants.get(node.inputs[1])
     operands = Operands(lowering, node)
     x, slopes = operands.tensors

@@ -111,7 +111,7 @@ class Term:
         return self.reshaped(tuple(self.labels[i] for i in kept), self.shape.permuted(kept))
 
     def without_repeats(self) -> Term:
-        """Return the diagonal over axes with one label: both become one axis, of which every (n + 1)th element is taken."""
+        """Return the diagonal over axes with one label: every (n + 1)th element of both axes joined."""
         for label in self.labels:
             if self.labels.count(label) == 1:
                 continue

@@ -70,7 +70,7 @@ def gather_elements(lowering: Lowering, node: Node) -> None:
 
 
 def scatter_nd(lowering: Lowering, node: Node) -> None:
-    """Write by index. SCATTER_ND writes into zeros: a mask selects the other elements of the value, or ADD adds them."""
+    """Write by index. SCATTER_ND writes into zeros, so a mask selects the other elements, or ADD adds them."""
     source, chosen, updates = node.inputs
     output, shape = node.outputs[0], lowering.shape(source)
     reduction = node.attributes.get("reduction", "none")

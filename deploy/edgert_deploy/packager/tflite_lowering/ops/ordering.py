@@ -44,7 +44,7 @@ def _arg(lowering: Lowering, node: Node, code: str) -> None:
 
 
 def top_k(lowering: Lowering, node: Node) -> None:
-    """Find the k largest. TOPK_V2 takes the last axis: another one is moved there; for the smallest, signs are inverted."""
+    """Find the k largest along the last axis, where another axis is moved. Inverted signs give the smallest."""
     source, (values, indices) = node.inputs[0], (*node.outputs, "")[:2]
     shape, result = lowering.shape(source), lowering.shape(values or indices)
     axis, dtype = int(node.attributes.get("axis", -1)) % shape.rank, lowering.dtype(source)

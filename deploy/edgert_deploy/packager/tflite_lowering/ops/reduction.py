@@ -118,7 +118,7 @@ def _reduced(lowering: Lowering, node: Node, code: str, x: int, axes: Axes, outp
 
 
 def _summed(lowering: Lowering, node: Node, x: int, axes: Axes, target: int, shape: BatchShape) -> int:
-    """Sum. For floats this is mean times count: the quantiser gives SUM's result the scale of its elements, and clips it."""
+    """Sum. Floats take mean times count: the quantiser would clip the result of SUM to the scale of its elements."""
     source = lowering.laid_out(lowering.shape(node.inputs[0]), axes.layout)
     counts, places = [source.signature[place] for place in axes.places], lowering.index_constant(axes.places, "axes")
     if lowering.dtype(node.inputs[0]) != FLOAT32 or min(counts) < 1:

@@ -155,7 +155,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
 def _by_matrices(
     lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]], samplings: dict[int, Sampling]
 ) -> None:
-    """Multiply each axis, moved to the end, by its matrix: the INT8 kernel of FULLY_CONNECTED is exact to its rounding."""
+    """Multiply each axis, moved to the end, by its matrix: FULLY_CONNECTED in INT8 is exact to its rounding."""
     source, output = node.inputs[0], node.outputs[0]
     rank = lowering.shape(source).rank
     layout = lowering.layout(source) if rank > 3 else Layout.NATIVE

@@ -68,7 +68,7 @@ class Sampling:
     def weights(
         self, mode: str, coefficient: float = -0.75, antialias: bool = False, exclude_outside: bool = False
     ) -> NDArray[np.float32]:
-        """Return the weight of each element for each output, [outputs, length]; the axis is extended by its end elements."""
+        """Return the weight of each element for each output, [outputs, length]; end elements extend the axis."""
         shrink = min(self.scale, 1.0) if antialias else 1.0
         reach = int(np.ceil(REACH[mode] / shrink)) + 1
         x = self.positions()[:, None].astype(np.float64)
