@@ -24,6 +24,7 @@ FOLDERS = ("edgert", "deploy", "devices", "docs", "tests", "hil", "bench", "exam
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`")
 BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(edgertd? [^`]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)")
 NOT_OURS = re.compile(r"(.*my-board.*|edgert/v1/.*)")  # a user's file; MQTT topics
 
 
@@ -35,6 +36,12 @@ def page_id(page: Path) -> str:
 def test_files_exist(page: Path) -> None:
     named = {path for path in PATH.findall(page.read_text()) if not NOT_OURS.fullmatch(path)}
     assert sorted(path for path in named if not exists(path, page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_to_files(page: Path) -> None:
+    links = {link for link in LINK.findall(page.read_text()) if "://" not in link}
+    assert sorted(link for link in links if not (page.parent / link).exists()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
