@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgert.bundle.rules import Detect, Resize
+from edgert.bundle.rules import Detect
 from edgert.errors import EngineFailed
-from edgert.processing.classify import best_classes, softmax, top_k
 from edgert.processing.detect import CANDIDATES_MAX, TOGETHER_MAX, detections, in_source, suppress
-from edgert.processing.placement import Placement, plan
+from edgert.processing.placement import Placement
 
 SIZE = (64, 96)
 Box = tuple[float, float, float, float]
@@ -110,29 +109,6 @@ def test_it_finds_what_a_plain_reference_finds(
     assert (found.classes[0, count:] == -1).all()
 
 
-@given(
-    st.sampled_from(["stretch", "crop", "letterbox"]),
-    st.integers(1, 4000),
-    st.integers(1, 4000),
-    st.integers(8, 640),
-    st.integers(8, 640),
-    st.data(),
-)
-@settings(max_examples=300, deadline=None)
-def test_points_come_back_to_where_they_were(
-    rule: str, width: int, height: int, model_width: int, model_height: int, data: st.DataObject
-) -> None:
-    placement = plan(Resize(rule, model_height, model_width), width, height).placement
-    x, y = data.draw(st.floats(0, width)), data.draw(st.floats(0, height))
-    shown = [x * placement.scale_x + placement.offset_x, y * placement.scale_y + placement.offset_y] * 2
-    back = in_source(np.array([shown], np.float32), placement)[0]
-    # What FP32 can say of a coordinate in the model's pixels, seen in the image's.
-    bound_x = 1e-5 * (abs(shown[0]) + abs(placement.offset_x) + 1) / placement.scale_x
-    bound_y = 1e-5 * (abs(shown[1]) + abs(placement.offset_y) + 1) / placement.scale_y
-    assert abs(back[0] - x) <= bound_x + 1e-3
-    assert abs(back[1] - y) <= bound_y + 1e-3
-
-
 def test_boxes_end_at_the_border_of_the_image() -> None:
     boxes = np.array([[-50, -50, 500, 500]], np.float32)
     assert in_source(boxes, Placement(30, 20, 2.0, 2.0)).tolist() == [[0, 0, 30, 20]]
@@ -199,17 +175,3 @@ def test_no_box_at_all_is_an_answer() -> None:
     found = detections(Detect("b"), [np.zeros((2, 6, 0), np.float32)], SIZE, None)
     assert found.counts.tolist() == [0, 0]
     assert len(suppress(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), 0.5, 10)) == 0
-
-
-@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=20), st.integers(1, 5), st.booleans())
-def test_one_row_gets_the_classes_that_a_batch_gets(row: list[float], k: int, probabilities: bool) -> None:
-    scores = np.array([row], np.float32)
-    classes, shares = best_classes(scores, k, probabilities)
-    want, wanted = top_k(softmax(scores) if probabilities else scores, k)
-    assert classes.dtype == np.int64
-    assert shares.dtype == np.float32
-    assert shares == pytest.approx(wanted, rel=1e-6)
-    # Scores that differ by less than FP32 can say of their probabilities are as good as each other.
-    assert scores[0, classes[0]] == pytest.approx(scores[0, want[0]], abs=1e-5)
-    both, _ = best_classes(np.concatenate([scores, scores]), k, probabilities)
-    assert both.tolist() == [want[0].tolist()] * 2

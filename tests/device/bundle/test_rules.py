@@ -1,0 +1,79 @@
+"""Processing rules: each wrong one is refused with its reason, before a device applies it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgert.bundle.rules import (
+    DETECTED,
+    IMAGE_SIDE_MAX,
+    Classify,
+    Detect,
+    Preprocess,
+    Resize,
+    check_known,
+    check_rules,
+)
+from edgert.errors import BundleError
+from edgert.tensors import TensorSpec
+
+INPUTS = (TensorSpec("x", "FP32", (-1, 3, 64, 64)),)
+OUTPUTS = (TensorSpec("scores", "FP32", (-1, 10)), TensorSpec("boxes", "FP32", (-1, 14, 100)))
+RESIZE = Resize("letterbox", 64, 64)
+PREPROCESS = Preprocess("x", resize=RESIZE, decode=True)
+DETECT = Detect("boxes")
+
+
+def test_rules_that_fit_the_model_are_accepted() -> None:
+    check_rules(PREPROCESS, Classify("scores", ()), DETECT, INPUTS, OUTPUTS)
+    check_rules(None, None, None, INPUTS, OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (replace(PREPROCESS, input="y"), "which the model does not have"),
+        (replace(PREPROCESS, layout="chw"), "layout 'chw'; known"),
+        (replace(PREPROCESS, colour="gray"), "takes 3 channels"),
+        (replace(PREPROCESS, frame_colour="gray"), "between gray and colour"),
+        (replace(PREPROCESS, std=(0.0,)), "no std may be 0"),
+        (replace(PREPROCESS, scale=1e31), "that are finite"),
+        (replace(PREPROCESS, resize=replace(RESIZE, height=32)), "resizing gives 32 x 64"),
+        (replace(PREPROCESS, resize=replace(RESIZE, rule="squeeze")), "rule 'squeeze'"),
+        (replace(PREPROCESS, resize=replace(RESIZE, pad_value=256)), "pad_value 256"),
+        (replace(PREPROCESS, resize=replace(RESIZE, shortest_side=IMAGE_SIDE_MAX + 1)), "shortest_side"),
+        (Classify("logits", ()), "which the model does not have"),
+        (Classify("scores", (), top_k=0), "top_k >= 1"),
+        (replace(DETECT, boxes="bbox"), "which the model does not have"),
+        (replace(DETECT, boxes="scores"), "needs outputs of 3 axes"),
+        (replace(DETECT, form="rows"), "form 'rows'"),
+        (replace(DETECT, iou_threshold=1.5), "from 0 to 1"),
+        (replace(DETECT, scores="boxes"), "14 values a box"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detect, reason: str) -> None:
+    rules = [rule if isinstance(rule, kind) else None for kind in (Preprocess, Classify, Detect)]
+    with pytest.raises(BundleError, match=reason):
+        check_rules(*rules, INPUTS, OUTPUTS)  # type: ignore[arg-type]  # one of the three kinds each
+
+
+def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
+    with pytest.raises(BundleError, match="rename it in the model"):
+        check_rules(PREPROCESS, None, DETECT, INPUTS, (*OUTPUTS, TensorSpec(DETECTED[0], "FP32", (-1,))))
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        ({"preprocess": {"input": "x", "gamma": 2.2}}, "preprocessing has unknown keys gamma"),
+        ({"preprocess": {"resize": {"jitter": 1}}}, "resizing has unknown keys jitter"),
+        ({"classify": {"tree": 1}}, "classification has unknown keys tree"),
+        ({"detect": {"soft": 1}}, "detection has unknown keys soft"),
+    ],
+)
+def test_an_unknown_key_is_refused(rule: dict[str, object], what: str) -> None:
+    check_known({"preprocess": None})
+    with pytest.raises(BundleError, match=what):
+        check_known(rule)
