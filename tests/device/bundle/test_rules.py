@@ -54,9 +54,14 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
     ],
 )
 def test_a_rule_that_does_not_fit_is_refused(rule: Preprocess | Classify | Detect, reason: str) -> None:
-    rules = [rule if isinstance(rule, kind) else None for kind in (Preprocess, Classify, Detect)]
     with pytest.raises(BundleError, match=reason):
-        check_rules(*rules, INPUTS, OUTPUTS)  # type: ignore[arg-type]  # one of the three kinds each
+        check_rules(
+            rule if isinstance(rule, Preprocess) else None,
+            rule if isinstance(rule, Classify) else None,
+            rule if isinstance(rule, Detect) else None,
+            INPUTS,
+            OUTPUTS,
+        )
 
 
 def test_an_output_must_not_have_the_name_of_an_added_one() -> None:
