@@ -22,8 +22,8 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
+from edgert.backoff import Backoff, doubling
 from edgert.checks.status import CacheStatus
-from edgert.worker.pause import GrowingPause
 
 PROBE_LOOKUPS = 512  # lookups between two judgements of what the cache is worth
 OFF_S = 30.0
@@ -50,7 +50,7 @@ class PredictionCache:
         self._seed = int.from_bytes(os.urandom(8), "little")
         self._mutex = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._pause = GrowingPause(OFF_S, OFF_S_MAX, clock)
+        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
         self._on_probation = False
         self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0
@@ -60,7 +60,7 @@ class PredictionCache:
 
     @property
     def on(self) -> bool:
-        return self._max_bytes > 0 and not self._pause.active
+        return self._max_bytes > 0 and self._clock() >= self._off_until_s
 
     def key(self, inputs: Sequence[NDArray[Any]], tag: bytes) -> bytes:
         """Return the key of `inputs` (C-contiguous): a hash of their values, and `tag` for dtypes and shapes."""
@@ -133,12 +133,12 @@ class PredictionCache:
         saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")
         self._worth = min(saved_ns / max(1, self._spent_ns), 999.0)
         if self._worth < (WORTH_AGAIN if self._on_probation else 1.0):
-            self._pause.begin()
+            self._off_until_s = self._clock() + self._backoff.failed()
             self._on_probation = True
             self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
             self.size_bytes = 0
         else:
-            self._pause.reset()
+            self._backoff.reset()
             self._on_probation = False
         self._probe_lookups = self._probe_hits = self._spent_ns = self._ran_ns = 0
 
@@ -162,7 +162,7 @@ class PredictionCache:
             return f"on: its worth is measured over {PROBE_LOOKUPS} lookups"
         worth = f"hits saved {self._worth:.1f} times the time of lookups"
         if not self.on:
-            return f"off: {worth}; on again in {self._pause.left_s:.0f} s"
+            return f"off: {worth}; on again in {self._off_until_s - self._clock():.0f} s"
         return f"on probation: {worth} before the pause" if self._on_probation else f"on: {worth}"
 
     def _fresh(self, key: bytes) -> _Entry | None:

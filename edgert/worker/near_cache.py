@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.backoff import Backoff, doubling
 from edgert.checks.status import NearCacheStatus
 from edgert.tensors import TensorSpec
 from edgert.worker.agreement import compare
-from edgert.worker.pause import GrowingPause
 
 GRID = 16
 SAMPLES_PER_CELL = 4  # in each direction
@@ -82,13 +82,13 @@ class NearCache:
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._until_sample = 0
         self._probation = PROBATION
-        self._pause = GrowingPause(OFF_S, OFF_S_MAX, clock)
+        self._backoff, self._off_until_s = Backoff(doubling(OFF_S, OFF_S_MAX)), 0.0
         self.lookups = self.hits = self.sampled = self.agreed = 0
         self._distance_sum = self._distance_max = 0.0
 
     @property
     def on(self) -> bool:
-        return not self._pause.active
+        return self._clock() >= self._off_until_s
 
     def look(self, image: NDArray[Any]) -> NearLookup:
         """Look up `image`: one item of the model's first input, with its batch axis."""
@@ -129,7 +129,7 @@ class NearCache:
             if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
                 self._turn_off()
             elif len(self._recent) == WINDOW:
-                self._pause.reset()
+                self._backoff.reset()
 
     def signature(self, image: NDArray[Any]) -> NDArray[np.float32]:
         """Return GRID x GRID means of luma (fewer for a smaller image), flat, as shares of the value range."""
@@ -175,7 +175,7 @@ class NearCache:
 
     def _why(self) -> str:
         if not self.on:
-            return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._pause.left_s:.0f} s"
+            return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
         if self._probation:
             return f"on probation: {self._probation} more near hits are computed and compared"
         return f"one near hit in {SAMPLE_EVERY} is computed and compared"
@@ -194,7 +194,7 @@ class NearCache:
         return best, least
 
     def _turn_off(self) -> None:
-        self._pause.begin()
+        self._off_until_s = self._clock() + self._backoff.failed()
         self._entries.clear()
         self._recent.clear()
         self._probation, self._until_sample = PROBATION, 0
