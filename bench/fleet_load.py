@@ -16,6 +16,7 @@ import numpy as np
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.spans import STAGES
 
 SHAPES = 50
 REQUESTS_A_WINDOW = 300
@@ -139,10 +140,9 @@ class Load:
         version = {"model_version": f"r{1 + number % 3}"}
         percentiles = {f"lat_{name}_ms": 12.3456 for name in ("p50", "p95", "p99", "p999", "max")}
         within = {f"lat_le_{bound}ms_total": 123456 for bound in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)}
-        stages = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
         metrics = {
             "uptime_s": 1e6, "up": 1, "req_total": _REQUESTS, "err_total": 0, "shed_total": 0, "cache_hit_total": 0,
-            **percentiles, "lat_sum_ms_total": 123456.789, **within, **{f"{name}_p99_ms": 1.2345 for name in stages},
+            **percentiles, "lat_sum_ms_total": 123456.789, **within, **{f"{name}_p99_ms": 1.2345 for name in STAGES},
             "batch_mean": 1.5, "clock_synced": 1, "rss_bytes": 123456789, "temp_c": 51.5, "throttled": 0,
         }  # fmt: skip
         return Template.of({**common, **hist, **version}), Template.of({**common, **metrics, **version})

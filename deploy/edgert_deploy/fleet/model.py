@@ -13,6 +13,7 @@ from sys import intern
 from edgert.errors import ProtocolError
 from edgert.telemetry.alarms import CLEARED, RAISED
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic
+from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 from edgert_deploy.fleet.store.batch import trusted_ms
@@ -25,8 +26,6 @@ WINDOW_S_DEFAULT = 60.0
 # themselves until the model serves again.
 ALARM, ALARM_ENDS = "_alarm", "_recovered"
 ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
-# The steps of a request, in their order; `metrics` has the p99 of each.
-STAGES = ("decode", "preprocess", "cache", "queue", "engine", "postprocess", "encode")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
-from edgert_deploy.fleet.model import STAGES, DeviceState
+from edgert.telemetry.spans import STAGES
+from edgert_deploy.fleet.model import DeviceState
 from edgert_deploy.fleet.ui.board import ATTENTION, STATES, Filter, Seen
 from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub

@@ -13,7 +13,8 @@ from typing import Any
 
 from edgert.names import ID
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
-from edgert_deploy.fleet.model import STAGES, DeviceState, Fleet, ModelState
+from edgert.telemetry.spans import STAGES
+from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.reports import EventMessage
 from edgert_deploy.fleet.store.batch import trusted_ms
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edgert.telemetry import messages
-from edgert_deploy.fleet.model import STAGES
+from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.board import Filter
