@@ -1,9 +1,9 @@
-# make demo    the whole path on this machine, from one ONNX model to a fleet view, in a few minutes
-# make test    all tests; installs what they need (mosquitto, sshd, Chromium) where it may
-# make check   what CI runs: format, lint, types, import layers, tests
+# make demo    the whole path on this machine, from one ONNX model to a fleet view
+# make test    all tests; installs the servers that they start (mosquitto, sshd, Chromium ...) as root or with sudo
+# make check   what CI runs: format, lint, types, import layers, documentation, tests
 # make docs    the documentation site, in build/site; without network
-# make hil     the path on a device of yours, or on a virtual one
-# make hil-brokers  telemetry through three RabbitMQ nodes that are killed in turn
+# make hil     the whole path on a device of yours, or on a virtual one
+# make hil-brokers  telemetry through three RabbitMQ nodes that are killed one after another
 # make setup   .venv with everything for development, tests and benchmarks (1.6 GB); the others call it
 
 SHELL := /bin/bash
@@ -38,7 +38,7 @@ $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 demo: $(VENV)/installed-for-demo
 	@$(BIN)/python -m examples.digits.demo $(if $(filter ssh,$(DEVICE)),--ssh)
 
-# ROOM=host/packager: the tests of one room of the tree, tests/host/packager.
+# ROOM=host/packager: the tests of one room, tests/host/packager.
 test: setup servers
 	@$(TESTS) $(if $(ROOM),tests/$(ROOM))
 
@@ -46,7 +46,7 @@ docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-# DUT=hil/duts/my-board.toml: a device of yours; without, a container on this machine.
+# DUT=hil/duts/my-board.toml: a device of yours. The default is a container on this machine.
 hil: setup servers
 	@$(if $(DUT),EDGERT_DUT=$(abspath $(DUT))) $(BIN)/python -m pytest hil/test_device.py -s
 
@@ -62,7 +62,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# What the emulated machines need besides: as root only, and for these two targets only.
+# Packages for emulated machines; the two targets below need them, and root.
 emulators:
 	@missing=""; \
 	for each in qemu-system-aarch64=qemu-system-arm qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils \
@@ -70,7 +70,7 @@ emulators:
 	  PATH="$$PATH:/usr/sbin:/sbin" command -v $${each%=*} >/dev/null || missing="$$missing $${each#*=}"; \
 	done; \
 	test -z "$$missing" && exit 0; \
-	test "$$(id -u)" = 0 || { echo "error: emulated machines need root, and$$missing" >&2; exit 1; }; \
+	test "$$(id -u)" = 0 || { echo "error: emulated machines need root and$$missing" >&2; exit 1; }; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
 
 # Ubuntu's chromium is a snap, which runs in no container: there the browser tests are skipped.
@@ -84,28 +84,27 @@ zoo: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[zoo]'
 	@$(BIN)/python -m bench.zoo $(if $(MODELS),--models $(MODELS))
 
-# An emulated Raspberry-Pi-class machine, as root; about half an hour, most of it in the emulator.
+# An emulated Raspberry-Pi-class machine, as root: about half an hour.
 hil-arm64: setup servers emulators
 	@EDGERT_HIL_REQUIRED=1 EDGERT_DUT=$(abspath hil/duts/machine-arm64.toml) $(BIN)/python -m pytest hil/test_device.py -s
 
-# Power cuts of an emulated machine, as root: CUTS=200 takes from half an hour up. SEED=n repeats a run's chances, RESUME=log
-# goes on with one that was cut short.
+# Power cuts of an emulated machine, as root: CUTS=200 takes half an hour or more. SEED=n repeats the random numbers of a run,
+# RESUME=log continues an interrupted run.
 hil-power: setup servers emulators
 	@$(BIN)/python -m hil.power_cuts --cuts $(or $(CUTS),200) $(if $(RESUME),--resume $(RESUME),$(if $(SEED),--seed $(SEED)))
 
-# A cluster of three RabbitMQ nodes on loopback, killed one after another under load; about three minutes.
+# Three RabbitMQ nodes on loopback, killed one after another under load: about three minutes.
 hil-brokers: setup servers
 	@missing=""; \
 	test -x /usr/lib/rabbitmq/bin/rabbitmq-server || missing="$$missing rabbitmq-server"; \
 	PATH="$$PATH:/usr/sbin:/sbin" command -v haproxy >/dev/null || missing="$$missing haproxy"; \
 	test -z "$$missing" || { install="apt-get install -y --no-install-recommends$$missing"; \
-	test "$$(id -u)" = 0 || { echo "error: the brokers need$$missing; install with: sudo $$install" >&2; exit 1; }; \
+	test "$$(id -u)" = 0 || { echo "error: the brokers need$$missing. Install with: sudo $$install" >&2; exit 1; }; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; }
 	@EDGERT_HIL_BROKERS=1 $(BIN)/python -m pytest hil/test_broker_cluster.py -s
 
-# The tests start the servers themselves, on free ports, look at pages through Chromium and compile the C client;
-# these need only be installed.
-# Root can have containers with a systemd of their own as well; the tests on them are skipped where these are missing.
+# Packages for the tests, which start the servers on free ports, open pages in Chromium and compile the C client. Root also
+# gets the packages for containers with systemd; without them those tests are skipped.
 servers:
 	@missing=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || missing="$$missing mosquitto"; \
@@ -124,7 +123,7 @@ servers:
 	install="apt-get install -y --no-install-recommends$$missing"; \
 	if test "$$(id -u)" = 0; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$install -qq; \
 	elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive $$install -qq; \
-	else echo "error: the tests need$$missing; install with: sudo $$install" >&2; exit 1; fi
+	else echo "error: the tests need$$missing. Install with: sudo $$install" >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
