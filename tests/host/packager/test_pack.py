@@ -35,7 +35,8 @@ def test_two_builds_in_different_folders_are_the_same_bytes(
         (folder / "tmp").mkdir(parents=True)
         monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
         results.append(pack(request_, signing_key, folder / "digits.edgert").path.read_bytes())
-        assert not list((folder / "tmp").iterdir())
+        # An idle child keeps its folder until this process ends.
+        assert [path for path in (folder / "tmp").iterdir() if not path.name.startswith("edgert-child-")] == []
     assert results[0] == results[1]
 
 
