@@ -25,7 +25,7 @@ from edgert.protocol import wire
 from edgert.protocol.local_socket import timeval
 
 NICE = 10
-CROWD = 3000
+CONNECTIONS = 3000
 HOLD = 600  # more than a model's limit of connections
 SLOW = 50
 IO_S = 2.0
@@ -93,7 +93,7 @@ def many_connections(path: Path, model: str, going: Going) -> int:
                 held.append(sock)
                 sock.send(_hello(model)[:10])
                 done += 1
-            if len(held) > CROWD:
+            if len(held) > CONNECTIONS:
                 held.popleft().close()
     finally:
         for sock in held:

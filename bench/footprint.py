@@ -114,7 +114,7 @@ def idle(state: Path, path: Path, seconds: float) -> list[dict[str, Any]]:
 def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
     print("cold starts", file=sys.stderr)
     edgertd(state, "stop")
-    engine, kept, anew, engine_cpu, kept_cpu = [], [], [], [], []
+    engine, kept, unlearned, engine_cpu, kept_cpu = [], [], [], [], []
     for _ in range(starts):
         at = children_cpu_s()
         engine.append(import_s())
@@ -123,14 +123,14 @@ def cold_start(state: Path, path: Path, starts: int) -> list[dict[str, Any]]:
         kept.append(start_s(state, path))
         kept_cpu.append(children_cpu_s() - at)
         shutil.rmtree(state / "learned")
-        anew.append(start_s(state, path))
+        unlearned.append(start_s(state, path))
     after = [a - b for a, b in zip(kept, engine, strict=True)]
     return [
         row("a Python that imports the engine", statistics.median(engine), "s"),
         row("a Python that imports the engine: processor", statistics.median(engine_cpu), "s"),
         row("start to first answer", statistics.median(kept), "s"),
         row("start to first answer and stop: processor, all processes", statistics.median(kept_cpu), "s"),
-        row("start to first answer, nothing learned yet", statistics.median(anew), "s"),
+        row("start to first answer, nothing learned yet", statistics.median(unlearned), "s"),
         row("start to first answer, less the engine's import", statistics.median(after), "s", 1.0),
     ]
 

@@ -147,7 +147,7 @@ class EmulatedDevice:
 class LocalDevice:
     """This machine's kernel with an ext4 on a loop device over a lossy disk.
 
-    A cut stops the disk, kills every process that uses it and mounts it anew: the page cache is lost, as in a machine.
+    A cut stops the disk, kills every process that uses it and mounts it again: the page cache is lost, as in a machine.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ Half of the cuts come at a random write or flush of the operation, half at a ran
 
 The emulated machine has its own kernel. To fit many cuts into an hour it does not boot after each: it resumes from a
 state saved just after a boot, before its state disk was mounted, with another boot id each time. `--cold N` boots N
-times for real. With `--on local` the disk stops, its processes are killed, and it is mounted anew: the same loss,
+times for real. With `--on local` the disk stops, its processes are killed, and it is mounted again: the same loss,
 many times faster, on this machine's kernel.
 
 Each cut is logged when it is judged, and the disk of a failed cut is kept beside the log. A run that ends early has

@@ -40,7 +40,7 @@ exec sh "$1/runtime.sh" trial monitor "$5" 60 "$2" echo
 
 
 class Rig:
-    """A device's HOME, made anew for each cut. Without `sync` nothing is flushed: that must show as failures."""
+    """A device's HOME, made new for each cut. Without `sync` nothing is flushed: that must show as failures."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self._folder = folder
