@@ -38,6 +38,11 @@ class Conversion:
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The lengths of each input's axes."""
+        return {name: list(one["shape"]) for name, one in self.inputs.items()}
+
 
 def framework_of(path: Path) -> str | None:
     """Return "keras" or "torch" for a model of one, by its content. None for any other file."""

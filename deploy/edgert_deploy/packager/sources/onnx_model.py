@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,14 @@ from edgert.engines.onnxruntime import sdk
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
 from edgert_deploy.packager.sandbox import Answer, Progress
+from edgert_deploy.packager.sources.axes import (
+    described,
+    move_input_batches,
+    move_output_batches,
+    option_for,
+    set_lengths,
+)
+from edgert_deploy.packager.sources.external_data import embed, files_of
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -42,20 +51,32 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     """
     name = str(request["name"])
     proto = parse(name, data)
-    refuse_external_data(name, proto)
+    changed = _with_weights(name, proto, request)
+    changed |= set_lengths(proto, request.get("shapes") or {})
+    remarks = move_input_batches(proto)
     inputs = input_specs(proto)
-    _check(data)
+    model = data if not changed and not remarks else proto.SerializeToString(deterministic=True)
+    _check(model)
+    check_weights(proto)
     stripped = _strip_notes(proto)
     translated = _translated(proto, inputs)
-    changed = translated or (proto if stripped else None)
-    model = data if changed is None else changed.SerializeToString(deterministic=True)
-    del proto, translated, changed
-    session = _load(model)
-    counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
-    runs = [_run(session, inputs, count) for count in counts]
+    if translated is not None or stripped:
+        proto = translated or proto
+        model = proto.SerializeToString(deterministic=True)
+    session, runs = _run_once_and_twice(model, inputs)
+    if moved := move_output_batches(proto, *([_shape_of(value) for value in run] for run in (runs[0], runs[-1]))):
+        remarks += moved
+        model = proto.SerializeToString(deterministic=True)
+        session, runs = _run_once_and_twice(model, inputs)
     outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return answer, b"" if model is data else model
+    return {**answer, "remarks": remarks}, b"" if model is data else model
+
+
+def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
+    """Return the files beside the model that hold weights of it: {"files": [...]}. Raises SourceInvalid."""
+    name = str(request["name"])
+    return {"files": files_of(name, tensors(parse(name, data)))}, b""
 
 
 def parse(name: str, data: bytes) -> Any:
@@ -81,13 +102,36 @@ def parse(name: str, data: bytes) -> Any:
     return proto
 
 
-def refuse_external_data(name: str, proto: Any) -> None:
-    for tensor in tensors(proto):
-        if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
-            raise SourceInvalid(
-                f"{name} keeps tensor {tensor.name[:80]!r} in another file; put all weights into one file: "
-                f"python -c \"import onnx; onnx.save(onnx.load('{name}'), 'one-file.onnx')\""
-            )
+def check_weights(proto: Any) -> None:
+    """Raise SourceInvalid where a weight is NaN or infinite: training diverged, or the export is damaged."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    for tensor in proto.graph.initializer:
+        if tensor.data_type in (tensor.FLOAT, tensor.FLOAT16, tensor.DOUBLE):
+            array = numpy_helper.to_array(tensor)
+            # Minus infinity is a mask; one beside finite numbers only is meant.
+            bad = np.isnan(array).sum() + np.isposinf(array).sum()
+            if bad:
+                raise SourceInvalid(
+                    f"weight {tensor.name[:80]!r} holds {bad} values of {array.size} that are NaN or infinite: "
+                    "the training diverged or the file is damaged; use an earlier checkpoint, and export that"
+                )
+
+
+def _with_weights(name: str, proto: Any, request: dict[str, Any]) -> bool:
+    """Bring weights in files beside the model into `proto`. Returns whether there were any."""
+    if not files_of(name, tensors(proto)):
+        return False
+    embed(name, Path(str(request.get("folder", "."))), tensors(proto))
+    return True
+
+
+def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[Any, list[list[Any]]]:
+    """The session, and its answers to one sample and, where the batch is open, to two."""
+    session = _load(model)
+    counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
+    return session, [_run(session, inputs, count) for count in counts]
 
 
 def tensors(message: Any) -> Iterator[Any]:
@@ -192,10 +236,9 @@ def _shape(name: str, dims: Any) -> tuple[int, ...]:
         )
     for axis, length in enumerate(lengths[1:], start=1):
         if length == -1:
-            param = dims[axis].dim_param or "?"
             raise SourceInvalid(
-                f"axis {axis} ({param}) of input {name!r} is open; only the batch axis may be. Fix it: "
-                f"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {param} --dim_value LENGTH in.onnx out.onnx"
+                f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be. "
+                f"Give its length: {option_for(name, dims)}"
             )
     return tuple(lengths)
 
@@ -311,9 +354,13 @@ def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0
 
 def _output_specs(names: list[str], runs: list[list[Any]], inputs: tuple[TensorSpec, ...]) -> list[TensorSpec]:
     return [
-        output_spec(name, _datatype(runs[0][i]), [tuple(getattr(run[i], "shape", ())) for run in runs], inputs)
+        output_spec(name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
         for i, name in enumerate(names)
     ]
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
 
 
 def _datatype(value: Any) -> str:

@@ -5,7 +5,9 @@ The command's own process parses nothing of the file before the probe has report
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from edgert.errors import EdgeRTError, SourceInvalid
@@ -33,13 +35,38 @@ class Probed:
     outputs: tuple[TensorSpec, ...]
     data: bytes
     quantised: bool
+    remarks: tuple[str, ...] = ()
 
 
-def probe(kind: str, name: str, data: bytes, limits: Limits | None = None) -> Probed:
-    """Examine the model `data` of `kind`, called `name`, in a child process. Raises SourceInvalid."""
-    answer, translated = ask(EXAMINERS[kind], {"name": name}, data, limits or limits_for(len(data)))
+@dataclass(frozen=True)
+class Given:
+    """What goes with a model's bytes: its name, its folder, and lengths for its inputs' axes."""
+
+    name: str
+    folder: Path
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Limits | None = None) -> Probed:
+    """Examine the model `data` of `kind` in a child process. `more_bytes` lie in files beside it.
+
+    Raises SourceInvalid.
+    """
+    request = {"name": given.name, "folder": str(given.folder), "shapes": {k: list(v) for k, v in given.shapes.items()}}
+    answer, translated = ask(EXAMINERS[kind], request, data, limits or limits_for(len(data) + 2 * more_bytes))
     inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")))
+    remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
+    return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")), remarks)
+
+
+def external_files(name: str, data: bytes) -> list[str]:
+    """Return the files, below the model's folder, that an ONNX model keeps weights in. Raises SourceInvalid."""
+    if b"location" not in data:  # the key that every tensor with external data has
+        return []
+    answer, _ = ask(
+        "edgert_deploy.packager.sources.onnx_model:external_files", {"name": name}, data, limits_for(len(data))
+    )
+    return [str(file) for file in answer["files"]]
 
 
 def limits_for(size_bytes: int) -> Limits:

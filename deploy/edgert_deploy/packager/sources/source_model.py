@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,9 @@ from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
+from edgert_deploy.packager.sources.external_data import open_file
 from edgert_deploy.packager.sources.onnx_model import tensors
-from edgert_deploy.packager.sources.probe import probe
+from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 
@@ -62,7 +64,8 @@ class SourceModel:
     The batch axis (axis 0) is -1 where the model leaves it open; every other axis has a fixed length. `proto` is the
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
-    and that is kept. `fold`: its first layers are preprocessing that was folded in.
+    and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
+    contract differs from the file.
     """
 
     path: Path
@@ -75,6 +78,7 @@ class SourceModel:
     tflite: bytes = b""
     quantised: bool = False
     fold: Fold | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
@@ -92,7 +96,11 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         data = _read(path)
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
-    probed = probe(kind, path.name, data)
+    beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
+    if beside:
+        sha256, size_bytes = _digest_of_all(path, data, beside)
+    shapes = {} if how is None or framework is not None else how.shapes
+    probed = probe(kind, Given(path.name, path.parent, shapes), data, size_bytes if beside else 0)
     if kind == "tflite":
         return SourceModel(
             path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
@@ -103,7 +111,9 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     proto.ParseFromString(probed.data)
     quantised = is_quantised(proto)
     proto = proto if quantised else _with_float_weights(proto)
-    return SourceModel(path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised)
+    return SourceModel(
+        path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised, remarks=probed.remarks
+    )
 
 
 def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
@@ -132,6 +142,17 @@ def _with_float_weights(proto: Any) -> Any:
         with contextlib.suppress(BuildFailed):
             return float_of(proto)
     return proto
+
+
+def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int]:
+    """The SHA-256 and the bytes of the model's file and of the files beside it that hold its weights."""
+    digest, size = hashlib.sha256(data), len(data)
+    for location in beside:
+        with os.fdopen(open_file(path.name, path.parent, location), "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+                size += len(chunk)
+    return digest.hexdigest(), size
 
 
 def _read(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sandbox import ChildFailed, Limits
-from edgert_deploy.packager.sources.probe import GIB, MEMORY_BYTES_MIN, ask, limits_for, probe, refusal
+from edgert_deploy.packager.sources.probe import GIB, MEMORY_BYTES_MIN, Given, ask, limits_for, probe, refusal
 from tests.support import models
 
 
@@ -114,7 +115,7 @@ def many_nothings() -> Any:
 def test_a_bomb_goes_off_in_the_probe_within_its_bounds(make: Callable[[], Any], says: str) -> None:
     limits = Limits(MEMORY_BYTES_MIN, 5 if "5 s" in says else 60)
     with pytest.raises(SourceInvalid, match=says):
-        probe("onnx", "bomb.onnx", make().SerializeToString(), limits)
+        probe("onnx", Given("bomb.onnx", Path()), make().SerializeToString(), limits=limits)
 
 
 def test_larger_files_may_take_more() -> None:

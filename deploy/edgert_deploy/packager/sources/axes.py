@@ -1,0 +1,188 @@
+"""Give the open axes of an ONNX model their lengths, and bring its batch axes to the front.
+
+EdgeRT's artifacts have one open axis, the batch, and it is axis 0 of every input and output. Trained models often
+leave more axes open (height and width, or text length), and recurrent ones keep a state `[layers, N, H]`. Lengths
+come from the user; a batch axis elsewhere is moved by a Transpose that the graph gets at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgert.errors import SourceInvalid
+
+SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or before the added Transpose
+
+
+def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Set the axes of the inputs in `shapes` (name -> lengths), and axes that bear the same name in other inputs.
+
+    Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
+    anything changed. Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
+    """
+    inputs = {value.name: value for value in _inputs(proto)}
+    named: dict[str, int] = {}
+    changed = False
+    for name, lengths in shapes.items():
+        if name not in inputs:
+            raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
+        dims = inputs[name].type.tensor_type.shape.dim
+        if len(dims) != len(lengths):
+            raise SourceInvalid(
+                f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
+            )
+        for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
+            if _is_open(dim):
+                if axis == 0:
+                    if length != 1:
+                        raise SourceInvalid(
+                            f"--input {name}={_text(lengths)}: axis 0 is the batch, which stays open; give it as 1"
+                        )
+                    continue
+                if dim.dim_param not in ("", "?"):
+                    named[dim.dim_param] = length
+                _set(dim, length)
+                changed = True
+            elif dim.dim_value != length:
+                raise SourceInvalid(
+                    f"--input {name}={_text(lengths)}: the model fixes axis {axis} to {dim.dim_value}; its shape is {described(dims)}"
+                )
+    for value in inputs.values():
+        for dim in list(value.type.tensor_type.shape.dim)[1:]:
+            if _is_open(dim) and dim.dim_param in named:
+                _set(dim, named[dim.dim_param])
+                changed = True
+    if changed:
+        forget_shapes(proto)
+    return changed
+
+
+def option_for(name: str, dims: Any) -> str:
+    """Return the option that would give `name` its open axes: `--input images=1,3,HEIGHT,WIDTH`."""
+    words = []
+    for axis, dim in enumerate(dims):
+        letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())
+        words.append(str(dim.dim_value) if not _is_open(dim) else "1" if axis == 0 else letters or f"LENGTH{axis}")
+    return f"--input {name}={','.join(words)}"
+
+
+def described(dims: Any) -> str:
+    """Return `[batch, 3, ?, ?]`: lengths, and the names of open axes."""
+    return "[" + ", ".join((dim.dim_param or "?") if _is_open(dim) else str(dim.dim_value) for dim in dims) + "]"
+
+
+def move_input_batches(proto: Any) -> tuple[str, ...]:
+    """Bring the batch axis of inputs such as `[layers, N, H]` to the front. Returns a remark for each input.
+
+    The batch is the axis that bears the name of another input's open axis 0; or, where the others' axis 0 is 1, the
+    first axis of length 1. An input whose axis 0 may be the batch stays as it is.
+    """
+    inputs, remarks = list(_inputs(proto)), []
+    firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
+    batches = {dim.dim_param for dim in firsts if _is_open(dim) and dim.dim_param}
+    fixed = any(not _is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
+    for value in inputs:
+        dims = value.type.tensor_type.shape.dim
+        if not dims or _is_open(dims[0]) or dims[0].dim_value == 1:
+            continue
+        axis = next(
+            (
+                i
+                for i, dim in enumerate(dims)
+                if i and (dim.dim_param in batches if _is_open(dim) else fixed and dim.dim_value == 1)
+            ),
+            0,
+        )
+        if axis:
+            before = described(dims)
+            _move_input(proto, value, axis)
+            remarks.append(
+                f"input {value.name!r} {before} is taken as {described(value.type.tensor_type.shape.dim)}: the batch first"
+            )
+    if remarks:
+        forget_shapes(proto)
+    return tuple(remarks)
+
+
+def move_output_batches(proto: Any, one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Bring the batch axis of outputs to the front, given their shapes for one sample and for two (or one again)."""
+    remarks = []
+    for value, a, b in zip(list(proto.graph.output), one, two, strict=True):
+        if not a or len(a) != len(b):
+            continue
+        grew = [i for i in range(len(a)) if (a[i], b[i]) == (1, 2)]
+        axis = grew[0] if len(grew) == 1 else 0
+        if tuple(a) == tuple(b) and a[0] != 1:  # the batch is fixed: the first axis that can be it
+            axis = next((i for i, length in enumerate(a) if length == 1), 0)
+        if axis:
+            _move_output(proto, value, axis, len(a))
+            remarks.append(
+                f"output {value.name!r} {list(a)} is given as {[a[axis], *a[:axis], *a[axis + 1 :]]}: the batch first"
+            )
+    return tuple(remarks)
+
+
+def forget_shapes(proto: Any) -> None:
+    """Remove what the graph states of shapes between its inputs and outputs, which new lengths would contradict."""
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.Clear()
+
+
+def _move_input(proto: Any, value: Any, axis: int) -> None:
+    from onnx import helper
+
+    inner, dims = value.name + SUFFIX, list(value.type.tensor_type.shape.dim)
+    _rename(proto.graph, value.name, inner)
+    moved = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
+    del value.type.tensor_type.shape.dim[:]
+    value.type.tensor_type.shape.dim.extend(moved)
+    perm = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
+    node = helper.make_node("Transpose", [value.name], [inner], name=inner, perm=perm)
+    nodes = [node, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
+    from onnx import helper
+
+    inner = value.name + SUFFIX
+    for node in proto.graph.node:
+        node.output[:] = [inner if name == value.name else name for name in node.output]
+    _rename(proto.graph, value.name, inner)
+    perm = [axis, *(i for i in range(rank) if i != axis)]
+    proto.graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=inner, perm=perm))
+    del value.type.tensor_type.shape.dim[:]
+    for _ in range(rank):
+        value.type.tensor_type.shape.dim.add()
+
+
+def _rename(graph: Any, old: str, new: str) -> None:
+    """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        for attribute in node.attribute:
+            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _rename(inside, old, new)
+
+
+def _inputs(proto: Any) -> Iterator[Any]:
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return (value for value in proto.graph.input if value.name not in weights)
+
+
+def _is_open(dim: Any) -> bool:
+    return not (dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _set(dim: Any, length: int) -> None:
+    dim.Clear()
+    dim.dim_value = length
+
+
+def _text(lengths: Sequence[int]) -> str:
+    return ",".join(map(str, lengths))

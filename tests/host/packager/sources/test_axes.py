@@ -1,0 +1,115 @@
+"""Open axes get their lengths, and a batch axis elsewhere comes to the front; the answers stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+pytest.importorskip("onnxruntime")
+
+from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.axes import move_input_batches, set_lengths
+from edgert_deploy.packager.sources.onnx_model import examine
+
+CAMERA = "agraph (float[batch, 3, height, width] images) => (float[batch, 3, h, w] out) { out = Relu(images) }"
+TOKENS = """
+    agraph (float[batch, seq] ids, float[batch, seq] mask) => (float[batch, seq] out) { out = Mul(ids, mask) }
+"""
+STATEFUL = """
+    agraph (float[N, 8] x, float[2, N, 8] state) => (float[N, 8] out, float[2, N, 8] next)
+    { axes = Constant <value_ints = [0]> ()  sum = ReduceSum <keepdims = 0> (state, axes)  out = Add(sum, x)  next = Relu(state) }
+"""
+FIXED = STATEFUL.replace("N", "1")
+
+
+def model(text: str) -> Any:
+    proto = helper.make_model(parser.parse_graph(text), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def examined(text: str, **shapes: list[int]) -> tuple[dict[str, Any], bytes]:
+    return examine({"name": "m.onnx", "shapes": shapes}, model(text).SerializeToString(), lambda *words: None)
+
+
+def shapes_of(answer: dict[str, Any], kind: str) -> list[list[int]]:
+    return [spec["shape"] for spec in answer[kind]]
+
+
+def test_an_open_axis_is_refused_with_the_option_that_fixes_it() -> None:
+    with pytest.raises(SourceInvalid, match="--input images=1,3,HEIGHT,WIDTH"):
+        examined(CAMERA)
+
+
+def test_lengths_fix_all_axes_but_the_batch() -> None:
+    answer, data = examined(CAMERA, images=[1, 3, 48, 64])
+    assert shapes_of(answer, "inputs") == shapes_of(answer, "outputs") == [[-1, 3, 48, 64]]
+    assert data
+
+
+def test_an_axis_of_the_same_name_in_another_input_gets_the_same_length() -> None:
+    answer, _ = examined(TOKENS, ids=[1, 32])
+    assert shapes_of(answer, "inputs") == [[-1, 32], [-1, 32]]
+
+
+def test_axes_that_are_all_called_the_same_question_mark_are_not_one() -> None:
+    proto = model(CAMERA)
+    for dim in list(proto.graph.input[0].type.tensor_type.shape.dim)[2:]:
+        dim.dim_param = "?"
+    assert set_lengths(proto, {"images": (1, 3, 10, 20)})
+    assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim][1:] == [3, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"image": [1, 3, 8, 8]}, "no such input; it has 'images'"),
+        ({"images": [1, 3, 8]}, r"gives 3 axes, the model's input has 4: \[batch, 3, height, width\]"),
+        ({"images": [1, 4, 8, 8]}, "fixes axis 1 to 3"),
+        ({"images": [4, 3, 8, 8]}, "axis 0 is the batch"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(shapes: dict[str, list[int]], says: str) -> None:
+    with pytest.raises(SourceInvalid, match=says):
+        examined(CAMERA, **shapes)
+
+
+@pytest.mark.parametrize(("text", "batch"), [(STATEFUL, -1), (FIXED, 1)])
+def test_a_state_gets_its_batch_in_front_and_the_answers_stay_the_same(text: str, batch: int) -> None:
+    import onnxruntime
+
+    answer, data = examined(text)
+    assert shapes_of(answer, "inputs") == [[batch, 8], [batch, 2, 8]]
+    assert shapes_of(answer, "outputs") == [[batch, 8], [batch, 2, 8]]
+    assert "input 'state'" in answer["remarks"][0]
+    assert "output 'next'" in answer["remarks"][1]
+    random = np.random.default_rng(0)
+    x, state = (random.normal(size=shape).astype(np.float32) for shape in ((1, 8), (2, 1, 8)))
+    before, after = (onnxruntime.InferenceSession(one) for one in (model(text).SerializeToString(), data))
+    want = before.run(None, {"x": x, "state": state})
+    got = after.run(None, {"x": x, "state": state.transpose(1, 0, 2)})
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1].transpose(1, 0, 2))
+
+
+def test_a_value_that_a_branch_reads_from_outside_is_renamed_there_too() -> None:
+    branch = [helper.make_graph([helper.make_node(op, ["state"], [f"y{op}"])], op, [], [helper.make_tensor_value_info(f"y{op}", TensorProto.FLOAT, None)]) for op in ("Relu", "Neg")]  # fmt: skip
+    choose = helper.make_node("If", ["yes"], ["out"], then_branch=branch[0], else_branch=branch[1])
+    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4]), helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "N", 4])]  # fmt: skip
+    graph = helper.make_graph(
+        [yes, choose], "g", inputs, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)]
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert move_input_batches(proto)
+    assert {node.input[0] for g in proto.graph.node[-1].attribute for node in g.g.node} == {"state/edgert_batch_inside"}
+
+
+def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
+    answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
+    assert answer["remarks"] == ()
+    assert data == b""
