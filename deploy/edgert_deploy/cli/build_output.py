@@ -115,6 +115,7 @@ def _artifact(candidate: Candidate, source_size_bytes: int) -> dict[str, Any]:
         "artifact": candidate.id,
         "engine": artifact.engine,
         "precision": artifact.kind,
+        "recipe": candidate.recipe,
         "float_layers": list(artifact.float_layers),
         "size_bytes": candidate.size_bytes,
         "source_size_bytes": source_size_bytes,

@@ -157,7 +157,7 @@ def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, re
         "engine": "sensitivity" if recipe else order.engine,
         "precision": order.precision,
         "float_layers": _plain(order.float_layers),
-        "recipe": _plain(recipe),
+        "recipe": _plain(recipe) if recipe else order.recipe,
         "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
         "calibration": arrays_digest(calibration.inputs),

@@ -16,7 +16,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, artifact_o
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.build_cache import BuildCache, CachedBuilder
 from edgert_deploy.packager.build_processes import BuildProcesses
-from edgert_deploy.packager.builders import Artifact, Order
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Order
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.sandbox import Progress
 
@@ -35,6 +35,11 @@ class Candidate:
     @property
     def id(self) -> str:
         return self.order.id
+
+    @property
+    def recipe(self) -> str:
+        """How it was quantized; empty for other precisions."""
+        return (self.order.recipe or FIRST_RECIPE) if self.is_int8 else ""
 
     @property
     def passed(self) -> bool:
@@ -72,7 +77,8 @@ class CandidateBuilder:
 
     def _build(self, order: Order, out: Path) -> Candidate:
         evaluation = self.evaluation
-        self.progress(f"{order.profile.name}: building {order.engine} {order.precision}")
+        recipe = f" ({order.recipe})" if order.recipe else ""
+        self.progress(f"{order.profile.name}: building {order.engine} {order.precision}{recipe}")
         began = time.monotonic()
         out.mkdir()
         artifact = self._builder.build(order, evaluation.source, evaluation.calibration, out, self.progress)

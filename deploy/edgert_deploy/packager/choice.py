@@ -7,7 +7,7 @@ precisions. "auto" takes the first that passes, INT8 first, and warns if it is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -79,7 +79,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             tried += candidates
             if search is not None:
                 searches.append((engine, search))
-                warn(f"{profile.name}: {_search_text(engine, candidates[0], search)}")
+                warn(f"{profile.name}: {_search_text(engine, search)}")
             good = [candidate for candidate in candidates if candidate.passed]
             if not good:
                 nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
@@ -150,12 +150,16 @@ def _candidates(
     search = None
     for precision in target.precisions:
         try:
-            tried.append(builder.build(Order(engine, precision, target.profile)))
-            if precision == "int8" and not tried[-1].passed and budget.seconds:
-                builder.progress(f"{name}: {engine} INT8 does not pass: {tried[-1].result.loss()}")
-                search = search_float_layers(builder, tried[-1], budget)
-                if search is not None and search.found is not None:
-                    tried.append(search.found)
+            order = Order(engine, precision, target.profile)
+            if precision == "int8":
+                best, others = _best_recipe(builder, order)
+                tried += [*others, best]
+                if not best.passed and budget.seconds:
+                    search = search_float_layers(builder, best, budget)
+                    if search is not None and search.found is not None:
+                        tried.append(search.found)
+            else:
+                tried.append(builder.build(order))
             if precision == "int8" and not until_passed:
                 layers, more = tried[-1].order.float_layers, builder_for(engine).timed_beside_int8
                 tried += [builder.build(Order(engine, one, target.profile, layers)) for one in more]
@@ -170,6 +174,31 @@ def _candidates(
     return tried, search
 
 
+def _best_recipe(builder: CandidateBuilder, order: Order) -> tuple[Candidate, list[Candidate]]:
+    """Try the engine's recipes until one passes. Return the best, and the others that were built.
+
+    Raises the first error if none can be built.
+    """
+    source, name = builder.evaluation.source, order.profile.name
+    recipes = ("",) if source.quantised else builder_for(order.engine).recipes(source)
+    built: list[Candidate] = []
+    failures: list[EdgeRTError] = []
+    for i, recipe in enumerate(recipes):
+        try:
+            built.append(builder.build(replace(order, recipe=recipe if i else "")))
+        except (BuildFailed, OperatorUnsupported) as error:
+            builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
+            failures.append(error)
+            continue
+        if built[-1].passed:
+            break
+        builder.progress(f"{name}: {order.engine} INT8 ({recipe}) does not pass: {built[-1].result.loss()}")
+    if not built:
+        raise failures[0]
+    best = min(built, key=lambda candidate: (not candidate.passed, candidate.result.accuracy.drop))
+    return best, [candidate for candidate in built if candidate is not best]
+
+
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
     """Sort by speed, the fastest first, if there are times; else keep the profile's order."""
     left, found = list(candidates), list[Candidate]()
@@ -179,7 +208,7 @@ def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidat
     return tuple(found or left)
 
 
-def _search_text(engine: str, plain: Candidate, search: Search) -> str:
+def _search_text(engine: str, search: Search) -> str:
     """Return the outcome of a search in one line."""
     layers, attempts = len(search.harms), len(search.attempts)
     if search.found is not None:
@@ -187,7 +216,7 @@ def _search_text(engine: str, plain: Candidate, search: Search) -> str:
         more = "; the budget ended the search for fewer" if search.budget_spent else ""
         return (
             f"{engine} INT8 passes with {len(names)} of {layers} layers in float, the most harmful first: "
-            f"{', '.join(names)} (without: {plain.result.loss()}){more}"
+            f"{', '.join(names)} (without: {search.plain.result.loss()}){more}"
         )
     if search.budget_spent:
         return (

@@ -15,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search. `found` is None if nothing passed; `budget_spent`: the budget ended it early."""
+    """The outcome of a search for `plain`. `found` is None if nothing passed; `budget_spent`: the budget ended it early."""
 
+    plain: Candidate
     found: Candidate | None
     harms: tuple[Harm, ...]
     attempts: tuple[Attempt, ...]
@@ -76,9 +77,9 @@ def search_float_layers(builder: CandidateBuilder, plain: Candidate, budget: Bud
     saved = _Saved(builder, plain.order)
     harms = _measured(builder, plain.order, proto, layers, saved, budget)
     if len(harms) < len(layers):
-        return Search(None, harms, (), budget_spent=True)
+        return Search(plain, None, harms, (), budget_spent=True)
     found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget)
-    return Search(found, harms, tuple(saved.attempts), spent)
+    return Search(plain, found, harms, tuple(saved.attempts), spent)
 
 
 def _measured(
@@ -141,7 +142,7 @@ def _attempt(builder: CandidateBuilder, order: Order, worst: Sequence[Layer], co
 
 def _with(order: Order, worst: Sequence[Layer], count: int) -> Order:
     # Sorted by harm: the cache's key and the receipt show this order.
-    return Order(order.engine, order.precision, order.profile, tuple(worst[:count]))
+    return replace(order, float_layers=tuple(worst[:count]))
 
 
 class _Saved:

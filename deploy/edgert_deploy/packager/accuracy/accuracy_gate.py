@@ -21,6 +21,7 @@ from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
     Cosine,
+    Decisions,
     Metric,
     TopK,
     by_value,
@@ -142,7 +143,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     """Compare `answers` with FP32's."""
     rows = reference.all_rows
     # The agreement of FP32 with itself is known, even if its answers hold a NaN.
-    fp32 = 1.0 if isinstance(metric, Agreement | Cosine) else metric.score(reference.answers, rows)
+    fp32 = 1.0 if isinstance(metric, Agreement | Cosine | Decisions) else metric.score(reference.answers, rows)
     accuracy = Accuracy(metric.name, len(rows), fp32, metric.score(answers, rows), limits.max_drop)
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
@@ -158,6 +159,11 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 def warnings(metric: Metric, reference: Reference) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
     labels = reference.holdout.labels
+    if isinstance(metric, Decisions) and metric.is_similarity:
+        return [
+            "similarity only: the gate knows how similar the answers are to FP32's, and not what is right; "
+            "give `labels` in the hold-out, or your own --metric module:function"
+        ]
     if labels is None or metric.name != "top1":
         return []
     fp32 = metric.score(reference.answers, reference.all_rows)
@@ -178,6 +184,8 @@ def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple
         other = TopK(reference, reference.holdout.labels, 1 if metric.name == "top5" else 5)
         others.append((other.name, other.score(reference.answers, rows), other.score(answers, rows)))
         others.append((Agreement.name, None, Agreement(reference).score(answers, rows)))
+    if isinstance(metric, Decisions) and len(metric.judgements) > 1:
+        others += [(name, 1.0, score) for name, score in metric.parts(answers, rows)]
     if not isinstance(metric, Cosine):
         others.append((Cosine.name, None, Cosine(reference).score(answers, rows)))
     return (*others, ("sqnr_db", None, sqnr_db(reference.answers, answers)))

@@ -3,6 +3,7 @@
     top1, top5       the share of samples whose class comes first, or among the first five; needs labels
     map              mean average precision of a detector, over IoU 0.5 to 0.95 as in COCO; needs boxes
     top1_agreement   how often artifact and FP32 put the same class first; needs class scores, no labels
+    decisions        what apps read from each output, recognized by its shape (decisions.py); needs nothing
     cosine           the mean over samples of the cosine to FP32's output (of integer outputs: the share of equal
                      elements), of the worst output; needs nothing
     module:function  the user's own: `function(outputs, inputs, labels) -> float`, see `user_metric`
@@ -25,10 +26,11 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy.decisions import judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
 
-NAMES = ("auto", "top1", "top5", "map", "cosine")
+NAMES = ("auto", "top1", "top5", "map", "decisions", "cosine")
 USERS_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBABILITY_TOLERANCE = 1e-3
 SQNR_DB_MAX = 200.0  # of equal answers
@@ -49,7 +51,7 @@ class Metric(Protocol):
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
-    """Return the metric called `name`; "auto" is the first that fits: map, top1, top1_agreement, cosine.
+    """Return the metric called `name`; "auto" is the first that fits: map, top1, top1_agreement, decisions.
 
     Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
@@ -66,7 +68,7 @@ def metric_for(name: str, reference: Reference) -> Metric:
         return TopK(reference, labels, 5 if name == "top5" else 1)
     if name == "top1" or (name == "auto" and _has_class_scores(reference)):
         return Agreement(reference)
-    return Cosine(reference)
+    return Cosine(reference) if name == "cosine" else Decisions(reference)
 
 
 class TopK:
@@ -105,6 +107,37 @@ class Agreement:
 
     def classes(self) -> dict[str, Rows]:
         return by_value(self._winners, self._names)
+
+
+class Decisions:
+    """What apps read from each output, the least of them. Its name lists the judgements: `boxes`, `decisions+values`."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.judgements = judgements(
+            reference.specs,
+            reference.answers,
+            classes_named=reference.classes_named,
+            detect=reference.detect,
+            image_size=reference.image_size,
+        )
+        self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
+        self._reference = reference.answers
+
+    @property
+    def is_similarity(self) -> bool:
+        """Whether nothing is known but how similar the answers are."""
+        return all(judgement.is_similarity for judgement in self.judgements)
+
+    def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
+        return min(score for _, score in self.parts(answers, rows))
+
+    def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
+        """Return each judgement's score, as `boxes of output0`."""
+        got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
+        return [(f"{one.name} of {', '.join(one.outputs)}", one.score(got, want)) for one in self.judgements]
+
+    def classes(self) -> dict[str, Rows]:
+        return {}
 
 
 class Cosine:

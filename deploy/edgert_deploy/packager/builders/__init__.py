@@ -30,6 +30,8 @@ BUILDERS = {
     "tensorrt": "edgert_deploy.packager.builders.tensorrt:TensorRTBuilder",
 }
 
+FIRST_RECIPE = "min-max"  # every builder tries it first
+
 # "int8fp16", for TensorRT alone: what INT8 leaves in float is FP16, not FP32.
 Precision = Literal["int8", "int8fp16", "fp16", "fp32"]
 
@@ -42,11 +44,13 @@ class Order:
     precision: Precision
     profile: DeviceProfile
     float_layers: tuple[Layer, ...] = ()
+    recipe: str = ""  # one of the builder's `recipes`; "" is the first
 
     @property
     def id(self) -> str:
         kind = kind_of(self.precision, bool(self.float_layers))
-        return f"{self.engine}-{kind}{builder_for(self.engine).variant(self)}"
+        recipe = f"-{self.recipe}" if self.recipe else ""
+        return f"{self.engine}-{kind}{builder_for(self.engine).variant(self)}{recipe}"
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,10 @@ class Builder(Protocol):
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         """Return how the engine quantises, as near as a Q/DQ graph comes to it."""
         ...
+
+    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+        """Return the names of the ways to quantize `source`, in the order in which they are tried."""
+        return (FIRST_RECIPE,)
 
     def variant(self, order: Order) -> str:
         """Return what the artifact's id ends with where profiles of one engine need different artifacts."""

@@ -37,7 +37,7 @@ class ONNXRuntimeBuilder(Builder):
             progress("onnxruntime: keeping the model's own quantisation")
             proto = source.proto
         elif order.precision == "int8":
-            recipe = self.recipe(source, order.profile)
+            recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
             progress(f"onnxruntime: quantising ({recipe.activations} activations)")
             proto = qdq.quantize(source, calibration, recipe, order.float_layers)
         else:
@@ -47,10 +47,15 @@ class ONNXRuntimeBuilder(Builder):
         return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
-        ops = ("MatMul", "Gemm") if qdq.is_transformer(source.proto) else None
+        ops = qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else None
         if _is_for_arm(profile):
             return qdq.Recipe("int8", ops, {"ActivationSymmetric": True, "WeightSymmetric": True})
         return qdq.Recipe("uint8", ops)
+
+    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+        if qdq.is_transformer(source.proto):
+            return ("min-max", "percentile")
+        return ("min-max", "heavy-only", "percentile", "entropy")
 
     def variant(self, order: Order) -> str:
         return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
-from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
+from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -52,6 +52,17 @@ COMPUTES = frozenset(
         "Softmax",
     ]
 )
+WEIGHTED = frozenset(
+    [
+        "Convolution",
+        "ConvolutionBackpropData",
+        "GRUSequence",
+        "GroupConvolution",
+        "GroupConvolutionBackpropData",
+        "LSTMSequence",
+        "MatMul",
+    ]
+)
 MOVES = frozenset(["Concat", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 
 
@@ -75,6 +86,11 @@ class OpenVINOBuilder(Builder):
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
+
+    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+        if is_transformer(source.proto):
+            return ("min-max", "nncf-transformer", "nncf")
+        return ("min-max", "nncf", "float-tail", "nncf-transformer")
 
     def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
         """INT8 where a layer's data comes out of a FakeQuantize."""
@@ -117,7 +133,7 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     if order.precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
-        model = _quantized(nncf, model, source, calibration, _ignored(nncf, model, source, order.float_layers))
+        model = _quantized(nncf, model, source, calibration, order)
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
     return versions
@@ -143,30 +159,50 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
     return float(values[0]) if values.size == 1 else [float(value) for value in values]
 
 
-def _ignored(nncf: Any, model: Any, source: SourceModel, float_layers: tuple[Layer, ...]) -> Any:
-    """Return the operators that NNCF leaves in float: those of `float_layers`, by their ONNX names."""
-    if not float_layers:
-        return None
-    every = layers_of(prepared(source))
-    names = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
-    return nncf.IgnoredScope(names=[name for name in names if belongs(name, float_layers, every)], validate=False)
+def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
+    """What NNCF leaves in float: operators of `order.float_layers`, by the names ONNX gave them, and a float tail."""
+    names = _tail(model) if order.recipe == "float-tail" else []
+    if order.float_layers:
+        every = layers_of(prepared(source))
+        own = [op.get_friendly_name() for op in model.get_ordered_ops() if op.get_type_name() not in NO_OPERATORS]
+        names += [name for name in own if name not in names and belongs(name, order.float_layers, every)]
+    return nncf.IgnoredScope(names=names, validate=False) if names else None
 
 
-def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, ignored: Any) -> Any:
-    ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+def _tail(model: Any) -> list[str]:
+    """The operators between the last ones with weights and the outputs: a detector's head joins what it found there."""
+    found: set[str] = set()
+    waiting = [result.input_value(0).get_node() for result in model.get_results()]
+    while waiting:
+        node = waiting.pop()
+        if node.get_friendly_name() not in found and node.get_type_name() not in WEIGHTED | set(NO_OPERATORS):
+            found.add(node.get_friendly_name())
+            waiting += [one.get_source_output().get_node() for one in node.inputs()]
+    return sorted(found)
+
+
+def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: CalibrationSet, order: Order) -> Any:
+    transformer = is_transformer(source.proto)
+    advanced = None
+    if order.recipe in ("", "min-max"):
+        ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+        advanced = nncf.AdvancedQuantizationParameters(
+            # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks
+            # that this leaves at .9999. Large trained networks are better with the default (bench/zoo).
+            activations_range_estimator_params=ranges.MINMAX,
+            # Smoothing broke a transformer whose queries, keys and values share one input: cosine .01.
+            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
+        )
+    elif order.recipe == "nncf-transformer":
+        transformer = True  # smoothing, and a float path around what attention needs; helps some convolutions too
     return nncf.quantize(
         model,
         nncf.Dataset(list(calibration_feeds(calibration))),
         preset=nncf.QuantizationPreset.MIXED,
-        ignored_scope=ignored,
-        model_type=nncf.ModelType.TRANSFORMER if is_transformer(source.proto) else None,
+        ignored_scope=_ignored(nncf, model, source, order),
+        model_type=nncf.ModelType.TRANSFORMER if transformer else None,
         subset_size=min(CALIBRATION_SAMPLES_MAX, len(calibration)),
-        advanced_parameters=nncf.AdvancedQuantizationParameters(
-            # The default, the mean of each sample's extremes, clips: cosine .87 to .95 on small networks, here .9999.
-            activations_range_estimator_params=ranges.MINMAX,
-            # Smoothing broke a transformer in which queries, keys and values share one input: cosine .01.
-            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
-        ),
+        advanced_parameters=advanced,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from edgert_deploy.packager.vendor_output import quiet
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 CALIBRATION_SAMPLES_MAX = 300
+PERCENTILE = 99.99  # of an activation's values, that its range covers
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
@@ -34,11 +35,27 @@ PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Recipe:
-    """`activations` is "uint8" or "int8" (weights are always int8); with `ops` None every operator is quantised."""
+    """`activations` is "uint8" or "int8" (weights are always int8); with `ops` None every operator is quantised.
+
+    `ranges` is how the range of an activation follows from the samples: "MinMax", "Percentile" or "Entropy".
+    """
 
     activations: str
     ops: tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    ranges: str = "MinMax"
+
+
+# What computes: with these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
+# whose coordinates and scores would share one scale, stay in float.
+HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def varied(recipe: Recipe, name: str) -> Recipe:
+    """Return `recipe` in the variation called `name`: "min-max", "percentile", "entropy" or "heavy-only"."""
+    if name == "heavy-only":
+        return replace(recipe, ops=HEAVY_OPS)
+    return replace(recipe, ranges={"percentile": "Percentile", "entropy": "Entropy"}.get(name, "MinMax"))
 
 
 def quantize(
@@ -156,7 +173,10 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     write_proto(source.proto, folder / "source.onnx")
-    quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+    try:
+        quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+    except Exception:  # noqa: BLE001 - its symbolic shape inference fails on many trained models, and can be left out
+        quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
     proto = onnx.load(folder / "prepared.onnx")
     taken = {node.name for node in proto.graph.node if node.name}
     for node in proto.graph.node:
@@ -185,10 +205,10 @@ def _quantize(
         per_channel=True,
         activation_type=types[recipe.activations],
         weight_type=types["int8"],
-        calibrate_method=quantization.CalibrationMethod.MinMax,
+        calibrate_method=quantization.CalibrationMethod[recipe.ranges],
         op_types_to_quantize=None if recipe.ops is None else list(recipe.ops),
         nodes_to_exclude=excluded,
-        extra_options=recipe.options,
+        extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
     )
     proto = onnx.load(folder / "int8.onnx")
     # Inferred shapes only cost bytes on every device.

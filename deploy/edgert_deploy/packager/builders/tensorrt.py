@@ -22,7 +22,6 @@ from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, Constants, 
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first whose QuantizeLinear and DequantizeLinear take FP16
-TRANSFORMER_OPS = ("MatMul", "Gemm")
 OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "AveragePool", "GlobalAveragePool", "MaxPool", "Clip", "Relu")
 OPTIONS = {
     "ActivationSymmetric": True,
@@ -50,7 +49,8 @@ class TensorRTBuilder(Builder):
             proto = source.proto
         elif order.precision.startswith("int8"):
             progress("tensorrt: quantising (int8 activations, zero point 0)")
-            proto = qdq.quantize(source, calibration, self.recipe(source, order.profile), order.float_layers)
+            recipe = qdq.varied(self.recipe(source, order.profile), order.recipe)
+            proto = qdq.quantize(source, calibration, recipe, order.float_layers)
         else:
             proto = float_proto(source)
         if order.precision.endswith("fp16"):
@@ -60,7 +60,12 @@ class TensorRTBuilder(Builder):
         return self.made(order, source, out_dir / "model.onnx", qdq.tool_versions())
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
-        return qdq.Recipe("int8", TRANSFORMER_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)
+        return qdq.Recipe("int8", qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)
+
+    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+        if qdq.is_transformer(source.proto):
+            return ("min-max", "percentile")
+        return ("min-max", "heavy-only", "percentile", "entropy")
 
     def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
         return qdq.layer_precisions(path)

@@ -47,6 +47,12 @@ def test_a_source_no_better_than_chance_is_a_warning() -> None:
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
 
 
+def test_a_gate_that_knows_only_similarity_says_so() -> None:
+    (warning,) = warnings([models.random(6, 3) - 0.5], None)
+    assert warning.startswith("similarity only")
+    assert "--metric" in warning
+
+
 def test_a_drop_equal_to_the_limit_passes() -> None:
     assert Accuracy("top1", 100, 0.99, 0.98, 0.01).passed
     assert not Accuracy("top1", 1000, 0.99, 0.979, 0.01).passed

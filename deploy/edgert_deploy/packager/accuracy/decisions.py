@@ -1,0 +1,336 @@
+"""Judge what an app decides from a model's outputs, where no labels say what is right.
+
+A cosine hides what matters: boxes of 0 to 320 beside scores of 0 to 1 in one tensor, or one positive value, are
+always alike. So each output is recognized by its shape and by FP32's values, and judged by what an app reads from it:
+
+    boxes        a detector: F1 of its boxes against FP32's, same class, IoU of at least 0.5
+    anchors      a detector whose boxes count from anchors that are not in the model: F1 of confident anchors whose
+                 box values differ by little
+    top1         class probabilities: how often both put the same class first
+    texts        probabilities along a sequence (CTC): how often both read the same
+    decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
+    maps         values of 0 to 1 over positions: IoU of what is above the threshold
+    neighbours   embeddings: how often both have the same nearest other sample, and the cosine to FP32's
+    values       anything else: R squared, 1 - error^2 / spread^2, of the worst channels
+
+FP32 scores 1 in each. The least of them counts. `values` says only how similar two artifacts are, and is strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.rules import Detect
+from edgert.processing.detect import detections
+from edgert.tensors import TensorSpec
+
+Array = NDArray[Any]
+Outputs = list[Array]
+Score = Callable[[Outputs, Outputs], float]
+
+IOU_MIN = 0.5
+SCORE_MIN = 0.25
+ANCHORS_MIN = 100  # fewer rows are no detector's
+CLASSES_MAX = 2000
+VECTOR_SIZE_MIN = 16
+MAP_POSITIONS_MIN = 64
+MINORITY_MIN = 0.01  # where fewer values are on one side of 0.5, that side decides nothing
+NEIGHBOUR_SAMPLES_MIN = 8
+ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
+PROBABILITY_TOLERANCE = 1e-3
+ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
+ANCHOR_TOLERANCE = 0.15  # of a box value's own spread
+WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How some outputs are judged: `score(answers, reference)`, both samples along axis 0, gives 0 to 1."""
+
+    name: str
+    outputs: tuple[str, ...]
+    score: Score
+
+    @property
+    def is_similarity(self) -> bool:
+        """Whether it says only how similar the answers are, and nothing of what an app decides."""
+        return self.name == "values"
+
+
+def judgements(
+    specs: Sequence[TensorSpec],
+    reference: Outputs,
+    *,
+    classes_named: bool = False,
+    detect: Detect | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> tuple[Judgement, ...]:
+    """Recognize each output by its shape, by FP32's values and by what the user stated. One judgement or more."""
+    names = [spec.name for spec in specs]
+    left = [i for i in range(len(specs)) if np.issubdtype(reference[i].dtype, np.number) or reference[i].dtype == bool]
+    found: list[Judgement] = []
+    detector = _stated_detector(names, detect, image_size) or _detector(names, reference, left)
+    if detector is not None:
+        found.append(detector)
+        left = [i for i in left if names[i] not in detector.outputs]
+    for i in left:
+        name, score = _recognized(reference[i], classes_named and _first_scores(reference) == i)
+        found.append(Judgement(name, (names[i],), _of_output(i, score)))
+    return tuple(found)
+
+
+def top1_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of rows whose largest element is FP32's. A row with NaN has no largest."""
+    same = (answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1)
+    return float(same.mean())
+
+
+def text_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of sequences `[T, C]` that read the same: best classes, repeats merged, blanks left out."""
+    best = reference.argmax(-1)
+    blank = int(np.bincount(best.ravel()).argmax())
+    pairs = zip(answers, reference, strict=True)
+    return float(np.mean([np.isfinite(a).all() and _text(a, blank) == _text(b, blank) for a, b in pairs]))
+
+
+def decision_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of values on the same side of 0.5."""
+    return float((((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)).mean())
+
+
+def map_agreement(answers: Array, reference: Array) -> float:
+    """Return the mean IoU over samples of the positions above the threshold; two empty maps agree.
+
+    The threshold is 0.5, or half of FP32's largest value where hardly anything is above 0.5.
+    """
+    threshold = 0.5 if float((reference > 0.5).mean()) > 1e-4 else float(reference.max()) / 2
+    a, b = (array.reshape(len(array), -1) > threshold for array in (answers, reference))
+    union = (a | b).sum(axis=1)
+    return float(np.where(union == 0, 1.0, (a & b).sum(axis=1) / np.maximum(union, 1)).mean())
+
+
+def neighbour_agreement(answers: Array, reference: Array) -> float:
+    """Return the share of vectors whose nearest other vector is FP32's, or the mean cosine to FP32's if that is less."""
+    a, b = _unit(answers), _unit(reference)
+    return min(float((_nearest(a) == _nearest(b)).mean()), float((a * b).sum(axis=1).mean()))
+
+
+def value_agreement(answers: Array, reference: Array) -> float:
+    """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
+
+    A channel is an element along the shortest axis behind the samples that is longer than 1. Channels that hardly
+    vary are measured by the variance of all.
+    """
+    if reference.dtype.kind != "f":
+        return float((answers == reference).mean())
+    a, b = _channels(answers), _channels(reference)
+    error = np.square(a - b).mean(axis=0)
+    spread = b.var(axis=0)
+    overall = max(float(b.var()), 1e-30)
+    spread = np.where(spread < 1e-6 * overall, overall, spread)
+    scores = np.sort(np.nan_to_num(1 - error / spread, nan=0.0, neginf=0.0).clip(0, 1))
+    return float(scores[: max(1, round(WORST_CHANNELS * len(scores)))].mean())
+
+
+def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tuple[int, int]) -> float:
+    """Return the F1 score of the boxes that `rule` decodes against FP32's: same class, IoU of at least 0.5."""
+    got, want = (detections(rule, outputs, size, None) for outputs in (answers, reference))
+    hits = found = wanted = 0
+    for i in range(len(want.counts)):
+        g, w = int(got.counts[i]), int(want.counts[i])
+        ious = _ious(got.boxes[i, :g], want.boxes[i, :w])
+        ious[got.classes[i, :g, None] != want.classes[i, None, :w]] = 0.0
+        hits += _matched(ious)
+        found, wanted = found + g, wanted + w
+    return 2 * hits / (found + wanted) if found + wanted else 1.0
+
+
+def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
+    """Return the F1 score of anchors `[N, A, ...]` that are confident in both and give nearly the same box values."""
+    got, want = scores >= SCORE_MIN, true_scores >= SCORE_MIN
+    if not want.any():
+        return 1.0 if not got.any() else 0.0
+    spread = np.maximum(true_boxes[want].std(axis=0), 1e-2 * np.abs(true_boxes[want]).max() + 1e-12)
+    near = (np.abs(boxes - true_boxes) <= ANCHOR_TOLERANCE * spread).mean(axis=-1) >= 0.9
+    hits = int((got & want & near).sum())
+    return 2 * hits / int(got.sum() + want.sum())
+
+
+def _recognized(reference: Array, named: bool) -> tuple[str, Callable[[Array, Array], float]]:
+    """The judgement of one output."""
+    shape = reference.shape[1:]
+    if reference.dtype.kind != "f":
+        return "values", value_agreement
+    if len(shape) == 1 and shape[0] >= 2 and (named or _are_probabilities(reference)):
+        return "top1", top1_agreement
+    if (
+        len(shape) == 2
+        and min(shape) >= 2
+        and (_are_probabilities(reference) or _are_probabilities(np.exp(reference.clip(-80, 1))))
+    ):
+        return "texts", text_agreement
+    within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
+    above = float((reference > 0.5).mean()) if reference.size else 0.0
+    if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
+        return "decisions", decision_agreement
+    positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
+    if within and positions and reference.max(initial=0.0) > 0:
+        return "maps", map_agreement
+    if _are_embeddings(reference):
+        return "neighbours", neighbour_agreement
+    return "values", value_agreement
+
+
+def _of_output(i: int, score: Callable[[Array, Array], float]) -> Score:
+    return lambda answers, reference: score(answers[i], reference[i])
+
+
+def _first_scores(reference: Outputs) -> int:
+    return next((i for i, array in enumerate(reference) if array.ndim == 2 and array.shape[1] >= 2), -1)
+
+
+def _are_probabilities(rows: Array) -> bool:
+    return bool(rows.min(initial=0.0) >= 0.0) and bool(
+        np.allclose(rows.sum(axis=-1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
+    )
+
+
+def _are_embeddings(reference: Array) -> bool:
+    """Whether there is one vector a sample, and the samples point in many directions (coordinates all point in one)."""
+    sides = [side for side in reference.shape[1:] if side > 1]
+    if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
+        return False
+    unit = _unit(reference)
+    return float((unit @ unit.T).mean()) < ALIKE_MAX
+
+
+def _stated_detector(names: list[str], detect: Detect | None, size: tuple[int, int] | None) -> Judgement | None:
+    if detect is None:
+        return None
+    chosen = [names.index(name) for name in detect.outputs]
+    shown = size or ANYWHERE
+    return Judgement(
+        "boxes",
+        detect.outputs,
+        lambda a, b: box_agreement(detect, [a[i] for i in chosen], [b[i] for i in chosen], shown),
+    )
+
+
+def _detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
+    """The judgement of a detector that is known by its shapes: boxes and scores in one output, or one each."""
+    for i in left:
+        if (rule := _one_output(names[i], reference[i])) is not None:
+            return _boxes_or_anchors(rule, (i,), reference)
+    for i in left:
+        for j in left:
+            boxes, scores = reference[i], reference[j]
+            pair = i != j and boxes.ndim == scores.ndim == 3 and boxes.shape[1] == scores.shape[1] >= ANCHORS_MIN
+            if pair and 4 <= boxes.shape[2] < ANCHORS_MIN and scores.shape[2] <= CLASSES_MAX and not _within(boxes):
+                logits = not _within(scores)
+                rule = Detect(names[i], names[j], form="anchors_first", sigmoid=logits, score_threshold=SCORE_MIN)
+                return _boxes_or_anchors(rule, (i, j), reference)
+    return None
+
+
+def _one_output(name: str, array: Array) -> Detect | None:
+    """The rule of an output that holds boxes and scores: YOLO's `[N, 4 + C, A]` or `[N, A, 5 + C]`."""
+    if array.dtype.kind != "f" or array.ndim != 3 or max(array.shape[1:]) < ANCHORS_MIN:
+        return None
+    first = array.shape[1] < array.shape[2]
+    rows = array if first else array.transpose(0, 2, 1)
+    if (
+        not 5 <= rows.shape[1] <= CLASSES_MAX
+        or rows.shape[1] * 4 > rows.shape[2]
+        or _within(rows[:, :4])
+        or not _within(rows[:, 4:])
+    ):
+        return None
+    objectness = not first and rows.shape[1] >= 6  # as YOLOv5 and YOLOX write it
+    form = "channels_first" if first else "anchors_first"
+    return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
+
+
+def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
+    """Boxes where FP32's are boxes (their sides are positive), else the anchors' own values."""
+    boxes, scores = _parts(rule, [reference[i] for i in chosen])
+    confident = boxes[scores >= SCORE_MIN]
+    if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
+        return Judgement(
+            "boxes",
+            rule.outputs,
+            lambda a, b: box_agreement(rule, [a[i] for i in chosen], [b[i] for i in chosen], ANYWHERE),
+        )
+
+    def score(answers: Outputs, reference: Outputs) -> float:
+        got, want = (_parts(rule, [outputs[i] for i in chosen]) for outputs in (answers, reference))
+        return anchor_agreement(*got, *want)
+
+    return Judgement("anchors", rule.outputs, score)
+
+
+def _parts(rule: Detect, arrays: Outputs) -> tuple[Array, Array]:
+    """Box values `[N, A, k]` and the best score of each anchor `[N, A]`, 0 to 1."""
+    if rule.scores:
+        boxes, scores = arrays
+        best = scores.max(axis=2)
+        return boxes, 1 / (1 + np.exp(-best.clip(-80, 80))) if rule.sigmoid else best
+    rows = arrays[0].transpose(0, 2, 1) if rule.form == "channels_first" else arrays[0]
+    at = 5 if rule.objectness else 4
+    best = rows[..., at:].max(axis=2)
+    return rows[..., :4], best * rows[..., 4] if rule.objectness else best
+
+
+def _within(array: Array) -> bool:
+    return bool(array.min(initial=0.0) >= 0.0) and bool(array.max(initial=0.0) <= 1.0 + 1e-6)
+
+
+def _text(rows: Array, blank: int) -> list[int]:
+    best = rows.argmax(-1)
+    return [int(c) for i, c in enumerate(best) if c != blank and (i == 0 or best[i - 1] != c)]
+
+
+def _unit(vectors: Array) -> NDArray[np.float64]:
+    flat = np.nan_to_num(vectors.reshape(len(vectors), -1).astype(np.float64))
+    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
+
+
+def _nearest(unit: Array) -> Array:
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, -2.0)
+    return np.asarray(alike.argmax(axis=1))
+
+
+def _channels(array: Array) -> NDArray[np.float64]:
+    """`[positions, channels]`: channels along the shortest axis behind the samples that is longer than 1."""
+    sides = [(side, axis) for axis, side in enumerate(array.shape) if axis > 0 and side > 1]
+    if not sides:
+        return array.reshape(-1, 1).astype(np.float64)
+    axis = min(sides)[1]
+    return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]).astype(np.float64)
+
+
+def _ious(one: Array, other: Array) -> Array:
+    """IoU of corners `[n, 4]` with `[m, 4]`: `[n, m]`."""
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    both = np.prod(np.maximum(high - low, 0), axis=2)
+    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (one, other)]
+    union = areas[0][:, None] + areas[1][None] - both
+    return np.asarray(np.where(union > 0, both / np.maximum(union, 1e-12), 0.0))
+
+
+def _matched(ious: Array) -> int:
+    """How many rows find a column of their own, best first as the rows stand."""
+    free = np.ones(ious.shape[1], bool)
+    hits = 0
+    for row in ious:
+        best = np.where(free, row, 0.0)
+        if best.size and best.max() >= IOU_MIN:
+            free[best.argmax()] = False
+            hits += 1
+    return hits

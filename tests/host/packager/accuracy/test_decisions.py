@@ -1,0 +1,139 @@
+"""Each output is judged by what an app reads from it, and what a cosine hides is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.bundle.rules import Detect
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, value_agreement
+
+Array = NDArray[Any]
+RANDOM = np.random.default_rng(3)
+
+
+def judged(*outputs: Array, **stated: Any) -> tuple[Judgement, ...]:
+    specs = [TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs)]
+    return judgements(specs, list(outputs), **stated)
+
+
+def softmax(logits: Array) -> Array:
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(exponents / exponents.sum(-1, keepdims=True), np.float32)
+
+
+def yolo(images: int = 6, classes: int = 18, anchors: int = 2100) -> Array:
+    """A detector's one output `[N, 4 + C, A]`: three objects an image, coordinates of 0 to 320, scores of 0 to 1."""
+    boxes = np.concatenate(
+        [RANDOM.uniform(40, 280, (images, 2, anchors)), RANDOM.uniform(20, 60, (images, 2, anchors))], 1
+    )
+    scores = RANDOM.uniform(0, 0.02, (images, classes, anchors))
+    for image in range(images):
+        for anchor in RANDOM.choice(anchors, 3, replace=False):
+            scores[image, RANDOM.integers(classes), anchor] = RANDOM.uniform(0.4, 0.9)
+    return np.concatenate([boxes, scores], 1).astype(np.float32)
+
+
+OUTPUTS = {
+    "boxes": yolo(),
+    "top1": softmax(RANDOM.normal(0, 3, (20, 7))),
+    "texts": softmax(RANDOM.normal(0, 3, (20, 40, 30))),
+    "decisions": RANDOM.uniform(0, 1, (30, 1)).astype(np.float32),
+    "maps": (RANDOM.uniform(0, 1, (5, 1, 32, 32)) ** 4).astype(np.float32),
+    "neighbours": RANDOM.normal(0, 1, (12, 64)).astype(np.float32),
+    "values": (RANDOM.normal(0, 1, (12, 42)) + 50).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_is_recognized_and_fp32_agrees_with_itself(name: str) -> None:
+    reference = OUTPUTS[name]
+    (judgement,) = judged(reference)
+    assert judgement.name == name
+    assert judgement.score([reference], [reference]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_answers_of_noise_do_not_pass(name: str) -> None:
+    reference = OUTPUTS[name]
+    (judgement,) = judged(reference)
+    noise = RANDOM.permuted(reference, axis=None).reshape(reference.shape)
+    assert judgement.score([noise], [reference]) < 0.8
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_answers_that_are_not_finite_do_not_pass(name: str) -> None:
+    reference = OUTPUTS[name]
+    (judgement,) = judged(reference)
+    assert judgement.score([np.full_like(reference, np.nan)], [reference]) < 0.8
+
+
+def test_small_scores_beside_large_coordinates_count() -> None:
+    """One INT8 scale of 0 to 320 leaves nothing of scores of 0 to 1; the cosine is still .999."""
+    reference = yolo()
+    scale = reference.max() / 255
+    coarse = (np.round(reference / scale) * scale).astype(np.float32)
+    a, b = coarse.reshape(6, -1), reference.reshape(6, -1)
+    cosine = ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).mean()
+    (judgement,) = judged(reference)
+    assert cosine > 0.999
+    assert judgement.score([coarse], [reference]) < 0.9
+
+
+def test_a_positive_single_value_is_not_always_alike() -> None:
+    reference = RANDOM.uniform(20, 30, (50, 1)).astype(np.float32)
+    (judgement,) = judged(reference)
+    assert judgement.score([np.full_like(reference, 25.0)], [reference]) < 0.1
+
+
+def test_one_bad_channel_among_many_good_ones_is_seen() -> None:
+    reference = RANDOM.normal(0, 1, (40, 10, 300)).astype(np.float32)
+    answers = reference.copy()
+    answers[:, 3] = 0
+    assert value_agreement(answers, reference) < 0.1
+
+
+def test_a_channel_that_never_varies_is_measured_by_the_others() -> None:
+    reference = RANDOM.normal(0, 1, (40, 10)).astype(np.float32)
+    reference[:, 0] = 1.0
+    answers = reference.copy()
+    answers[:, 0] += 1e-4
+    assert value_agreement(answers, reference) > 0.999
+
+
+def test_anchors_with_offsets_are_compared_where_both_are_confident() -> None:
+    boxes = RANDOM.normal(0, 30, (8, 896, 16)).astype(np.float32)
+    logits = np.full((8, 896, 1), -6, np.float32)
+    logits[:, 100:104] = 3
+    (judgement,) = judged(boxes, logits)
+    assert (judgement.name, judgement.outputs) == ("anchors", ("out0", "out1"))
+    assert judgement.score([boxes, logits], [boxes, logits]) == 1.0
+    moved = boxes.copy()
+    moved[:, 100:102] += 40
+    assert judgement.score([moved, logits], [boxes, logits]) == pytest.approx(0.5)
+
+
+def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
+    reference = yolo()
+    (judgement,) = judged(reference, detect=Detect("out0", score_threshold=0.3), image_size=(320, 320))
+    assert judgement.name == "boxes"
+    silent = reference.copy()
+    silent[:, 4:] = 0
+    assert judgement.score([silent], [reference]) == 0.0
+
+
+def test_every_output_is_judged() -> None:
+    found = judged(OUTPUTS["decisions"], OUTPUTS["values"])
+    assert [(one.name, one.outputs) for one in found] == [("decisions", ("out0",)), ("values", ("out1",))]
+
+
+def test_whole_numbers_are_equal_or_not() -> None:
+    reference = RANDOM.integers(0, 5, (10, 8))
+    (judgement,) = judged(reference)
+    answers = reference.copy()
+    answers[:5] += 1
+    assert judgement.score([answers], [reference]) == pytest.approx(0.5)
