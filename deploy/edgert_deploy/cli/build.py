@@ -116,7 +116,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     "inputs",
     multiple=True,
     metavar="NAME=SHAPE",
-    help="Each input of a TorchScript model: x=1,3,224,224 or ids=int64:1,128.",
+    help="The lengths of an input's axes, where the model leaves them open: images=1,3,640,640, ids=int64:1,128.",
 )
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option

@@ -63,7 +63,11 @@ def build_bundle(
         work = Path(folder)
         cache = request.cache or BuildCache(work / "cache")
         evaluation = evaluate_source(request)
-        warnings = [*_overlap_warnings(request), *accuracy_gate.warnings(evaluation.metric, evaluation.reference)]
+        warnings = [
+            *request.source.remarks,
+            *_overlap_warnings(request),
+            *accuracy_gate.warnings(evaluation.metric, evaluation.reference),
+        ]
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
