@@ -1,34 +1,130 @@
-"""The table of a rollout names only next steps that help."""
+"""`edgert deploy`: one device delays no other, Ctrl-C rolls back, wrong bundles and rates are refused first."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from edgert_deploy.cli.deploy import rollout_table
-from edgert_deploy.rollout.deployment import Outcome
-from edgert_deploy.rollout.rollout_store import STOPPED, Rollout
-from edgert_deploy.rollout.waves import Strategy
+from edgert.bundle.signing import new_key, write_key_pair
+from edgert.cli import main as edgertd
+from edgert_deploy.cli import main
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.inventory import Inventory
+from hil.sshd import SshDevice, free_port
+from tests.support.bundles import flip_bit, make_null_bundle
+from tests.support.commands import Edgert, live, stop
+from tests.support.paths import ROOT
 
 
-@pytest.mark.parametrize(
-    ("results", "next_step"),
-    [
-        (("live", "live"), ""),
-        (("live", "failed"), "next: edgert rollout resume echo-r2-1, or edgert rollback echo a"),
-        (("failed", "failed"), "next: edgert rollout resume echo-r2-1"),
-        (("unchanged", "failed"), "next: edgert rollout resume echo-r2-1"),
-        (("live", "refused"), "next: edgert rollback echo a"),
-        (("refused", "refused"), ""),
-    ],
-)
-def test_a_roll_back_is_offered_only_for_devices_that_took_the_release(
-    results: tuple[str, ...], next_step: str
+def interrupted_deploy(bundle: Path, presses: int) -> tuple[int, str, str]:
+    """`edgert deploy` in a process of its own, interrupted while it installs: exit code, stdout, stderr."""
+    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "deploy", str(bundle), "here"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = ""
+        for line in process.stderr:
+            told += line
+            if line.strip() == "[here] install":
+                process.send_signal(signal.SIGINT)
+            if "stopping at the next step" in line:
+                if presses == 2:
+                    process.send_signal(signal.SIGINT)
+                break
+        told += process.stderr.read()
+        shown = process.stdout.read()
+    assert "Traceback" not in told
+    return process.returncode, shown, told
+
+
+def test_a_damaged_bundle_is_refused_before_a_device_is_asked(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice, tmp_path: Path
 ) -> None:
-    outcomes: dict[str, Any] = {
-        name: Outcome(name, result).as_json() for name, result in zip("ab", results, strict=True)
-    }
-    rollout = Rollout("echo-r2-1", "b", "d", "echo", 2, "i", ("a", "b"), Strategy(), 60.0, STOPPED, outcomes=outcomes)
-    last = rollout_table(rollout).splitlines()[-1]
-    assert last == next_step or (not next_step and "next:" not in rollout_table(rollout))
+    """The device's port is closed: had it been asked, the error would be another."""
+    inventory.add(sshd.device(port=free_port()))
+    flipped = flip_bit(make_null_bundle(tmp_path / "b", new_key(), padding_bytes=5000), -3000)
+    code, answer = edgert("deploy", flipped, "board")
+    assert (code, answer["error"]["code"]) == (5, "bundle.corrupt")
+
+
+def test_one_device_that_does_not_answer_does_not_hold_up_the_rest(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice, tmp_path: Path
+) -> None:
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    edgert("device", "add", "here", "--local", "dev")
+    inventory.add(sshd.device("gone", port=free_port()))
+    bundle = make_null_bundle(tmp_path / "b", key)
+    try:
+        code, answer = edgert("deploy", bundle, "all")
+        assert (code, answer["ok"]) == (6, False)
+        assert [(d["device"], d["result"], d["serving"]) for d in answer["devices"]] == [
+            ("here", "live", 1),
+            ("gone", "failed", None),
+        ]
+        assert answer["devices"][1]["error"]["code"] == "device.unreachable"
+        assert edgert("deploy", bundle, "here")[1]["devices"][0]["result"] == "unchanged"
+        code, asked = edgert("status")
+        assert code == 6
+        assert asked["devices"][0]["status"]["models"][0]["live"]["release"] == 1
+        code, planned = edgert("deploy", make_null_bundle(tmp_path / "b", key, release=2), "here", "--dry-run")
+        assert (code, planned["devices"][0]["result"]) == (0, "planned")
+        assert planned["devices"][0]["steps"] == ["send", "install", "activate", "check", "mark-good"]
+        assert planned["devices"][0]["sent_bytes"] == (tmp_path / "b" / "echo-2.edgert").stat().st_size
+        # The text for people, once.
+        assert main(["status", "here"]) == 0
+        assert main(["device", "list"]) == 0
+    finally:
+        stop(tmp_path / "dev")
+
+
+def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    device = ["--state", str(tmp_path / "dev")]
+    assert edgertd([*device, "claim", "echo", "--by", "ann@desk"]) == 0
+    code, refused = edgert("deploy", here / "echo-2.edgert", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
+    assert "another deploy of echo is under way on here (since " in refused["error"]["message"]
+    assert "by ann@desk" in refused["error"]["message"]
+    code, refused = edgert("rollback", "echo", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
+    assert live(edgert) == (1, "steady")
+
+
+def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(here: Path, edgert: Edgert) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    code, shown, _ = interrupted_deploy(here / "echo-2.edgert", presses=1)
+    assert code == 130
+    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "stopped"]]
+    assert "here [deploy.interrupted]: interrupted before activate: release 2 was rolled back" in shown
+    assert live(edgert) == (1, "steady")
+
+
+def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: Path, edgert: Edgert) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    code, shown, told = interrupted_deploy(here / "echo-2.edgert", presses=2)
+    assert code == 130
+    assert "detached: " in told
+    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "abandoned"]]
+    assert "ends by itself after 60 s" in shown
+    assert live(edgert)[0] == 1
+    # The step that was under way goes on there for a moment.
+    until = time.monotonic() + 60
+    while (answer := edgert("deploy", here / "echo-3.edgert", "here"))[0] != 0 and time.monotonic() < until:
+        assert answer[1]["error"]["code"] == "device.slots_busy"
+    assert live(edgert) == (3, "steady")
+
+
+def test_a_rate_that_is_none_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate in ("fast", "0", "10B/s", "500KB"):
+        assert main(["deploy", "none.edgert", "all", "--bwlimit", rate, "--json"]) == 2
+        assert "KB/s" in json.loads(capsys.readouterr().out)["error"]["message"]

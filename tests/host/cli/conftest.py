@@ -1,0 +1,47 @@
+"""Fixtures of the tests of commands: an sshd, an empty fleet, a local device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.signing import new_key, write_key_pair
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.inventory import Inventory
+from hil.sshd import SshDevice, running_sshd
+from tests.support.bundles import make_null_bundle
+from tests.support.commands import Edgert, stop
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """An empty fleet in a configuration folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Inventory(tmp_path / "conf" / "inventory.toml")
+
+
+@pytest.fixture
+def edgert(capfd: pytest.CaptureFixture[str]) -> Edgert:
+    return Edgert(capfd)
+
+
+@pytest.fixture
+def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]:
+    """A local device `here`, not bootstrapped yet; the folder for bundles, with the key in it."""
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    assert edgert("device", "add", "here", "--local", "dev")[0] == 0
+    for release in (1, 2, 3):
+        make_null_bundle(tmp_path / "b", key, release=release)
+    yield tmp_path / "b"
+    stop(tmp_path / "dev")

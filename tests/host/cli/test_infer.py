@@ -1,0 +1,32 @@
+"""`edgert infer` sends a request to a device and leaves nothing there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.commands import Edgert
+
+
+def test_infer_asks_a_device_and_leaves_nothing_there(edgert: Edgert, here: Path, tmp_path: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    np.save(tmp_path / "in.npy", np.ones((2, 4), np.float32))
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")
+    assert (code, answer["outputs"]["y"]["values"]) == (0, [[1.0] * 4] * 2)
+    words = ("infer", "echo", "--input", tmp_path / "in.npy", "here", "--out", tmp_path / "out.npz")
+    code, answer = edgert(*words)
+    assert (code, answer["outputs"]["y"]) == (0, {"shape": [2, 4], "dtype": "float32"})
+    assert np.load(tmp_path / "out.npz")["y"].shape == (2, 4)
+    assert list((tmp_path / "dev" / "incoming").iterdir()) == []
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07onnx")
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "model.onnx", "here")
+    assert code == 4
+    assert "pickle" not in answer["error"]["message"]
+    assert "numpy.save" in answer["error"]["message"]
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0JFIF")
+    code, answer = edgert("infer", "echo", "--input", tmp_path / "photo.jpg", "here")
+    assert (code, answer["error"]["code"]) == (8, "request.invalid")
+    assert "to send image files, build the model with --preprocess" in answer["error"]["message"]
+    code, answer = edgert("infer", "nobody", "--input", tmp_path / "in.npy", "here")
+    assert (code, answer["error"]["code"]) == (8, "request.model_not_found")

@@ -1,0 +1,28 @@
+"""`edgert rollback` goes back once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgert_deploy.cli import main
+from tests.support.commands import Edgert, live
+
+
+def test_rollback_goes_back_once_and_not_forward_again(edgert: Edgert, here: Path) -> None:
+    for release in (1, 2):
+        assert edgert("deploy", here / f"echo-{release}.edgert", "here")[0] == 0
+    code, back = edgert("rollback", "echo", "here")
+    assert (code, back["devices"]) == (0, [{"device": "here", "was": 2, "release": 1}])
+    code, drifted = edgert("status", "here", "--check")
+    (model,) = drifted["devices"][0]["models"]
+    assert (code, model["live"], model["wanted"]["release"], model["drift"][0]["kind"]) == (12, 1, 2, "rolled-back")
+    assert main(["status", "here"]) == 0, "only --check makes it an error"
+    code, refused = edgert("rollback", "echo", "here")
+    assert (code, refused["error"]["code"]) == (7, "device.transition_refused")
+    assert "release 1 is live after a rollback: deploy release 2 again" in refused["error"]["message"]
+    assert live(edgert) == (1, "steady")
+    assert edgert("deploy", here / "echo-2.edgert", "here")[0] == 0
+    assert live(edgert) == (2, "steady")
+    assert edgert("status", "here", "--check")[0] == 0
+    assert edgert("rollback", "echo", "here")[1]["devices"][0]["release"] == 1
+    assert edgert("rollback", "echo", "here", "--force")[1]["devices"][0]["release"] == 2

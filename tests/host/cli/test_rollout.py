@@ -1,0 +1,28 @@
+"""`edgert rollout`: a rollout that stopped is shown, resumed and aborted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgert_deploy.devices.inventory import Inventory
+from hil.sshd import SshDevice, free_port
+from tests.support.commands import Edgert, live
+
+
+def test_a_rollout_that_a_missing_device_held_up_is_shown_resumed_and_given_up(
+    inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path
+) -> None:
+    inventory.add(sshd.device("gone", port=free_port()))
+    code, stopped = edgert("deploy", here / "echo-1.edgert", "gone,here", "--canary", "1")
+    assert (code, stopped["ok"]) == (6, False)
+    assert [(d["device"], d["result"]) for d in stopped["devices"]] == [("here", "live"), ("gone", "failed")]
+    assert (stopped["rollout"]["state"], stopped["rollout"]["left"]) == ("stopped", ["gone"])
+    name = stopped["rollout"]["id"]
+    assert edgert("rollout", "status")[1]["rollout"]["id"] == name
+    assert [rollout["rollout"]["id"] for rollout in edgert("rollout", "list")[1]["rollouts"]] == [name]
+    edgert("device", "remove", "gone")
+    code, resumed = edgert("rollout", "resume")
+    assert (code, [d["result"] for d in resumed["devices"]], resumed["rollout"]["state"]) == (0, ["live"], "done")
+    assert live(edgert) == (1, "steady")
+    assert edgert("rollout", "abort", name)[1]["rollout"]["state"] == "done", "nothing is left to give up"
+    assert edgert("rollout", "resume", "nobody")[0] == 4

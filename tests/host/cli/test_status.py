@@ -1,0 +1,92 @@
+"""`edgert status` shows every device, and names the error and the next step of those that fail."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgert.config import read_config
+from edgert.versions.install import install
+from edgert_deploy.cli import main
+from edgert_deploy.devices.inventory import Device, Inventory
+from edgert_deploy.doctor.device import check_device
+from hil.sshd import SshDevice, free_port, running_sshd
+from tests.support import devices
+from tests.support.commands import Edgert, stop
+
+
+def test_an_answer_that_no_edgertd_gives_is_an_error_of_that_device(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice
+) -> None:
+    program = sshd.home / "edgert/venv/bin/edgertd"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho '{}'\n")
+    program.chmod(0o755)
+    inventory.add(sshd.device())
+    code, value = edgert("status")
+    assert (code, value["devices"][0]["error"]["code"]) == (7, "device.error")
+    shutil.rmtree(sshd.home / "edgert")
+
+
+def test_one_damaged_model_hides_no_other(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> None:
+    there = devices.Device(tmp_path / "there")
+    there.prepare()
+    for model in ("echo", "other"):
+        install(there.bundle(model=model), there.state, read_config(there.state))
+    folder = there.state.models / "echo"
+    (folder / "state.json").write_text("{")
+    state = str(there.state.root)
+    inventory.add(Device("here", "local", state, "this-machine", state))
+    code, value = edgert("status")
+    (row,) = value["devices"]
+    assert (code, {m["model"]: m["state"] for m in row["status"]["models"]}) == (
+        0,
+        {"echo": "damaged", "other": "first-staged"},
+    )
+    (damaged,) = row["models"][0]["drift"]
+    assert (damaged["kind"], f"remove {folder} and deploy the model again" in damaged["text"]) == ("damaged", True)
+    assert any(found.next_step.startswith(f"remove {folder}") for found in check_device(inventory.device("here"), {}))
+    code, refused = edgert("deploy", there.bundle(model="echo", release=2), "here")
+    assert (code, refused["devices"][0]["error"]["code"]) == (7, "device.storage_failed")
+    assert not list(there.state.incoming.glob("*")), "not a byte was sent"
+
+
+@pytest.mark.parametrize("become", ["", "sudo"])
+def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
+    become: str, edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """sudo says in its own way, and in any language, that a command is not there."""
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text(
+        '#!/bin/sh\nshift 2\ntest -x "$1" && exec "$@"\necho "sudo: $1: Befehl nicht gefunden" >&2\nexit 1\n'
+    )
+    sudo.chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=f"{sudo.parent}:/usr/bin:/bin") as server:
+        inventory.add(replace(server.device(), become=become))
+        assert main(["status"]) == 7
+    out = capfd.readouterr().out
+    assert "not bootstrapped" in out.splitlines()[1]
+    assert "board [device.not_bootstrapped]: EdgeRT is not set up on board: edgert bootstrap board" in out
+
+
+def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
+    inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no device yet: add one with edgert device add" in edgert("status", "--inventory", "none.toml")[1]["error"]["message"]
+    inventory.add(sshd.device("gone", port=free_port()))
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    stop(Path("dev"))
+    capfd.readouterr()
+    assert main(["status"]) == 6
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["DEVICE", "here", "gone", "gone", "here:", "next:"]
+    assert max(map(len, lines[:3])) < 100
+    assert "gone [device.unreachable]: gone (" in lines[3]
+    assert "the daemon does not run on here: edgert bootstrap here" in lines[5]
+    assert main(["deploy", str(here / "echo-1.edgert"), "gone"]) == 6
+    out, err = capfd.readouterr()
+    assert (out + err).count("cannot be reached") == 1

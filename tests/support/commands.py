@@ -1,0 +1,36 @@
+"""`edgert` as tests call it: exit code and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgert.cli import main as edgertd
+from edgert_deploy.cli import main
+
+
+class Edgert:
+    """`edgert WORDS --json`: exit code and the object on stdout."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.stderr = ""
+
+    def __call__(self, *words: object) -> tuple[int, dict[str, Any]]:
+        self._capfd.readouterr()
+        code = main([*map(str, words), "--json"])
+        out, self.stderr = self._capfd.readouterr()
+        return code, json.loads(out)
+
+
+def live(edgert: Edgert) -> tuple[int, str]:
+    """The live release of `echo` on `here`, and the state of its slots."""
+    (model,) = edgert("status", "here")[1]["devices"][0]["status"]["models"]
+    return model["live"]["release"], model["state"]
+
+
+def stop(state: Path) -> None:
+    assert edgertd(["--state", str(state), "stop"]) == 0
