@@ -76,7 +76,10 @@ def test_a_device_that_was_never_bootstrapped_is_not_called_unreachable(
 def test_errors_stand_below_the_table_once_and_the_next_step_is_named(
     inventory: Inventory, sshd: SshDevice, edgert: Edgert, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "has no device yet: add one with edgert device add" in edgert("status", "--inventory", "none.toml")[1]["error"]["message"]
+    assert (
+        "has no device yet: add one with edgert device add"
+        in edgert("status", "--inventory", "none.toml")[1]["error"]["message"]
+    )
     inventory.add(sshd.device("gone", port=free_port()))
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
     stop(Path("dev"))
