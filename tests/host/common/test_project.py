@@ -187,7 +187,7 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
         ("[broker]\ntls = 'yes'", "tls must be bool"),
         ("selector = ", "not TOML"),
-        ("#" * 70_000, "at most"),
+        ("#" * 70_000, "the limit is"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(folder: Path, text: str, what: str) -> None:

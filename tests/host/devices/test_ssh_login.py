@@ -280,6 +280,6 @@ def test_a_wrong_fingerprint_is_one_error_and_no_traceback(board: SshDevice) -> 
     assert (board.fingerprint in done.stdout, done.stderr) == (True, "")
     nobody = SshAddress("127.0.0.1", port=free_port())
     with pytest.raises(
-        DeviceUnreachable, match=rf"127\.0\.0\.1:{nobody.port} cannot be reached over SSH: Connection refused;"
+        DeviceUnreachable, match=rf"127\.0\.0\.1:{nobody.port} cannot be reached over SSH: Connection refused\."
     ):
         scan_host_key(nobody)
