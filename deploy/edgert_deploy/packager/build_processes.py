@@ -177,6 +177,8 @@ def _close_idle_child() -> None:
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Build the pickled order `payload`: a child's side of `BuildProcesses.build`."""
+    # The parent removes this folder, also when it kills the child.
+    tempfile.tempdir = os.environ["TMPDIR"] = os.path.dirname(request["inputs"])
     source, calibration = _loaded(request["inputs"])
     order: Order = pickle.loads(payload)
     return builder_for(order.engine).build(order, source, calibration, Path(request["out"]), progress).as_json(), b""

@@ -56,7 +56,6 @@ class Child:
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.idle = True  # no request failed, and none is in progress
-        self._folder = tempfile.TemporaryDirectory(prefix="edgert-child-")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         # Isolated (-I), so that neither the working folder nor the environment chooses what the child imports.
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
@@ -65,8 +64,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # The parent removes the folder, also when it kills the child.
-            env={**os.environ, "TMPDIR": self._folder.name, **(environment or {})},
+            env={**os.environ, **(environment or {})},
             start_new_session=True,  # only the parent sees Ctrl-C, and ends the child
         )
 
@@ -105,14 +103,13 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process and its own children, and remove its files."""
+        """End the process and its own children."""
         self.kill()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._stderr):
             assert file is not None
             with contextlib.suppress(OSError):  # a request that was not read
                 file.close()
-        self._folder.cleanup()
 
     def __enter__(self) -> Child:
         return self

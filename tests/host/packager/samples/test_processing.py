@@ -45,7 +45,7 @@ def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path)
         ('input = "image"\nlayout = "chwn"', "known"),
         ('input = "image"\ncolour = "cmyk"', "known: rgb"),
         ('input = "image"\ncolour = "gray"\ndecode = true', "takes 3 channels"),
-        ('input = "image"\nframe_colour = "gray"', "no gray"),
+        ('input = "image"\nframe_colour = "gray"', "cannot convert between gray and colour"),
         ('input = "image"\ndecode = 1', "true or false"),
         ('input = "image"\nresize = 5', "a table"),
         ('input = "image"\n[resize]\nsize = 5', "unknown keys size"),
