@@ -167,7 +167,7 @@ class Connection:
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
         self._granted: dict[int, bool] = {}
-        self.taken = 0  # messages heard so far
+        self.taken = 0  # messages received so far
         self._handed: deque[tuple[int, int]] = deque()  # (number among those taken, message id), not acknowledged yet
 
     def open(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
