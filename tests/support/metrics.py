@@ -9,7 +9,7 @@ import numpy as np
 from edgert.bundle.manifest import Accuracy
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
-from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, Limits
+from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, Group, Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -40,3 +40,8 @@ def judge(
     **more: Any,
 ) -> Accuracy:
     return result_of(reference_to(specs, reference, labels, **more), answers, Limits(max_drop), metric).accuracy
+
+
+def worst(result: GateResult, kind: str) -> Group:
+    """The class or slice that lost most."""
+    return max((group for group in result.groups if group.kind == kind), key=lambda group: group.drop)

@@ -84,10 +84,6 @@ class GateResult:
             return ()
         return tuple(g for g in self.groups if g.samples >= GROUP_SAMPLES_MIN and g.drop > limit + 1e-9)
 
-    def worst(self, kind: str) -> Group | None:
-        """Return the class or slice that lost most."""
-        return max((g for g in self.groups if g.kind == kind), key=lambda g: g.drop, default=None)
-
     def loss(self) -> str:
         """Return in one line what the artifact lost."""
         a = self.accuracy

@@ -28,7 +28,7 @@ from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
-from tests.support.metrics import EYE, SCORES, reference_to, result_of
+from tests.support.metrics import EYE, SCORES, reference_to, result_of, worst
 
 
 def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto") -> list[str]:
@@ -100,9 +100,7 @@ def test_a_class_and_a_slice_that_the_mean_hides_are_named_and_can_fail_the_gate
     )
     found = result_of(asked, [answers], Limits(0.1))
     assert found.passed
-    worst_class, worst_slice = found.worst("class"), found.worst("slice")
-    assert worst_class is not None
-    assert worst_slice is not None
+    worst_class, worst_slice = worst(found, "class"), worst(found, "slice")
     assert (worst_class.name, worst_class.samples, round(worst_class.drop, 4)) == ("1", 40, 0.3)
     assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
     strict = result_of(asked, [answers], Limits(0.1, max_class_drop=0.2))

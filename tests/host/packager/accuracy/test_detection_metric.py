@@ -13,7 +13,7 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for
-from tests.support.metrics import reference_to, result_of
+from tests.support.metrics import reference_to, result_of, worst
 
 
 def test_a_detectors_precision_is_cocos() -> None:
@@ -36,8 +36,7 @@ def test_a_detectors_precision_is_cocos() -> None:
     found = result_of(asked, [worse], Limits(0.1))
     assert found.accuracy.artifact == pytest.approx(0.75, abs=0.01)
     assert not found.passed
-    dog = found.worst("class")
-    assert dog is not None
+    dog = worst(found, "class")
     assert (dog.name, dog.samples) == ("dog", 2)
     with pytest.raises(CalibrationInvalid, match="array `boxes`"):
         metric_for("map", reference_to((spec,), [answers], detect=rule, image_size=(100, 100)))
