@@ -127,7 +127,7 @@ def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, m
 
 def test_code_that_nobody_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(edgert, "__file__", str(tmp_path / "edgert" / "__init__.py"))
-    with pytest.raises(ConfigInvalid, match="no installer"):
+    with pytest.raises(ConfigInvalid, match="not an installed package"):
         installed_distribution()
 
 
