@@ -95,8 +95,11 @@ def rows_of(model: ZooModel, options: argparse.Namespace, folder: Path) -> list[
     exact = answers(source, holdout)
     fp32 = model.score(exact, exact)
     folder.mkdir(parents=True)
-    np.savez(folder / "calibration.npz", allow_pickle=False, **model.calibration)
-    np.savez(folder / "holdout.npz", allow_pickle=False, **model.holdout)
+    ours = {name: _batch_first(model.holdout[name], ranks[name]) for name in model.holdout}
+    own_holdout = samples_of(ours, {name: array.ndim for name, array in ours.items()})
+    np.savez(folder / "holdout.npz", allow_pickle=False, **ours)
+    ours = {name: _batch_first(model.calibration[name], ranks[name]) for name in model.calibration}
+    np.savez(folder / "calibration.npz", allow_pickle=False, **ours)
     rows = []
     for engine in (one for one in options.engines.split(",") if one in model.engines):
         own = folder / engine
@@ -108,10 +111,10 @@ def rows_of(model: ZooModel, options: argparse.Namespace, folder: Path) -> list[
         row["build_s"] = round(built.build_s, 1)
         if built.artifact is not None and built.reference is not None:
             runs = [RUNS[engine](path) for path in (built.reference, built.artifact)]
-            row["ours"] = round(model.score(answers(runs[1], holdout), exact), 4)
+            row["ours"] = round(model.score(answers(runs[1], own_holdout), exact), 4)
             row["smaller"] = round(_size(built.reference) / _size(built.artifact), 2)
             if engine != "tensorrt":
-                slow, fast = times_ms(runs, holdout[0], options.seconds)
+                slow, fast = times_ms(runs, own_holdout[0], options.seconds)
                 row["faster"] = round(slow / fast, 2)
         if not options.no_vendors:
             row |= _best_vendor(model, engine, built.reference, calibration, holdout, exact, own)
@@ -172,6 +175,15 @@ def _best_vendor(
         if best["vendor"] is None or score > best["vendor"]:
             best = {"vendor": score, "vendor_recipe": name}
     return best if best["vendor"] is not None or not failed else {**best, "vendor_recipe": "; ".join(failed)}
+
+
+def _batch_first(array: NDArray[Any], rank: int) -> NDArray[Any]:
+    """Samples `[N, ...]` of an input whose batch axis is not the first, as `edgert build` takes them."""
+    if array.ndim == rank:
+        return array
+    shape = list(array.shape)
+    shape.remove(1)
+    return array.reshape(shape)
 
 
 def _ranks(model: ZooModel) -> dict[str, int]:

@@ -18,6 +18,9 @@ from edgert_deploy.packager.measure import Measurer, Timings, fastest
 from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.request import TargetRequest
 
+# A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
+GOOD_SHARE = 0.25
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -175,7 +178,7 @@ def _candidates(
 
 
 def _best_recipe(builder: CandidateBuilder, order: Order) -> tuple[Candidate, list[Candidate]]:
-    """Try the engine's recipes until one passes. Return the best, and the others that were built.
+    """Try the engine's recipes until one loses next to nothing. Return the best, and the others that were built.
 
     Raises the first error if none can be built.
     """
@@ -190,9 +193,10 @@ def _best_recipe(builder: CandidateBuilder, order: Order) -> tuple[Candidate, li
             builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
             failures.append(error)
             continue
-        if built[-1].passed:
+        result = built[-1].result
+        if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
             break
-        builder.progress(f"{name}: {order.engine} INT8 ({recipe}) does not pass: {built[-1].result.loss()}")
+        builder.progress(f"{name}: {order.engine} INT8 ({recipe}): {result.loss()}")
     if not built:
         raise failures[0]
     best = min(built, key=lambda candidate: (not candidate.passed, candidate.result.accuracy.drop))
