@@ -156,21 +156,22 @@ def _candidates(
             order = Order(engine, precision, target.profile)
             if precision == "int8":
                 best, others = _best_recipe(builder, order)
-                tried += [*others, best]
+                tried += [best, *others]
                 if not best.passed and budget.seconds:
                     search = search_float_layers(builder, best, budget)
                     if search is not None and search.found is not None:
-                        tried.append(search.found)
+                        best = search.found
+                        tried.append(best)
+                if not until_passed:
+                    more = builder_for(engine).timed_beside_int8
+                    tried += [builder.build(replace(best.order, precision=one)) for one in more]
             else:
                 tried.append(builder.build(order))
-            if precision == "int8" and not until_passed:
-                layers, more = tried[-1].order.float_layers, builder_for(engine).timed_beside_int8
-                tried += [builder.build(Order(engine, one, target.profile, layers)) for one in more]
         except (BuildFailed, OperatorUnsupported) as error:
             builder.progress(f"{name}: no {engine} {precision}: {error.message}")
             failures.append(error)
             continue
-        if until_passed and tried[-1].passed:
+        if until_passed and any(candidate.passed for candidate in tried):
             break
     if not tried:
         raise failures[0]
