@@ -20,7 +20,8 @@ COMMENT_COLUMN = 34
 
 def name_from(path: Path) -> str:
     """Return a model's name made from its file's: lower case, `-` for everything else that is not allowed."""
-    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-")[:63]
+    name = re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_")
+    return (name if name[:1].isalpha() else f"model-{name}".strip("-"))[:63]
 
 
 def write_model_file(source: SourceModel, force: bool) -> Path:

@@ -92,3 +92,11 @@ def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:
 
 def test_a_name_is_made_from_the_files() -> None:
     assert name_from(Path("My Model_v2.onnx")) == "my-model_v2"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("ResNet 50.onnx", "resnet-50"), ("320n.onnx", "model-320n"), ("_a.onnx", "a"), ("模型.onnx", "model")],
+)
+def test_any_file_name_makes_a_model_name(file: str, name: str) -> None:
+    assert name_from(Path(file)) == name
