@@ -57,7 +57,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--calibration",
     type=FILE,
-    help="Samples to quantize with: .npz, a folder of .npy or of images, or module:function.",
+    help="Samples to quantize with: .npz, .npy, a folder of .npy or of images, or module:function.",
 )
 @click.option("--holdout", type=FILE, help="Samples to judge by, none of them used for training.")
 @click.option(

@@ -7,7 +7,6 @@ folder, and the bundle appears under its name only after every target has passed
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,15 @@ from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.mixed_precision import Budget
 from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
+from edgert_deploy.packager.samples.samples import constant_inputs
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import computes_in_fp16
+from edgert_deploy.packager.work_folder import work_folder
+
+# Of the model's size: what a builder writes on its way, and an artifact with its copy in the bundle's contents.
+COPIES_ON_THE_WAY = 4
+COPIES_OF_ARTIFACT = 2
+SPACE_BYTES_MIN = 16 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,13 @@ def build_bundle(
     """
     check_request(request, out)
     targets = target_requests(request)
-    with tempfile.TemporaryDirectory(prefix="edgert-build-") as folder:
-        work = Path(folder)
+    with work_folder(_space_needed(request, targets)) as work:
         cache = request.cache or BuildCache(work / "cache")
         evaluation = evaluate_source(request)
         warnings = [
             *request.source.remarks,
             *_overlap_warnings(request),
+            *_constant_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference),
         ]
         for warning in warnings:
@@ -123,3 +129,25 @@ def _overlap_warnings(request: BuildRequest) -> list[str]:
         f"{len(shared)} of {len(request.holdout)} hold-out samples are calibration samples too: the gate proves less "
         "than with samples of its own"
     ]
+
+
+def _constant_warnings(request: BuildRequest) -> list[str]:
+    """Return a sentence for each input whose samples are all the same: they calibrate or judge nothing more than one."""
+    found = []
+    for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
+        for name in constant_inputs(samples):
+            values = samples.inputs[name][0]
+            same = f"is {values.flat[0]} everywhere" if values.size and values.min() == values.max() else "is the same"
+            found.append(
+                f"input {name!r} {same} in all {len(samples)} {kind} samples, which prove no more than one: "
+                "check how they are made, and give samples that differ as the field's do"
+            )
+    return found
+
+
+def _space_needed(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> int:
+    """Return about how many bytes a build writes to its temporary folder."""
+    artifacts = sum(len(target.engines) + target.with_reference for target in targets)
+    samples = sum(array.nbytes for array in request.calibration.inputs.values())
+    copies = COPIES_ON_THE_WAY + COPIES_OF_ARTIFACT * artifacts
+    return max(SPACE_BYTES_MIN, samples + copies * request.source.size_bytes)

@@ -99,3 +99,12 @@ def test_without_labels_and_with_several_outputs_the_answers_are_compared(
     with open_bundle(result.path, (signing_key.public,)) as bundle:
         bundle.verify_files()
         assert len(bundle.manifest.golden_inputs) == len(bundle.manifest.artifacts[0].golden_outputs) == 2
+
+
+def test_an_input_that_is_the_same_in_all_samples_is_named(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    dark = replace(lossy(request_), targets=(profile("one"),), precision="fp32")
+    warnings = pack(dark, signing_key, tmp_path / "b.edgert").warnings
+    assert [text for text in warnings if "input 'image' is 0.0 everywhere in all " in text]
+    assert not [text for text in warnings if "hold-out samples, which" in text]

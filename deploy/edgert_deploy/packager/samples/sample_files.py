@@ -1,4 +1,4 @@
-"""Samples from files: an .npz, a folder of .npy, and a table of labels. Nothing is unpickled.
+"""Samples from files: an .npz, one .npy, a folder of .npy, and a table of labels. Nothing is unpickled.
 
 Names, shapes and sizes are checked in the headers before data is read: a file of kilobytes may unpack to gigabytes.
 Stacked .npy files are mapped, not read.
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
 LABELS_TABLE = "labels.csv"
@@ -75,6 +76,17 @@ def read_npz(path: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> 
         with np.load(path, allow_pickle=False) as arrays:
             # NumPy and `members` ignore the suffix .npy of a name.
             return {name: np.asarray(arrays[info.filename.removesuffix(".npy")]) for name, info in members.items()}
+
+
+def read_npy(path: Path, specs: Sequence[TensorSpec]) -> Arrays:
+    """Return the samples of one .npy, for a model with one input. Raises CalibrationInvalid."""
+    if len(specs) > 1:
+        names = [spec.name for spec in specs]
+        raise CalibrationInvalid(
+            f"{path} holds one array, and the model has {len(specs)} inputs: {', '.join(map(repr, names))}. Give an .npz "
+            f"with an array for each, or a folder with {', '.join(f'{stem(name)}.npy' for name in names)}"
+        )
+    return {specs[0].name: _mapped(path, specs[0])}
 
 
 def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
@@ -210,6 +222,8 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
 @contextmanager
 def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
     """Translate errors of reading to CalibrationInvalid."""
+    if problem := pointer_problem(path):
+        raise CalibrationInvalid(problem)
     try:
         yield
     except OSError as error:

@@ -21,10 +21,12 @@ from edgert_deploy.packager.samples.sample_files import (
     check_size,
     has_npy,
     read_label_table,
+    read_npy,
     read_npy_folder,
     read_npz,
 )
 from edgert_deploy.packager.samples.sample_function import is_function, read_function
+from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 LABELS = "labels"
@@ -63,8 +65,8 @@ def load_samples(
 ) -> CalibrationSet:
     """Read samples, with `labels`, `slice` and `boxes` where there are any.
 
-    `path` is an .npz with an array for each input, a folder of .npy (sample_files.py), a folder of images, or
-    `module:function` (sample_function.py). Images are preprocessed by the code that devices run. A table `labels.csv`
+    `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
+    (sample_files.py), a folder of images, or `module:function` (sample_function.py). Images are preprocessed by the code that devices run. A table `labels.csv`
     gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
@@ -73,6 +75,8 @@ def load_samples(
     if is_function(str(path)):
         arrays, labels = read_function(str(path), source.inputs, _preprocessors(source, preprocess))
         arrays |= {} if labels is None else {LABELS: labels}
+    elif path.suffix == ".npy" and path.is_file():
+        arrays = read_npy(path, source.inputs)
     elif not path.is_dir():
         arrays = read_npz(path, source.inputs, NAMES)
     elif has_npy(path, source.inputs):
@@ -96,6 +100,23 @@ def load_samples(
         _checked_slices(path, more[SLICES], count) if SLICES in more else None,
         _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
     )
+
+
+def constant_inputs(samples: CalibrationSet) -> list[str]:
+    """Return the inputs that hold the same values in all samples.
+
+    An integer input may be a setting, such as a sampling rate: it counts only where no input differs.
+    """
+    if len(samples) < 2:
+        return []
+    alike = [name for name, array in samples.inputs.items() if _is_constant(array)]
+    if len(alike) == len(samples.inputs):
+        return alike
+    return [name for name in alike if samples.inputs[name].dtype.kind == "f"]
+
+
+def _is_constant(array: NDArray[Any]) -> bool:
+    return all((row == array[0]).all() for row in array[1:])
 
 
 def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Preprocessor]:
@@ -126,6 +147,8 @@ def _images(
 
 
 def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
+    if problem := pointer_problem(path):
+        raise CalibrationInvalid(problem)
     try:
         if path.stat().st_size > IMAGE_BYTES_MAX:
             raise CalibrationInvalid(
@@ -168,9 +191,10 @@ def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) 
 def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
     check_form(str(path), spec, array.shape, array.dtype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        bad = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
+        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         raise CalibrationInvalid(
-            f"array {spec.name!r} of {path} has NaN or infinity in sample {bad}; remove that sample"
+            f"array {spec.name!r} of {path} has NaN or infinity in sample {bad[0]} ({len(bad)} of {len(array)} samples): "
+            "remove them, or correct what prepares them"
         )
     return np.ascontiguousarray(array)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import SourceInvalid
+from edgert_deploy.packager.sources.git_lfs import pointer_problem
 
 BYTES_MAX = 2**31 - 1
 
@@ -75,6 +76,9 @@ def open_file(name: str, folder: Path, location: str) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SourceInvalid(f"{name} keeps weights in {location!r}, which is no regular file")
+    if problem := pointer_problem(path):
+        os.close(descriptor)
+        raise SourceInvalid(problem)
     return descriptor
 
 

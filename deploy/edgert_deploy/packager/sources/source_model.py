@@ -21,6 +21,7 @@ from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.packager.sources.external_data import open_file
+from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.onnx_model import tensors
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
@@ -84,11 +85,14 @@ class SourceModel:
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     """Read and check an ONNX or TFLite model, or convert a Keras, SavedModel or PyTorch one to ONNX first.
 
-    Raises SourceInvalid with what to change: no such model, external data, an open axis beyond the batch, no static
+    Raises SourceInvalid with what to change: no such model, a Git LFS pointer, external data, an open axis beyond the batch, no static
     type, no input or output, a datatype that EdgeRT does not carry, more memory or time than a model of its size may
     take. Raises ConfigInvalid where the framework that would convert it is not installed.
     """
     framework = framework_of(path)
+    for file in sorted(path.rglob("*")) if path.is_dir() and framework else [path]:
+        if problem := pointer_problem(file):
+            raise SourceInvalid(problem)
     if framework is not None:
         data = converted(path, framework, how or Conversion())
         sha256, size_bytes = digest_and_size(path)

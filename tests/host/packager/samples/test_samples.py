@@ -15,7 +15,7 @@ pytest.importorskip("onnx")
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.samples.samples import CalibrationSet, constant_inputs, load_samples
 from edgert_deploy.packager.sources.source_model import SourceModel
 from tests.support import models
 from tests.support.images import encoded, photo, png_header
@@ -59,7 +59,7 @@ def with_nan() -> Any:
         ({"x": np.float32(1)}, "has shape"),
         ({"x": GOOD[:5]}, "5 samples; at least 10"),
         ({"x": GOOD[:0]}, "0 samples"),
-        ({"x": with_nan()}, "sample 5"),
+        ({"x": with_nan()}, r"'x' .* NaN or infinity in sample 5 \(1 of 12 samples\)"),
         ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
         ({"x": GOOD, "labels": np.arange(11)}, r"one integer per sample: \[12\]"),
         ({"x": GOOD, "labels": np.ones(12)}, "float64"),
@@ -91,10 +91,10 @@ def test_pickled_objects_are_never_opened(tmp_path: Path) -> None:
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "plain.npy", GOOD)
     (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "text.npy").write_text("hello")
     (tmp_path / "empty.npz").touch()
-    for name in ("plain.npy", "text.npz", "empty.npz", "missing.npz", "."):
+    for name in ("text.npz", "text.npy", "empty.npz", "missing.npz", "missing.npy"):
         with pytest.raises(CalibrationInvalid):
             load_samples(tmp_path / name, SOURCE, at_least=1)
 
@@ -108,6 +108,40 @@ def test_an_array_of_another_form_is_refused_before_it_is_unpacked(tmp_path: Pat
             archive.writestr("x.npy", content)
         with pytest.raises(CalibrationInvalid, match=says):
             load_samples(tmp_path / "s.npz", SOURCE, at_least=1)
+
+
+def test_one_npy_is_the_samples_of_a_model_with_one_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "calibration.npy", GOOD)
+    samples = load_samples(tmp_path / "calibration.npy", SOURCE, at_least=10)
+    np.testing.assert_array_equal(samples.inputs["x"], GOOD)
+    two = SourceModel(Path("m"), None, "", 1, (X, TensorSpec("z/0", "FP32", (-1, 4))), SOURCE.outputs)
+    with pytest.raises(CalibrationInvalid, match=r"2 inputs: 'x', 'z/0'. Give an \.npz .* x\.npy, z_0\.npy"):
+        load_samples(tmp_path / "calibration.npy", two, at_least=10)
+
+
+@pytest.mark.parametrize("name", ["s.npz", "s.npy", "d/x.npy", "d/000.npy", "d/cat/a.jpg", "d/labels.csv"])
+def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith(".csv"):
+        (path.parent / "a.png").touch()
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    image = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
+    rule = Preprocess("x", decode=True, layout="nchw", resize=Resize(8, 8, "stretch"))
+    with pytest.raises(CalibrationInvalid, match=f"{path} is a Git LFS pointer.*git lfs pull"):
+        load_samples(tmp_path / "d" if name.startswith("d/") else path, image, rule, at_least=1)
+
+
+def test_inputs_that_are_the_same_in_all_samples_are_found() -> None:
+    same, ids = np.ones((12, 4), np.float32), np.ones((12, 1), np.int64)
+    for inputs, found in (
+        ({"x": GOOD, "rate": ids}, []),  # a setting
+        ({"x": same, "rate": ids}, ["x", "rate"]),
+        ({"x": GOOD, "state": same, "rate": ids}, ["state"]),
+        ({"ids": ids}, ["ids"]),
+        ({"x": GOOD[:1]}, []),
+    ):
+        assert constant_inputs(CalibrationSet(inputs, None)) == found  # type: ignore[arg-type]
 
 
 def test_stacked_npy_files_are_samples(tmp_path: Path) -> None:

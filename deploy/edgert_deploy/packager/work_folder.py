@@ -1,0 +1,52 @@
+"""The temporary folder of a build: checked for space before the build begins, and named where its disk becomes full."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgert.errors import BuildFailed, EdgeRTError
+from edgert_deploy.common.quantities import size_text
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # in what a vendor's tool raised
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what the user may still write to the disk of `folder`."""
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def work_folder(needed: int, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
+    """Lend a temporary folder, and remove it afterwards.
+
+    Raises BuildFailed where its disk has less than `needed` bytes free, or becomes full.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgert-build-") as name:
+        folder = Path(name)
+        if (left := free(folder)) < needed:
+            raise _too_small(folder, left, needed)
+        try:
+            yield folder
+        except (OSError, EdgeRTError) as error:
+            if _is_full(error) and (left := free(folder)) < needed:
+                raise _too_small(folder, left, needed) from error
+            raise
+
+
+def _is_full(error: OSError | EdgeRTError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(text in error.message for text in FULL_TEXTS)
+
+
+def _too_small(folder: Path, left: int, needed: int) -> BuildFailed:
+    return BuildFailed(
+        f"the folder for temporary files, {folder.parent}, has {size_text(left)} free, and this build needs about "
+        f"{size_text(needed)} there: free some space, or set TMPDIR=/folder/on/a/larger/disk"
+    )
