@@ -127,7 +127,7 @@ def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
         (path.parent / "a.png").touch()
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
     image = SourceModel(Path("m"), None, "", 1, (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), SOURCE.outputs)
-    rule = Preprocess("x", decode=True, layout="nchw", resize=Resize(8, 8, "stretch"))
+    rule = Preprocess("x", decode=True, layout="nchw", resize=Resize("stretch", 8, 8))
     with pytest.raises(CalibrationInvalid, match=f"{path} is a Git LFS pointer.*git lfs pull"):
         load_samples(tmp_path / "d" if name.startswith("d/") else path, image, rule, at_least=1)
 
