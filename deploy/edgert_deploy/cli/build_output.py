@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgert_deploy.cli.output import columns
-from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice
 from edgert_deploy.packager.pack import BuildResult
@@ -16,6 +16,7 @@ WIDTHS = {
     "target": 18,
     "engine": 11,
     "precision": 9,
+    "in INT8": 7,
     "size": 20,
     "metric": 14,
     "FP32": 7,
@@ -72,6 +73,7 @@ def _row(target: str, candidate: Candidate, source_size_bytes: int) -> str:
         target,
         artifact.engine,
         artifact.kind,
+        share_text(artifact.int8_share),
         f"{size_text(candidate.size_bytes)} ({size_change(candidate.size_bytes, source_size_bytes)})",
         accuracy.metric,
         f"{accuracy.fp32:.4f}",
@@ -117,6 +119,7 @@ def _artifact(candidate: Candidate, source_size_bytes: int) -> dict[str, Any]:
         "precision": artifact.kind,
         "recipe": candidate.recipe,
         "float_layers": list(artifact.float_layers),
+        "int8_share": artifact.int8_share,
         "size_bytes": candidate.size_bytes,
         "source_size_bytes": source_size_bytes,
         "metric": accuracy.metric,

@@ -15,7 +15,7 @@ from edgert.bundle.rules import Detect, Preprocess
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
-from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report, gather
 
 LABELS_SHOWN_MAX = 12
@@ -88,6 +88,8 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
     if layers := report.layers.get(artifact.id):
         kinds = [f"{kind} {' + '.join(f'{n} {p}' for p, n in counts.items())}" for kind, counts in layers.items()]
         yield f"          layers: {', '.join(kinds)}"
+    if (share := candidate.get("int8_share")) is not None:
+        yield f"          in INT8: {share_text(share)} of the multiply-accumulates"
     if floats := candidate.get("float_layers"):
         yield f"          in float for accuracy: {', '.join(floats)}"
     lost = sorted(candidate.get("classes", []), key=lambda one: one["artifact"] - one["fp32"])[:WORST_SHOWN_MAX]

@@ -52,6 +52,11 @@ def rate_bytes_per_s(text: str) -> float:
     return float(size_bytes(size))
 
 
+def share_text(share: float | None) -> str:
+    """Return `97 %`, or `-` for an unknown share."""
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
 def size_text(size_bytes: int) -> str:
     """Return `12.3 MB`, `4.5 kB` or `67 bytes`."""
     if size_bytes >= 1_000_000:

@@ -3,6 +3,7 @@
 Devices do not unpack it. The manifest says what a device must know; the receipt says why: every candidate with its
 accuracy by class and slice, its layers in float, its times if it was measured, and what was left out. It holds no time
 of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates were measured.
+`int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null where that is unknown.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
@@ -10,8 +11,9 @@ of day, no path and no duration of the build: the same inputs give the same byte
                   "mixed_precision": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
                                        "attempts": [{"count", "passed", "drop"}], "budget_spent"}],
                   "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
-     "candidates": [{"id", "engine", "precision", "kind", "recipe", "float_layers": [name], "qat", "size_bytes", "judged_by",
-                     "tools", "packed", "passed", "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
+     "candidates": [{"id", "engine", "precision", "kind", "recipe", "float_layers": [name], "int8_share", "qat",
+                     "size_bytes", "judged_by", "tools", "packed", "passed",
+                     "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
                      "also": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
@@ -111,6 +113,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "kind": artifact.kind,
         "recipe": candidate.recipe,
         "float_layers": list(artifact.float_layers),
+        "int8_share": artifact.int8_share,
         "qat": artifact.qat,
         "size_bytes": candidate.size_bytes,
         "judged_by": artifact.judged_by,

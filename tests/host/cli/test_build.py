@@ -46,6 +46,7 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
         "image FP32 [N, 1, 8, 8]",
         "10 labels",
         "Conv 2 int8",
+        "in INT8: 100 % of the multiply-accumulates",
     ):
         assert words in shown
     manifest = json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
@@ -98,7 +99,7 @@ def test_json_is_all_that_stdout_holds(shell: Shell) -> None:
     done = shell.build("--json", "--release", "7", "--name", "other", "--precision", "fp32")
     value = json.loads(done.stdout)
     assert (value["model"], value["release"], value["targets"][0]["passed"]) == ("other", 7, True)
-    assert value["targets"][0]["precision"] == "fp32"
+    assert (value["targets"][0]["precision"], value["targets"][0]["int8_share"]) == ("fp32", 0.0)
     verified = json.loads(shell("bundle", "verify", "digits.edgert", "--json").stdout)
     assert (verified["key_id"], verified["digest"]) == (value["key_id"], value["digest"])
 
@@ -113,6 +114,7 @@ def test_four_targets_are_built_for_all_their_engines(shell_here: Shell) -> None
     assert [row["target"] for row in rows] == list(targets)
     assert [row["engine"] for row in rows] == ["tflite", "openvino", "tensorrt", "onnxruntime"]
     assert all(row["passed"] and row["size_bytes"] < row["source_size_bytes"] for row in rows)
+    assert all(row["int8_share"] == one["int8_share"] == 1.0 for row in rows for one in row["artifacts"])
     assert [[one["artifact"] for one in row["artifacts"]] for row in rows] == [
         ["tflite-int8", "onnxruntime-int8-arm"],
         ["openvino-int8", "onnxruntime-int8"],

@@ -14,6 +14,7 @@ from edgert_deploy.common.quantities import (
     expiry_from,
     rate_bytes_per_s,
     size_bytes,
+    share_text,
     size_text,
 )
 
@@ -43,6 +44,10 @@ def test_sizes_and_rates_are_decimal_and_have_a_unit() -> None:
     ]
     assert [rate_bytes_per_s(text) for text in ("500KB/s", "2MB/s")] == [500_000, 2_000_000]
     assert [size_text(size) for size in (67, 4_500, 12_300_000)] == ["67 bytes", "4.5 kB", "12.3 MB"]
+
+
+def test_a_share_is_a_percentage_or_unknown() -> None:
+    assert [share_text(share) for share in (0.0, 0.967, 1.0, None)] == ["0 %", "97 %", "100 %", "-"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_the_receipt_has_each_candidates_classes_and_slices(
     assert (told["gate"]["metric"], told["gate"]["max_class_drop"]) == ("top1", 0.2)
     one = told["candidates"][0]
     assert (one["id"], one["packed"], one["kind"], one["passed"]) == ("onnxruntime-int8", True, "int8", True)
+    assert one["int8_share"] == 1.0
     assert [group["name"] for group in one["classes"]] == list("0123456789")
     assert [group["name"] for group in one["slices"]] == ["day", "night"]
     assert sum(group["samples"] for group in one["slices"]) == len(request.holdout)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.builders.artifact_layers import SHARE_MIN, ArtifactLayer, int8_share
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
@@ -59,7 +60,8 @@ class Artifact:
 
     `judged_by` names the engine that measures the artifact's accuracy on this host. `tools` are the versions of what
     made it, for the receipt. `float_layers` names the layers that an INT8 artifact computes in float, where accuracy
-    needs it. `qat`: its scales are those that the source came with.
+    needs it. `qat`: its scales are those that the source came with. `int8_share` is the share of multiply-accumulates
+    that run in INT8, read from the artifact; None where its file does not tell.
     """
 
     engine: str
@@ -70,11 +72,17 @@ class Artifact:
     tools: dict[str, str]
     float_layers: tuple[str, ...] = ()
     qat: bool = False
+    int8_share: float | None = None
 
     @property
     def kind(self) -> str:
-        """The precision as tables show it, with "mixed" for "int8" where layers are in float."""
-        return kind_of(self.precision, bool(self.float_layers))
+        """The precision as tables show it, with "mixed" for "int8" where layers or much of the work are in float."""
+        return kind_of(self.precision, bool(self.float_layers) or self.is_partly_float)
+
+    @property
+    def is_partly_float(self) -> bool:
+        """Whether more of its work is in float than an INT8 artifact may have."""
+        return self.int8_share is not None and self.int8_share < SHARE_MIN
 
     def size_bytes(self) -> int:
         """Return the present size of all its files."""
@@ -137,8 +145,8 @@ class Builder(Protocol):
         """Return what the artifact's id ends with where profiles of one engine need different artifacts."""
         return ""
 
-    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        """Yield kind and precision ("int8", "fp16", "fp32" or a dtype) of each layer of the artifact at `path`."""
+    def layers(self, path: Path) -> Iterator[ArtifactLayer]:
+        """Yield the layers of the artifact at `path`."""
         ...
 
     def takes(self, source: SourceModel) -> bool:
@@ -158,7 +166,15 @@ class Builder(Protocol):
             tools,
             tuple(layer.name for layer in order.float_layers),
             qat=keeps_quantisation(order, source),
+            int8_share=self._int8_share(path),
         )
+
+    def _int8_share(self, path: Path) -> float | None:
+        try:
+            share = int8_share(self.layers(path))
+        except Exception:  # noqa: BLE001 - a reader that does not know an operator fails no build
+            return None
+        return None if share is None else round(share, 3)
 
 
 def keeps_quantisation(order: Order, source: SourceModel) -> bool:

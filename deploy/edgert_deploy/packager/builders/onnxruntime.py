@@ -12,6 +12,8 @@ from pathlib import Path
 
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
+from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
+from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
@@ -60,8 +62,8 @@ class ONNXRuntimeBuilder(Builder):
     def variant(self, order: Order) -> str:
         return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""
 
-    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        return qdq.layer_precisions(path)
+    def layers(self, path: Path) -> Iterator[ArtifactLayer]:
+        return onnx_layers(path, needs_quantised_result=True)
 
 
 def _is_for_arm(profile: DeviceProfile) -> bool:

@@ -7,7 +7,7 @@ converter and of NNCF are removed from the IR's XML.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from edgert.engines.openvino import sdk
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
+from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
+from edgert_deploy.packager.builders.openvino_layers import WEIGHTED, openvino_layers
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -32,38 +34,6 @@ from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
-# The kinds of layer that are counted. Arithmetic on shapes and weights, and fused operators, would hide them.
-COMPUTES = frozenset(
-    [
-        "AvgPool",
-        "Convolution",
-        "ConvolutionBackpropData",
-        "GRUSequence",
-        "Gelu",
-        "GroupConvolution",
-        "GroupConvolutionBackpropData",
-        "Interpolate",
-        "LSTMSequence",
-        "MVN",
-        "MatMul",
-        "MaxPool",
-        "ReduceMean",
-        "SoftMax",
-        "Softmax",
-    ]
-)
-WEIGHTED = frozenset(
-    [
-        "Convolution",
-        "ConvolutionBackpropData",
-        "GRUSequence",
-        "GroupConvolution",
-        "GroupConvolutionBackpropData",
-        "LSTMSequence",
-        "MatMul",
-    ]
-)
-MOVES = frozenset(["Concat", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 
 
 class OpenVINOBuilder(Builder):
@@ -92,33 +62,8 @@ class OpenVINOBuilder(Builder):
             return ("min-max", "nncf-transformer", "nncf")
         return ("min-max", "nncf", "float-tail", "nncf-transformer")
 
-    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        """INT8 where a layer's data comes out of a FakeQuantize."""
-        root = ElementTree.parse(path).getroot()
-        layers = {str(layer.get("id")): layer for layer in root.iter("layer")}
-        reads: dict[str, list[str]] = {}
-        for edge in sorted(root.iter("edge"), key=lambda edge: int(edge.get("to-port", "0"))):
-            reads.setdefault(str(edge.get("to-layer")), []).append(str(edge.get("from-layer")))
-        for number, layer in layers.items():
-            kind = str(layer.get("type"))
-            if kind not in COMPUTES or not reads.get(number):
-                continue
-            data, *weights = reads[number]
-            while layers[data].get("type") in MOVES:
-                data = reads[data][0]
-            if layers[data].get("type") == "FakeQuantize":
-                yield kind, "int8"
-            else:
-                yield kind, "fp16" if any(_holds_fp16(one, layers, reads) for one in weights) else "fp32"
-
-
-def _holds_fp16(number: str, layers: Mapping[str, ElementTree.Element], reads: Mapping[str, list[str]]) -> bool:
-    """Whether a weight, or the constant that it is unpacked from, is stored in FP16."""
-    if layers[number].get("type") == "Const":
-        data = layers[number].find("data")
-        return data is not None and data.get("element_type") == "f16"
-    unpacked = layers[number].get("type") in ("Convert", "Reshape")
-    return unpacked and any(_holds_fp16(one, layers, reads) for one in reads.get(number, []))
+    def layers(self, path: Path) -> Iterator[ArtifactLayer]:
+        return openvino_layers(path)
 
 
 def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:

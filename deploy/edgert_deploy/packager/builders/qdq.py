@@ -26,8 +26,6 @@ from edgert_deploy.packager.vendor_output import quiet
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 CALIBRATION_SAMPLES_MAX = 300
 PERCENTILE = 99.99  # of an activation's values, that its range covers
-# Operators that move or convert values, but compute nothing.
-PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Operators that may be between the softmax of an attention head and its product with the values.
 PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
@@ -144,26 +142,6 @@ def tool_versions() -> dict[str, str]:
     import onnx
 
     return {"numpy": np.__version__, "onnx": onnx.__version__, "onnxruntime": sdk().__version__}
-
-
-def layer_precisions(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield kind and precision of each layer: INT8 where its data comes out of a DequantizeLinear."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
-    makers = {name: node.op_type for node in graph.node for name in node.output}
-    half = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
-    half |= {n.output[0] for n in graph.node for a in n.attribute if a.name == "to" and a.i == onnx.TensorProto.FLOAT16}
-    for node in graph.node:
-        if node.op_type in PASSIVE_OPS:
-            continue
-        if node.input and makers.get(node.input[0]) == "DequantizeLinear":
-            yield node.op_type, "int8"
-            continue
-        is_half = any(name in half for name in node.input)
-        if is_half:
-            half.update(node.output)
-        yield node.op_type, "fp16" if is_half else "fp32"
 
 
 def _prepared(source: SourceModel, folder: Path) -> Any:

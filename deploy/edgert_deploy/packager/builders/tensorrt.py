@@ -16,6 +16,8 @@ import numpy as np
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation, qdq
+from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
+from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import QUANTISED_ARITHMETIC, Constants, nodes_of
@@ -67,8 +69,8 @@ class TensorRTBuilder(Builder):
             return ("min-max", "percentile")
         return ("min-max", "heavy-only", "percentile", "entropy")
 
-    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        return qdq.layer_precisions(path)
+    def layers(self, path: Path) -> Iterator[ArtifactLayer]:
+        return onnx_layers(path)
 
 
 def audit(proto: Any) -> None:

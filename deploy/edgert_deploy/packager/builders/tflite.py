@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
+from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
+from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import ranges_of
@@ -26,7 +28,6 @@ TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 SAMPLES_MAX = 300
 # The batches that an artifact is tried with where its batch is open.
 TRIAL_BATCHES = (1, 2)
-PASSIVE_OPERATORS = frozenset(("DEQUANTIZE", "QUANTIZE", "SHAPE"))
 
 
 class TFLiteBuilder(Builder):
@@ -69,22 +70,8 @@ class TFLiteBuilder(Builder):
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
 
-    def layer_precisions(self, path: Path) -> Iterator[tuple[str, str]]:
-        """By the type of what each operator writes."""
-        from ai_edge_litert import schema_py_generated as schema
-
-        def names(enum: type) -> dict[int, str]:
-            return {value: name for name, value in vars(enum).items() if isinstance(value, int)}
-
-        kinds, types = names(schema.BuiltinOperator), names(schema.TensorType)
-        model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(path.read_bytes(), 0))
-        for graph in model.subgraphs:
-            for operator in graph.operators:
-                code = model.operatorCodes[operator.opcodeIndex]
-                kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
-                if kind not in PASSIVE_OPERATORS:
-                    precision = types[graph.tensors[operator.outputs[0]].type].lower()
-                    yield kind, {"float32": "fp32", "float16": "fp16"}.get(precision, precision)
+    def layers(self, path: Path) -> Iterator[ArtifactLayer]:
+        return tflite_layers(path)
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> Callable[[str], bool]:

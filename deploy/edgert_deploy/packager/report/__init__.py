@@ -143,7 +143,7 @@ def _layer_precisions(engine: str, path: Path) -> dict[str, dict[str, int]]:
     """
     found: dict[str, Counter[str]] = {}
     try:
-        for kind, precision in builder_for(engine).layer_precisions(path) if engine in BUILDERS else ():
+        for kind, precision, _ in builder_for(engine).layers(path) if engine in BUILDERS else ():
             found.setdefault(kind, Counter())[precision] += 1
     except Exception:  # noqa: BLE001 - a file from anywhere, read by four parsers; its content is checked elsewhere
         return {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
 from edgert_deploy.packager.report.tables import ROWS_SHOWN_MAX, code, legend, table
@@ -54,6 +54,7 @@ def _candidates(report: Report) -> str:
             [
                 code(one["id"]),
                 escape(one["kind"].upper()),
+                share_text(one.get("int8_share")),
                 f"{accuracy['fp32']:.4f}",
                 f"{accuracy['artifact']:.4f}",
                 signed(-accuracy["drop"]),
@@ -67,9 +68,9 @@ def _candidates(report: Report) -> str:
     classes = "" if gate.get("max_class_drop") is None else f", {gate['max_class_drop']:g} in any class or slice"
     lead = (
         f"<p>{escape(accuracy['metric'])} on {accuracy['samples']} hold-out samples; an artifact may lose at most "
-        f"{limit:g}{classes}.</p>"
+        f"{limit:g}{classes}. In INT8: the share of multiply-accumulates, read from the artifact.</p>"
     )
-    columns = "Candidate|Precision|FP32#|Artifact#|Change#|Gate||Other metrics"
+    columns = "Candidate|Precision|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
     return lead + table("All candidates that were built and judged", columns, rows)
 
 

@@ -23,7 +23,7 @@ def test_the_ir_holds_the_model_and_no_notes(tmp_path: Path) -> None:
     assert root.get("name") == "model"
     assert root.find("rt_info") is None
     assert artifact.companions == (tmp_path / "out" / "model.bin",)
-    found = dict(builder_for("openvino").layer_precisions(artifact.path))
+    found = _precisions(artifact.path)
     assert found["Convolution"] == found["MatMul"] == "int8"
 
 
@@ -31,5 +31,9 @@ def test_fp16_halves_the_weights_and_fp32_keeps_them(tmp_path: Path) -> None:
     source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
     half = build("openvino", source, samples_for(source), "fp16", tmp_path / "fp16")
     full = build("openvino", source, samples_for(source), "fp32", tmp_path / "fp32")
-    assert dict(builder_for("openvino").layer_precisions(half.path))["Convolution"] == "fp16"
-    assert dict(builder_for("openvino").layer_precisions(full.path))["Convolution"] == "fp32"
+    assert _precisions(half.path)["Convolution"] == "fp16"
+    assert _precisions(full.path)["Convolution"] == "fp32"
+
+
+def _precisions(path: Path) -> dict[str, str]:
+    return {layer.kind: layer.precision for layer in builder_for("openvino").layers(path)}

@@ -1,0 +1,171 @@
+"""The layers of an ONNX artifact: the precision of each, and its multiply-accumulates by shape inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
+
+# Operators that move or convert values, but compute nothing.
+PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
+# Operators that run in INT8 by themselves, and the positions of their two factors.
+INT8_OPS = {
+    "ConvInteger": (0, 1),
+    "DynamicQuantizeLSTM": (0, 1),
+    "DynamicQuantizeMatMul": (0, 1),
+    "MatMulInteger": (0, 1),
+    "MatMulIntegerToFloat": (0, 1),
+    "QGemm": (0, 3),
+    "QLinearConv": (0, 3),
+    "QLinearMatMul": (0, 3),
+}
+CONVOLUTIONS = frozenset(["Conv", "ConvInteger", "QLinearConv"])
+PRODUCTS = frozenset(
+    ["DynamicQuantizeMatMul", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"]
+    + ["QLinearMatMul"]
+)
+RECURRENT = frozenset(["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"])
+WEIGHTED = CONVOLUTIONS | PRODUCTS | RECURRENT | {"ConvTranspose"}
+# Between a DequantizeLinear and the layer that reads it, these keep the values as they are.
+MOVES = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+UINT8, INT8 = 2, 3  # of TensorProto
+SHAPE_VALUES_MAX = 1024  # a larger constant is no shape
+
+
+def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator[ArtifactLayer]:
+    """Yield the layers of the artifact at `path`: INT8 where both factors come out of a DequantizeLinear.
+
+    `needs_quantised_result`: the engine computes a convolution in INT8 only if its result is quantised, too.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    graph = _Graph.of(model.graph)
+    shapes = _shapes(model)
+    half = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
+    half |= {
+        node.output[0]
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16
+    }
+    for node in model.graph.node:
+        if node.op_type in PASSIVE_OPS:
+            continue
+        is_half = any(name in half for name in node.input)
+        if is_half:
+            half.update(node.output)
+        macs = _macs(node, shapes) if node.op_type in WEIGHTED else 0
+        if graph.is_int8(node, needs_quantised_result):
+            yield ArtifactLayer(node.op_type, "int8", macs)
+        else:
+            yield ArtifactLayer(node.op_type, "fp16" if is_half else "fp32", macs)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The type of each constant, the node that makes each value, the nodes that read it, and the model's outputs."""
+
+    types: Mapping[str, int]
+    makers: Mapping[str, Any]
+    readers: Mapping[str, Sequence[Any]]
+    outputs: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: Any) -> _Graph:
+        readers: dict[str, list[Any]] = {}
+        for node in graph.node:
+            for name in node.input:
+                readers.setdefault(name, []).append(node)
+        makers = {name: node for node in graph.node for name in node.output}
+        types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        return cls(types, makers, readers, frozenset(value.name for value in graph.output))
+
+    def is_int8(self, node: Any, needs_quantised_result: bool) -> bool:
+        if node.op_type in INT8_OPS:
+            return True
+        if node.op_type in RECURRENT or not node.input:
+            return False  # no engine computes these from a Q/DQ graph
+        factors = node.input[:2] if node.op_type in WEIGHTED else node.input[:1]
+        if not all(self._is_dequantised(name) for name in factors):
+            return False
+        return not (needs_quantised_result and node.op_type == "Conv") or self._is_quantised(node.output[0])
+
+    def _is_dequantised(self, name: str) -> bool:
+        maker = self.makers.get(name)
+        while maker is not None and maker.op_type in MOVES:
+            maker = self.makers.get(maker.input[0])
+        if maker is None or maker.op_type != "DequantizeLinear":
+            return False
+        # Its zero point has the type of its data. Without one, and for data that is computed, ONNX's default is uint8.
+        return self.types.get(maker.input[2] if len(maker.input) > 2 else maker.input[0], UINT8) in (UINT8, INT8)
+
+    def _is_quantised(self, name: str) -> bool:
+        """Whether all that reads a value quantises it first; a ReLU between the two becomes part of the layer."""
+        readers = self.readers.get(name, ())
+        if name in self.outputs or not readers:
+            return False
+        return all(
+            reader.op_type == "QuantizeLinear"
+            or (reader.op_type in ("Clip", "Relu") and self._is_quantised(reader.output[0]))
+            for reader in readers
+        )
+
+
+def _shapes(model: Any) -> dict[str, list[int]]:
+    """Return the shape of each value that shape inference finds for one sample. It takes the weights out of `model`."""
+    import onnx
+
+    graph = model.graph
+    found = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    del graph.value_info[:]  # stated shapes with named axes would hide the inferred lengths
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for value in graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.dim_value:
+                dim.dim_value = 1
+    _drop_weights(graph)
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            found[value.name] = [dim.dim_value for dim in tensor.shape.dim]
+    return found
+
+
+def _drop_weights(graph: Any) -> None:
+    """Make large constants inputs: inference needs their shapes only, and fails on 2 GB of them."""
+    from onnx import helper
+
+    inputs = {value.name for value in graph.input}
+    small = []
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= SHAPE_VALUES_MAX:
+            small.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del graph.initializer[:]
+    graph.initializer.extend(small)
+
+
+def _macs(node: Any, shapes: Mapping[str, list[int]]) -> int | None:
+    one, two = INT8_OPS.get(node.op_type, (0, 1))
+    data, weights = (shapes.get(node.input[i]) for i in (one, two))
+    out: Shape = shapes.get(node.output[0])
+    if data is None or weights is None:
+        return None
+    if node.op_type in CONVOLUTIONS:
+        return product(out, weights[1:])
+    if node.op_type == "ConvTranspose":
+        return product(data, weights[1:])
+    if node.op_type in RECURRENT:
+        recurrent = product(shapes.get(node.input[2]))
+        return None if recurrent is None else (product(data[:2]) or 0) * ((product(weights) or 0) + recurrent)
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    turned = len(data) > 1 and attributes.get("transA")
+    return product(out, data[-2:-1] if turned else data[-1:])

@@ -1,0 +1,39 @@
+"""The layers of an OpenVINO IR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+openvino = pytest.importorskip("openvino")
+pytest.importorskip("nncf")
+
+from edgert_deploy.packager.builders.artifact_layers import int8_share
+from edgert_deploy.packager.builders.layers import layers_of
+from edgert_deploy.packager.builders.onnx_layers import onnx_layers
+from edgert_deploy.packager.builders.openvino_layers import openvino_layers
+from edgert_deploy.packager.builders.qdq import prepared
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.builders import build, samples_for
+
+
+@pytest.mark.parametrize("make", [models.cnn, models.mlp, models.transformer])
+def test_the_ir_has_the_multiply_accumulates_of_its_source(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    source = load_source(models.write(make(), tmp_path / "m.onnx"))
+    artifact = build("openvino", source, samples_for(source), "fp32", tmp_path / "out")
+    want = sum(layer.macs or 0 for layer in onnx_layers(tmp_path / "m.onnx"))
+    assert sum(layer.macs or 0 for layer in openvino_layers(artifact.path)) == want
+    assert artifact.int8_share == 0.0
+
+
+def test_layers_kept_in_float_are_not_in_the_share(tmp_path: Path) -> None:
+    source = load_source(models.write(models.cnn(), tmp_path / "m.onnx"))
+    conv = layers_of(prepared(source))[0]
+    whole = build("openvino", source, samples_for(source), "int8", tmp_path / "whole")
+    partly = build("openvino", source, samples_for(source), "int8", tmp_path / "partly", (conv,))
+    assert whole.int8_share == 1.0
+    assert partly.int8_share == pytest.approx(32 / (8 * 36 * 18 + 32), abs=1e-3)
+    assert int8_share(openvino_layers(partly.path)) == pytest.approx(32 / (8 * 36 * 18 + 32))
