@@ -13,8 +13,8 @@ from edgert_deploy.common.quantities import (
     duration_text,
     expiry_from,
     rate_bytes_per_s,
-    size_bytes,
     share_text,
+    size_bytes,
     size_text,
 )
 

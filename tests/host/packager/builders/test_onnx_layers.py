@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines.onnxruntime import sdk
@@ -67,6 +67,8 @@ def test_onnx_runtime_computes_in_int8_what_the_file_says(tmp_path: Path) -> Non
 
 
 def test_a_convolution_whose_result_stays_float_is_float_in_onnx_runtime_alone(tmp_path: Path) -> None:
+    import onnx
+
     path = _quantized(None, tmp_path)
     proto = onnx.load(path)
     conv = next(node for node in proto.graph.node if node.op_type == "Conv")
@@ -79,6 +81,8 @@ def test_a_convolution_whose_result_stays_float_is_float_in_onnx_runtime_alone(t
 
 
 def test_sixteen_bits_are_not_int8(tmp_path: Path) -> None:
+    import onnx
+
     body = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, d)"
     for kind, precision in ((onnx.TensorProto.UINT16, "fp32"), (onnx.TensorProto.UINT8, "int8")):
         proto = models.model("float[4,4] x) => (float[4,4] y", body, {"s": models.random()}, opset=21, ir_version=10)
@@ -98,6 +102,8 @@ def _quantized(ops: tuple[str, ...] | None, folder: Path) -> Path:
 
 def _operators(path: Path, folder: Path) -> Counter[str]:
     """Return the operators that ONNX Runtime runs for the file."""
+    import onnx
+
     onnxruntime: Any = sdk()
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-openvino = pytest.importorskip("openvino")
+pytest.importorskip("openvino")
 pytest.importorskip("nncf")
 
 from edgert_deploy.packager.builders.artifact_layers import int8_share
