@@ -44,7 +44,7 @@ def tflite_layers(path: Path) -> Iterator[ArtifactLayer]:
             if kind in PASSIVE_OPERATORS:
                 continue
             made = graph.tensors[operator.outputs[0]]
-            read = [None if i < 0 else graph.tensors[i] for i in operator.inputs]
+            read = [graph.tensors[i] for i in operator.inputs]  # -1, for an input that is left out, gives any tensor
             precision = types[made.type].lower()
             if kind in FACTORS and precision == "float32" and types[read[FACTORS[kind][1]].type] == "INT8":
                 precision = "int8"
@@ -57,7 +57,7 @@ def _macs(kind: str, operator: Any, read: Sequence[Any], made: Any) -> int | Non
     data, weights = (_shape(read[i]) for i in FACTORS[kind])
     out = _shape(made)
     if kind in RECURRENT:
-        each = (product(_shape(read[i])) for i in RECURRENT[kind] if read[i] is not None)
+        each = (product(_shape(read[i])) for i in RECURRENT[kind] if operator.inputs[i] >= 0)
         return (product(data[:2]) or 0) * sum(one or 0 for one in each)
     if kind == "BATCH_MATMUL":
         return product(out, data[-2:-1] if operator.builtinOptions.adjX else data[-1:])
