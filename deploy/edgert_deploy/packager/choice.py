@@ -17,6 +17,7 @@ from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.measure import Measurer, Timings, fastest
 from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.request import TargetRequest
+from edgert_deploy.packager.sources.classical import classical_operators
 
 # A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
 GOOD_SHARE = 0.25
@@ -74,8 +75,9 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     passed: list[list[Candidate]] = []  # by engine
     searches: list[tuple[str, Search]] = []
     left_out: list[LeftOut] = []
+    first = _first_engine(builder.evaluation, target)
     for engine in target.engines:
-        is_first = engine == target.engines[0]
+        is_first = engine == first
         try:
             check_source(builder.evaluation.source, engine, profile.name)
             candidates, search = _candidates(builder, target, engine, budget, until_passed=measure is None)
@@ -138,6 +140,14 @@ def check_gate(choices: Sequence[Choice]) -> None:
         f"{'; '.join(parts)}; allowed is {allowed} and no bundle was written. Give calibration "
         f"samples closer to the field's, {offer}or allow more with --max-drop"
     )
+
+
+def _first_engine(evaluation: Evaluation, target: TargetRequest) -> str:
+    """Return the engine that a target cannot go without: its first or, for classical models, the first that takes them."""
+    source, engines = evaluation.source, target.engines
+    if not classical_operators(source.proto):
+        return engines[0]
+    return next((engine for engine in engines if builder_for(engine).takes(source)), engines[0])
 
 
 def _candidates(

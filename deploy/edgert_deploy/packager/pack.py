@@ -26,6 +26,7 @@ from edgert_deploy.packager.receipt import receipt
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_request, overlap, target_requests
 from edgert_deploy.packager.samples.samples import constant_inputs
 from edgert_deploy.packager.sandbox import Progress
+from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
 from edgert_deploy.packager.sources.source_model import computes_in_fp16
 from edgert_deploy.packager.work_folder import work_folder
 
@@ -70,6 +71,7 @@ def build_bundle(
         evaluation = evaluate_source(request)
         warnings = [
             *request.source.remarks,
+            *_classical_warnings(request),
             *_overlap_warnings(request),
             *_constant_warnings(request),
             *accuracy_gate.warnings(evaluation.metric, evaluation.reference),
@@ -120,6 +122,16 @@ def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTErro
     if len(same) < len(request.targets):
         return f"{error.message}. The other targets can be built without it: omit --target {' --target '.join(same)}"
     return error.message
+
+
+def _classical_warnings(request: BuildRequest) -> list[str]:
+    if not (operators := classical_operators(request.source.proto)):
+        return []
+    precision = ", in FP32: there is nothing to quantize" if is_float_only(request.source.proto) else ""
+    return [
+        f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM), which of all engines "
+        f"only onnxruntime computes: targets get it for onnxruntime alone{precision}"
+    ]
 
 
 def _overlap_warnings(request: BuildRequest) -> list[str]:

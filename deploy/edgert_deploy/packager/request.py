@@ -15,6 +15,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -90,11 +91,12 @@ class TargetRequest:
 
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     """Return what the request means for each of its targets."""
+    float_only = is_float_only(request.source.proto)
     return tuple(
         TargetRequest(
             profile,
             profile.engines[:1] if request.engines == "first" else profile.engines,
-            PRECISIONS_OF[request.precision or profile.precision],
+            ("fp32",) if float_only else PRECISIONS_OF[request.precision or profile.precision],
             request.with_reference,
         )
         for profile in request.targets
@@ -112,6 +114,11 @@ def check_request(request: BuildRequest, out: Path) -> None:
     names = [profile.name for profile in request.targets]
     if not names or len(set(names)) != len(names):
         raise ConfigInvalid(f"targets {', '.join(names) or 'none'}: give at least one, each once")
+    if request.precision in ("int8", "fp16") and is_float_only(request.source.proto):
+        raise ConfigInvalid(
+            f"--precision {request.precision}: the model consists of {', '.join(classical_operators(request.source.proto))} "
+            "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: leave --precision out, or give fp32"
+        )
     shared = overlap(request.calibration, request.holdout)
     if shared and not request.allow_overlap:
         one, other = shared[0]

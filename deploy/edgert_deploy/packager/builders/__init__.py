@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, OperatorUnsupported
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders.artifact_layers import SHARE_MIN, ArtifactLayer, int8_share
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
+from edgert_deploy.packager.sources.classical import classical_operators
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Builder(Protocol):
     # The engine that judges artifacts on this host: its own where it runs here, else one that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
+    takes_classical: ClassVar[bool] = False  # operators of ai.onnx.ml
     # Whether a model whose first layers are folded-in preprocessing is worth building (docs/decisions/0011).
     takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.
@@ -151,7 +153,8 @@ class Builder(Protocol):
 
     def takes(self, source: SourceModel) -> bool:
         """Whether an artifact is built from `source`; `check_source` tells the user why not."""
-        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded)
+        classical = self.takes_classical or not classical_operators(source.proto)
+        return source.kind in self.source_kinds and (source.fold is None or self.takes_folded) and classical
 
     def made(
         self, order: Order, source: SourceModel, path: Path, tools: dict[str, str], companions: tuple[Path, ...] = ()
@@ -191,8 +194,13 @@ def builder_for(engine: str) -> Builder:
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
-    """Raise ConfigInvalid where no artifact of `engine` is built from `source`."""
+    """Raise ConfigInvalid or OperatorUnsupported where no artifact of `engine` is built from `source`."""
     builder = builder_for(engine)
+    if (operators := classical_operators(source.proto)) and not builder.takes_classical:
+        raise OperatorUnsupported(
+            f"{engine} has no {', '.join(operators)} (ai.onnx.ml), which only onnxruntime computes: "
+            "build it for targets that take onnxruntime"
+        )
     if source.kind not in builder.source_kinds:
         raise ConfigInvalid(
             f"{source.path.name} is a TFLite model, from which only TFLite artifacts are built; target {target} takes "

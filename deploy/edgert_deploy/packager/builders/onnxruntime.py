@@ -25,6 +25,7 @@ class ONNXRuntimeBuilder(Builder):
     engine = "onnxruntime"
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
+    takes_classical = True
     ways = (
         (1, {}),
         (0, {}),

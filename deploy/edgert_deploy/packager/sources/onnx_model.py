@@ -28,6 +28,7 @@ from edgert_deploy.packager.sources.axes import (
     option_for,
     set_lengths,
 )
+from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -53,7 +54,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
     changed |= set_lengths(proto, request.get("shapes") or {})
-    remarks = move_input_batches(proto)
+    remarks = unwrap_maps(proto) + move_input_batches(proto)
     inputs = input_specs(proto)
     model = data if not changed and not remarks else proto.SerializeToString(deterministic=True)
     _check(model)
@@ -191,6 +192,11 @@ def check_batch_axes(specs: tuple[TensorSpec, ...]) -> None:
 
 def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs: tuple[TensorSpec, ...]) -> TensorSpec:
     """Return the spec of an output, from its shapes for one and (where the batch is open) two samples."""
+    if datatype == "object":
+        raise SourceInvalid(
+            f"output {name!r} is text; EdgeRT carries numbers: train the model on the numbers of the classes, and give "
+            "their names with --labels"
+        )
     if datatype not in DATATYPES:
         raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT carries {', '.join(DATATYPES)}")
     one, most = shapes[0], shapes[-1]

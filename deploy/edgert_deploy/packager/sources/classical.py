@@ -1,0 +1,49 @@
+"""Classical machine learning in ONNX: models of scikit-learn, XGBoost and LightGBM, with operators of `ai.onnx.ml`.
+
+Only ONNX Runtime computes them. Trees compare numbers, so that there is nothing to gain from INT8 or FP16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgert_deploy.packager.sources.qat import nodes_of
+
+DOMAIN = "ai.onnx.ml"
+IDENTITY_OPSET = 17  # of a model that uses no operators of ONNX itself
+# Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
+QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def classical_operators(proto: Any) -> tuple[str, ...]:
+    """Return the kinds of operators of `ai.onnx.ml` in a ModelProto; none for None."""
+    if proto is None:
+        return ()
+    return tuple(sorted({node.op_type for node in nodes_of(proto.graph) if node.domain == DOMAIN}))
+
+
+def is_float_only(proto: Any) -> bool:
+    """Whether a model of classical machine learning has nothing to quantize."""
+    return bool(classical_operators(proto)) and all(n.op_type not in QUANTIZABLE for n in nodes_of(proto.graph))
+
+
+def unwrap_maps(proto: Any) -> tuple[str, ...]:
+    """Give outputs that are lists of maps (`ZipMap`) as the tensor that they are made of. Returns a remark for each.
+
+    skl2onnx and onnxmltools append a ZipMap to classifiers by default.
+    """
+    from onnx import helper
+
+    outputs = {value.name: value for value in proto.graph.output}
+    remarks = []
+    for node in proto.graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, "ZipMap") or node.output[0] not in outputs:
+            continue
+        value = outputs[node.output[0]]
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        value.CopyFrom(helper.make_tensor_value_info(value.name, helper.TensorProto.FLOAT, None))
+        remarks.append(f"output {value.name!r}, a list of maps, is given as the tensor [N, classes] that it is made of")
+    if remarks and not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid("", IDENTITY_OPSET))
+    return tuple(remarks)
