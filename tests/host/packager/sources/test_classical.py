@@ -102,7 +102,7 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
     request = asked(path, profile("one"))
     for precision in ("int8", "fp16"):
         with pytest.raises(ConfigInvalid, match=f"--precision {precision}: the model consists of TreeEnsemble.*FP32"):
-            pack(replace(request, precision=precision), signing_key, tmp_path / "b.edgert")  # type: ignore[arg-type]
+            pack(replace(request, precision=precision), signing_key, tmp_path / "b.edgert")
     result = pack(replace(request, precision="auto"), signing_key, tmp_path / "b.edgert")
     assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
     assert not [text for text in result.warnings if "not INT8" in text]
