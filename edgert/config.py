@@ -14,10 +14,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, checked_id
 
@@ -225,9 +227,15 @@ class StateDir:
         return self.root / "edgertd.pid"
 
     def make(self) -> None:
-        """Create the folders that a daemon writes into."""
+        """Create the folders that a daemon writes into, and keep other users out of them. Raises OSError.
+
+        They may still enter the state folder itself, as the apps' socket is in it.
+        """
         for folder in (self.models, self.incoming, self.cache, self.learned, self.spool.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
+        for folder in (self.root, self.keys):
+            with suppress(FileNotFoundError):
+                only_owner_writes(folder)
 
     def socket(self, config: DeviceConfig) -> Path:
         """Return the socket for apps: the configured one, else `STATE/edgert.sock`."""

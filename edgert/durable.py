@@ -1,14 +1,16 @@
 """Files that processes share: replaced whole or not at all, and locked against each other.
 
-A durable change survives a power cut: write beside, fsync, rename, fsync the folder.
+A durable change survives a power cut: write beside, fsync, rename, fsync the folder. Modes do not depend on the umask.
+A lock needs only read access, so nobody but its owner may read a lock file, and no wait for one is without a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import math
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +19,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 LOCK_RETRY_S = 0.02
+LOCK_S_MAX = 10.0
+PRIVATE = 0o600
+PRIVATE_FOLDER = 0o700
 
 
 def replace_file(
-    path: Path, data: bytes, *, durable: bool = True, mode: int | None = None, shared: bool = False
+    path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False
 ) -> None:
     """Replace the content of `path` by `data`, whole or not at all. See `replacing`."""
     with replacing(path, durable=durable, mode=mode, shared=shared) as file:
@@ -28,7 +33,7 @@ def replace_file(
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True, mode: int | None = None, shared: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> Iterator[BinaryIO]:
     """Give a file to write; it takes the place of `path` when the block ends, and is removed after an error.
 
     The file is in the folder of `path` under a fixed name, so that the next writer reuses what a power cut left. With
@@ -39,9 +44,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int | None = None, shar
     beside = path.with_name(f".{path.name}{own}.new")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # never through another's link
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
+        with os.fdopen(os.open(beside, flags, PRIVATE), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             yield file
             if durable:
                 sync_file(file)
@@ -75,22 +79,39 @@ def sync_folders(path: Path) -> None:
         sync_folder(Path(parent))
 
 
-def locked(path: Path, wait_s: float = math.inf) -> FileIO:
+def make_private(folder: Path) -> None:
+    """Create `folder` and its missing parents, and let only its owner in. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+    found = folder.stat()
+    if stat.S_IMODE(found.st_mode) != PRIVATE_FOLDER and found.st_uid == os.geteuid():
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def only_owner_writes(path: Path) -> None:
+    """Take write access to `path` from everybody but its owner. Raises OSError."""
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o022 and found.st_uid == os.geteuid():
+        path.chmod(mode & ~0o022)
+
+
+def locked(path: Path, wait_s: float = LOCK_S_MAX) -> FileIO:
     """Lock the file `path` against every other process and return it open; closing it unlocks it.
 
     The file is made where it is missing. The kernel unlocks it when the process dies. Raises
     BlockingIOError where another holder keeps it for `wait_s`, and OSError.
     """
-    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = FileIO(os.open(path, flags, PRIVATE), "r+b")
     gives_up_at = time.monotonic() + wait_s
     try:
-        if wait_s == math.inf:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        else:
-            while not _try_lock(file, fcntl.LOCK_EX):
-                if time.monotonic() >= gives_up_at:
-                    raise BlockingIOError(f"{path} is locked by another process")
-                time.sleep(LOCK_RETRY_S)
+        found = os.fstat(file.fileno())
+        if stat.S_IMODE(found.st_mode) != PRIVATE and found.st_uid == os.geteuid():
+            os.fchmod(file.fileno(), PRIVATE)
+        while not _try_lock(file, fcntl.LOCK_EX):
+            if time.monotonic() >= gives_up_at:
+                raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", os.fspath(path))
+            time.sleep(LOCK_RETRY_S)
     except BaseException:
         file.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ COMMANDS = {
 @click.version_option(__version__, prog_name="edgertd")
 @click.pass_context
 def edgertd(context: click.Context, state: Path | None) -> None:
+    os.umask(0o077)  # what a command or the daemon writes is private, unless its mode is set
     context.obj = StateDir((state or default_state_dir()).absolute())
     act_as_owner(context.obj)
 

@@ -24,7 +24,9 @@ def listening(path: Path, mode: int, group: str = "") -> Iterator[socket.socket]
     """
     with ExitStack() as stack:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.chmod(0o755)  # whatever the umask: apps of other users reach the socket
             _remove_stale_socket(path)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             mask = os.umask(0o177)  # nobody connects before mode and group are right

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgert.durable import locked, replace_file
+from edgert.durable import locked, make_private, replace_file
 from edgert.errors import DeployUnderWay, StorageFailed
 from edgert.versions.boot_clock import BootClock
 
@@ -118,7 +118,7 @@ class Claims:
     def _locked(self) -> Iterator[None]:
         """Lock the claims for a short read and write."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             lock = locked(self.folder / "lock")
         except OSError as error:
             raise StorageFailed(f"cannot use {self.folder}: {error.strerror}") from error

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edgert.durable import locked, replace_file, sync_folder
+from edgert.durable import LOCK_S_MAX, locked, make_private, replace_file, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
@@ -24,7 +24,6 @@ from edgert.versions.trial_limits import TrialLimits
 
 STAGE_NAME = "stage"
 TRIAL_S_MAX = 24 * 3600.0
-LOCK_S_MAX = 10.0
 
 
 class SlotStore:
@@ -70,7 +69,7 @@ class SlotStore:
     def _holding(self, name: str, wait_s: float) -> Iterator[None]:
         try:
             if not self.folder.exists():
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_private(self.folder)
                 sync_folder(self.folder.parent)
             lock = locked(self.folder / name, wait_s)
         except BlockingIOError as error:

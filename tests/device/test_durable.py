@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from edgert.durable import is_locked, locked, replace_file, replacing
+from edgert.durable import LOCK_S_MAX, is_locked, locked, make_private, replace_file, replacing
 
 
 def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -73,3 +74,26 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     held = locked(path)
     threading.Timer(0.05, held.close).start()
     locked(path, wait_s=10).close()
+
+
+def test_a_wait_for_a_lock_ends(tmp_path: Path) -> None:
+    assert inspect.signature(locked).parameters["wait_s"].default == LOCK_S_MAX < 60
+    with locked(tmp_path / "lock"), pytest.raises(BlockingIOError) as caught:
+        locked(tmp_path / "lock", 0.05)
+    assert caught.value.strerror == "another process has locked it"
+
+
+def test_modes_do_not_follow_the_umask(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        (tmp_path / "old").touch()
+        (tmp_path / "wide").mkdir()
+        for name in ("old", "new"):
+            locked(tmp_path / name).close()
+        replace_file(tmp_path / "state", b"")
+        for name in ("wide", "narrow"):
+            make_private(tmp_path / name)
+    finally:
+        os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"old": 0o600, "new": 0o600, "state": 0o600, "wide": 0o700, "narrow": 0o700}

@@ -347,7 +347,7 @@ class _Work:
         # A trial may have written the unit already.
         wanted = [file for file in wanted if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in wanted):
-            self.runtimes.must(["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1"', "sh", self.device.state])
+            self.runtimes.must(["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1" "$1/keys"', "sh", self.device.state])
         if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
             self._mark()
         for file in wanted:

@@ -35,7 +35,7 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
         text = page(gather(opened, bundle.stat().st_size))
     html = html or bundle.with_suffix(".html")
     try:
-        replace_file(html, text.encode())
+        replace_file(html, text.encode(), mode=0o644)
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {html}: {error.strerror}; give --html a file in a folder that exists and has room"

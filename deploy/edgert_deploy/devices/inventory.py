@@ -393,6 +393,6 @@ def _replace_file(path: Path, data: bytes) -> None:
     """Replace the file at once or not at all. A link stays a link, and the mode stays the same."""
     target = path.resolve()
     try:
-        replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else None)
+        replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else 0o644)
     except OSError as error:
         raise ConfigInvalid(f"cannot write inventory {path}: {error.strerror}") from error

@@ -14,6 +14,7 @@
 # succeed (another boot, time is up, the daemon ended several times) points HOME/venv back. Every change is one rename or
 # one removal, flushed before the next: after a power cut at any point, a whole runtime is in use, the old or the new one.
 set -u
+umask 022
 home=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 venvs=$home/venvs
 STARTS_MAX=3 # of the daemon in one trial: the first one, and two after failures
@@ -26,7 +27,17 @@ target() { basename "$(readlink "$home/$1" 2>/dev/null)"; }
 point() { ln -sfn "$venvs/$2" "$home/$1.new" && mv -fT "$home/$1.new" "$home/$1" && sync; }
 write() { cat >"$home/$1.new" && sync && mv -f "$home/$1.new" "$home/$1" && sync; }
 outcome() { printf '%s\n%s\n%s\n' "$1" "$new" "$2" | write outcome; }
-lock() { if command -v flock >/dev/null; then flock 9; fi; }
+LOCK_S=60
+lock() { # whoever can read a file can lock it, so only its owner may, and no wait is without an end
+  command -v flock >/dev/null || return 0
+  chmod 600 "$home/lock"
+  left=$LOCK_S
+  until flock -n 9; do
+    left=$((left - 1))
+    if test $left -le 0; then echo "another process has locked $home/lock for $LOCK_S s" >&2; exit 1; fi
+    sleep 1
+  done
+}
 
 read_trial() {
   old='' new='' boot='' until=0 starts=0 unit=''

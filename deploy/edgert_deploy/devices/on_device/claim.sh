@@ -12,12 +12,23 @@
 # HOME/setup is the claim. It runs out, so a host that vanished blocks nobody for long. A reboot ends it, too.
 # The commands that make an environment lock HOME/working: such a command may go on after its host has gone.
 set -u
+umask 022
 verb=$1 home=$2
 
 boot_id() { printf %s "${EDGERT_BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" | tr -d -; }
 uptime_s() { read -r up _ </proc/uptime && printf %s "${up%%.*}"; }
 has_flock() { command -v flock >/dev/null; }
-lock() { if has_flock; then flock 9; fi; }
+LOCK_S=60
+lock() { # whoever can read a file can lock it, so only its owner may, and no wait is without an end
+  has_flock || return 0
+  chmod 600 "$home/lock"
+  left=$LOCK_S
+  until flock -n 9; do
+    left=$((left - 1))
+    if test $left -le 0; then echo "another process has locked $home/lock for $LOCK_S s"; exit 75; fi
+    sleep 1
+  done
+}
 
 # Refuse folders with other things in them: EdgeRT changes their owner, and removes files from them by name.
 refuse_foreign() {
@@ -91,6 +102,7 @@ take() {
   (
     lock
     if held_by_another "$old"; then exit 75; fi
+    chmod 600 "$home/working"
     if has_flock && ! flock -n 8; then
       echo 'a command of an interrupted bootstrap is still running'
       exit 75

@@ -46,6 +46,7 @@ class LocalTransport:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                umask=0o022,
             )
         except FileNotFoundError as error:
             return Result(tuple(argv), 127, "", f"{argv[0]}: not found ({error.strerror})")

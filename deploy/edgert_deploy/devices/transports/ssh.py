@@ -156,7 +156,8 @@ class SshTransport:
     def _channel(self, argv: Sequence[str]) -> Any:
         channel = self._open().create_session()
         channel.settimeout(self.limits.dead_after_s)
-        channel.exec_command(shlex.join([*(SUDO if self.device.become else ()), *argv]))
+        words = shlex.join([*(SUDO if self.device.become else ()), *argv])
+        channel.exec_command(f"umask 022; {words}")  # whatever the login's is: nobody else may write what it creates
         return channel
 
     def _follow(

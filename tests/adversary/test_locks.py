@@ -1,0 +1,97 @@
+"""Another user of the device tries to hold its locks and to change its files, also where everything ran with umask 000."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgert_deploy.devices.claims import setting_up
+from edgert_deploy.devices.inventory import Device as KnownDevice
+from edgert_deploy.devices.transports.local import LocalTransport
+from tests.support.devices import a_device
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+NOBODY = 65534
+
+
+def attack(root: Path) -> set[str]:
+    """Return what another user can lock or change below `root`, which that user may enter."""
+    for folder in root.parents:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    paths = [root, *(Path(folder, name) for folder, below, files in os.walk(root) for name in (*below, *files))]
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, "\n".join(f"{how} {path}" for path in paths for how in taken(path)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as found:
+        lines = found.read().splitlines()
+    assert os.waitpid(child, 0)[1] == 0
+    return {line.replace(f"{root}/", "") for line in lines}
+
+
+def taken(path: Path) -> Iterator[str]:
+    """Yield what this process can do to `path`."""
+    if path.is_dir() and os.access(path, os.W_OK):
+        yield "fill"
+    for how, flags in (("lock", os.O_RDONLY), ("write", os.O_WRONLY)):
+        with contextlib.suppress(OSError):
+            file = os.open(path, flags)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(file)
+            if not path.is_dir():
+                yield how
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Let every process create files that everybody may write, unless it sets their mode."""
+    mask = os.umask(0)
+    yield
+    os.umask(mask)
+
+
+def test_a_running_device_gives_no_lock_and_no_file_to_others(no_umask: None) -> None:
+    with a_device(started=False) as device:
+        device.state.root.chmod(0o777)  # as if it had been made without a mode
+        device.state.keys.chmod(0o777)
+        for file in (device.state.config, *device.state.keys.iterdir()):
+            file.chmod(0o644)
+        device.state.models.mkdir()
+        device.state.pid.touch()  # as an earlier version left it
+        device.run("start")
+        device.deploy()
+        device.run("install", os.fspath(device.bundle(release=2)))
+        device.run("claim", "echo", "--by", "me")
+        assert attack(device.state.root) <= {"lock config.toml", "lock keys/test.pem"}
+        with device.client() as client:
+            assert client.infer("echo", np.ones((1, 4), np.float32))["y"].size
+
+
+def test_apps_of_other_users_still_reach_the_socket_folder(no_umask: None) -> None:
+    with a_device() as device:
+        device.folder.chmod(0o755)
+        assert device.state.root.stat().st_mode & 0o777 == 0o755
+        assert device.socket.stat().st_mode & 0o777 == 0o660
+
+
+def test_the_folder_of_the_runtime_gives_no_lock_to_others(tmp_path: Path, no_umask: None) -> None:
+    board = KnownDevice("board", "ssh", "pi@board", "p", str(tmp_path / "state"), home=str(tmp_path / "home"))
+    home = Path(board.home)
+    with setting_up(board, LocalTransport(board)):
+        home.joinpath("lock").chmod(0o666)  # as an earlier version left it
+    with setting_up(board, LocalTransport(board)) as held:
+        held.run(["mkdir", "-p", f"{home}/venvs"], 10)
+        assert attack(home) <= {f"lock {name}" for name in ("receipt", "setup")}
