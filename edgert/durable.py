@@ -24,9 +24,7 @@ PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700
 
 
-def replace_file(
-    path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False
-) -> None:
+def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE, shared: bool = False) -> None:
     """Replace the content of `path` by `data`, whole or not at all. See `replacing`."""
     with replacing(path, durable=durable, mode=mode, shared=shared) as file:
         file.write(data)
