@@ -85,6 +85,10 @@ def _artifact(report: Report, artifact: ArtifactEntry, candidate: Mapping[str, A
         f"          {accuracy.metric} {accuracy.fp32:.4f} -> {accuracy.artifact:.4f} on {accuracy.samples} samples, "
         f"limit {accuracy.max_drop:g} ({'pass' if accuracy.passed else 'FAIL'})"
     )
+    measured = candidate.get("accuracy", {})
+    if measured.get("drop_low") is not None:
+        low, high = -measured["drop_high"], -measured["drop_low"]
+        yield f"          the change is {low:+.4f} to {high:+.4f} with 95 % confidence"
     if layers := report.layers.get(artifact.id):
         kinds = [f"{kind} {' + '.join(f'{n} {p}' for p, n in counts.items())}" for kind, counts in layers.items()]
         yield f"          layers: {', '.join(kinds)}"

@@ -74,7 +74,7 @@ def build_bundle(
             *_classical_warnings(request),
             *_overlap_warnings(request),
             *_constant_warnings(request),
-            *accuracy_gate.warnings(evaluation.metric, evaluation.reference),
+            *accuracy_gate.warnings(evaluation.metric, evaluation.reference, evaluation.limits),
         ]
         for warning in warnings:
             progress(f"warning: {warning}")

@@ -4,6 +4,7 @@ Devices do not unpack it. The manifest says what a device must know; the receipt
 accuracy by class and slice, its layers in float, its times if it was measured, and what was left out. It holds no time
 of day, no path and no duration of the build: the same inputs give the same bytes, unless candidates were measured.
 `int8_share` is the share of multiply-accumulates that run in INT8, read from the artifact; null where that is unknown.
+The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
 
     {"format": 2, "licence": text, "notes": text,
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
@@ -13,7 +14,7 @@ of day, no path and no duration of the build: the same inputs give the same byte
                   "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
      "candidates": [{"id", "engine", "precision", "kind", "recipe", "float_layers": [name], "int8_share", "qat",
                      "size_bytes", "judged_by", "tools", "packed", "passed",
-                     "accuracy": {"metric", "samples", "fp32", "artifact", "drop"},
+                     "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
                      "also": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
@@ -98,6 +99,7 @@ def _search(search: Search) -> dict[str, Any]:
 def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
     artifact, result = candidate.artifact, candidate.result
     accuracy = result.accuracy
+    low, high = (None, None) if result.drop_interval is None else (round(end, 6) for end in result.drop_interval)
     groups = {
         kind: [
             {"name": group.name, "samples": group.samples, "fp32": group.fp32, "artifact": group.artifact}
@@ -126,6 +128,8 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
             "fp32": accuracy.fp32,
             "artifact": accuracy.artifact,
             "drop": accuracy.drop,
+            "drop_low": low,
+            "drop_high": high,
         },
         "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.also},
         "classes": groups["class"],

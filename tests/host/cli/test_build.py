@@ -47,6 +47,7 @@ def test_build_inspect_and_verify(shell: Shell) -> None:
         "10 labels",
         "Conv 2 int8",
         "in INT8: 100 % of the multiply-accumulates",
+        "with 95 % confidence",
     ):
         assert words in shown
     manifest = json.loads(shell("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]

@@ -37,6 +37,7 @@ def test_the_receipt_has_each_candidates_classes_and_slices(
     one = told["candidates"][0]
     assert (one["id"], one["packed"], one["kind"], one["passed"]) == ("onnxruntime-int8", True, "int8", True)
     assert one["int8_share"] == 1.0
+    assert one["accuracy"]["drop_low"] < one["accuracy"]["drop"] < one["accuracy"]["drop_high"] < 0.03
     assert [group["name"] for group in one["classes"]] == list("0123456789")
     assert [group["name"] for group in one["slices"]] == ["day", "night"]
     assert sum(group["samples"] for group in one["slices"]) == len(request.holdout)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Accuracy
 from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
     Cosine,
@@ -65,12 +66,16 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate measured of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's."""
+    """What the gate measured of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's.
+
+    `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
+    """
 
     accuracy: Accuracy
     limits: Limits
     groups: tuple[Group, ...] = ()
     also: tuple[tuple[str, float | None, float], ...] = ()
+    drop_interval: tuple[float, float] | None = None
 
     @property
     def passed(self) -> bool:
@@ -149,11 +154,26 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
         of_class = name if kind == "class" else ""
         fp32, artifact = (metric.score(a, rows, of_class) for a in (reference.answers, answers))
         compared.append(Group(kind, name, len(rows), fp32, artifact))
-    return GateResult(accuracy, limits, tuple(compared), _also(metric, reference, answers))
+    interval = _drop_interval(metric, accuracy.drop, answers)
+    return GateResult(accuracy, limits, tuple(compared), _also(metric, reference, answers), interval)
 
 
-def warnings(metric: Metric, reference: Reference) -> list[str]:
+def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return why the gate may prove less than it seems to, one sentence each."""
+    return [*_meaning_warnings(metric, reference), *_count_warnings(metric, reference, limits)]
+
+
+def _count_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
+    samples, limit = len(reference.all_rows), limits.max_drop
+    if not metric.counts_samples or limit <= 0 or samples >= samples_needed(limit):
+        return []
+    return [
+        f"{samples} hold-out samples are too few for --max-drop {limit:g}: even if none of them is lost, the true drop "
+        f"may be {min(3 / samples, 1):.4f} (95 % confidence); give at least {samples_needed(limit)}"
+    ]
+
+
+def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
     labels = reference.holdout.labels
     if isinstance(metric, Decisions) and metric.is_similarity:
         return [
@@ -170,6 +190,17 @@ def warnings(metric: Metric, reference: Reference) -> list[str]:
         f"the FP32 source's own top-1 is {fp32:.4f} on the hold-out, chance is {by_chance:.4f}: check that samples are "
         "prepared as for training, and that labels count from 0 in the model's order"
     ]
+
+
+def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float, float] | None:
+    drops = metric.drops(answers)
+    if drops is None or not len(drops):
+        return None
+    low, high = drop_interval(drops)
+    if isinstance(metric, Agreement | Decisions):  # nothing agrees with FP32 more than FP32
+        low = max(low, 0.0)
+    # Embeddings are judged by their cosine, too, which may be the lower.
+    return min(low, drop), max(high, drop)
 
 
 def _also(metric: Metric, reference: Reference, answers: Outputs) -> tuple[tuple[str, float | None, float], ...]:

@@ -50,11 +50,15 @@ WORST_CHANNELS = 0.1  # the share of channels that `values` averages over
 
 @dataclass(frozen=True)
 class Judgement:
-    """How some outputs are judged: `score(answers, reference)`, both samples along axis 0, gives 0 to 1."""
+    """How some outputs are judged: `score(answers, reference)`, both samples along axis 0, gives 0 to 1.
+
+    Where the score is a share of samples, `share` is how much of each is right.
+    """
 
     name: str
     outputs: tuple[str, ...]
     score: Score
+    share: Callable[[Outputs, Outputs], Array] | None = None
 
     @property
     def is_similarity(self) -> bool:
@@ -80,27 +84,23 @@ def judgements(
         left = [i for i in left if names[i] not in detector.outputs]
     for i in left:
         name, score = _recognized(reference[i], classes_named and _first_scores(reference) == i)
-        found.append(Judgement(name, (names[i],), _of_output(i, score)))
+        found.append(Judgement(name, (names[i],), _of_output(i, score), _share_of(i, name)))
     return tuple(found)
 
 
 def top1_agreement(answers: Array, reference: Array) -> float:
     """Return the share of rows whose largest element is FP32's. A row with NaN has no largest."""
-    same = (answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1)
-    return float(same.mean())
+    return float(_same_top1(answers, reference).mean())
 
 
 def text_agreement(answers: Array, reference: Array) -> float:
     """Return the share of sequences `[T, C]` that read the same: best classes, repeats merged, blanks left out."""
-    best = reference.argmax(-1)
-    blank = int(np.bincount(best.ravel()).argmax())
-    pairs = zip(answers, reference, strict=True)
-    return float(np.mean([np.isfinite(a).all() and _text(a, blank) == _text(b, blank) for a, b in pairs]))
+    return float(_same_texts(answers, reference).mean())
 
 
 def decision_agreement(answers: Array, reference: Array) -> float:
     """Return the share of values on the same side of 0.5."""
-    return float((((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)).mean())
+    return float(_same_sides(answers, reference).mean())
 
 
 def map_agreement(answers: Array, reference: Array) -> float:
@@ -116,8 +116,8 @@ def map_agreement(answers: Array, reference: Array) -> float:
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:
     """Return the share of vectors whose nearest other vector is FP32's, or the mean cosine to FP32's if that is less."""
-    a, b = _unit(answers), _unit(reference)
-    return min(float((_nearest(a) == _nearest(b)).mean()), float((a * b).sum(axis=1).mean()))
+    cosines = (_unit(answers) * _unit(reference)).sum(axis=1)
+    return min(float(_same_neighbours(answers, reference).mean()), float(cosines.mean()))
 
 
 def value_agreement(answers: Array, reference: Array) -> float:
@@ -188,6 +188,35 @@ def _recognized(reference: Array, named: bool) -> tuple[str, Callable[[Array, Ar
 
 def _of_output(i: int, score: Callable[[Array, Array], float]) -> Score:
     return lambda answers, reference: score(answers[i], reference[i])
+
+
+def _share_of(i: int, name: str) -> Callable[[Outputs, Outputs], Array] | None:
+    share = SHARES.get(name)
+    return None if share is None else lambda answers, reference: share(answers[i], reference[i])
+
+
+def _same_top1(answers: Array, reference: Array) -> Array:
+    return (answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1)
+
+
+def _same_texts(answers: Array, reference: Array) -> Array:
+    best = reference.argmax(-1)
+    blank = int(np.bincount(best.ravel()).argmax())
+    pairs = zip(answers, reference, strict=True)
+    return np.array([np.isfinite(a).all() and _text(a, blank) == _text(b, blank) for a, b in pairs])
+
+
+def _same_sides(answers: Array, reference: Array) -> Array:
+    same = ((answers > 0.5) == (reference > 0.5)) & np.isfinite(answers)
+    return np.asarray(same.reshape(len(same), -1).mean(axis=1))
+
+
+def _same_neighbours(answers: Array, reference: Array) -> Array:
+    return np.asarray(_nearest(_unit(answers)) == _nearest(_unit(reference)))
+
+
+# How much of each sample is right, for the judgements whose score is a share of samples.
+SHARES = {"top1": _same_top1, "texts": _same_texts, "decisions": _same_sides, "neighbours": _same_neighbours}
 
 
 def _first_scores(reference: Outputs) -> int:

@@ -37,9 +37,10 @@ SQNR_DB_MAX = 200.0  # of equal answers
 
 
 class Metric(Protocol):
-    """`name` is the metric's name in the receipt."""
+    """`name` is the metric's name in the receipt; `counts_samples`: its number is a share of samples."""
 
     name: str
+    counts_samples: bool = False
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         """Return the number for the samples `rows`, counting only objects of `of_class` if a sample shows several."""
@@ -48,6 +49,10 @@ class Metric(Protocol):
     def classes(self) -> dict[str, Rows]:
         """Return the samples of each class by its name; empty if the metric knows no classes."""
         ...
+
+    def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
+        """Return how much each sample lost to FP32, -1 to 1; None if the number is no share of samples."""
+        return None
 
 
 def metric_for(name: str, reference: Reference) -> Metric:
@@ -71,14 +76,28 @@ def metric_for(name: str, reference: Reference) -> Metric:
     return Cosine(reference) if name == "cosine" else Decisions(reference)
 
 
-class TopK:
+class TopK(Metric):
     """The share of samples whose label is among the `k` highest scores."""
+
+    counts_samples = True
 
     def __init__(self, reference: Reference, labels: NDArray[Any], k: int) -> None:
         self.name, self._k, self._labels = f"top{k}", k, labels
+        self._reference = reference
         self._index, self._names = scores_index(reference.specs, labels), reference.class_names
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
+        return float(self._right(answers, rows).mean())
+
+    def classes(self) -> dict[str, Rows]:
+        return by_value(self._labels, self._names)
+
+    def drops(self, answers: Outputs) -> NDArray[np.float64]:
+        rows = self._reference.all_rows
+        fp32, artifact = (self._right(one, rows).astype(np.float64) for one in (self._reference.answers, answers))
+        return fp32 - artifact
+
+    def _right(self, answers: Outputs, rows: Rows) -> NDArray[np.bool_]:
         scores, labels = answers[self._index][rows], self._labels[rows]
         if self._k == 1:
             right = scores.argmax(axis=1) == labels
@@ -86,30 +105,34 @@ class TopK:
             # The number of classes that come before the right one; a tie counts against it, as argmax's may.
             own = np.take_along_axis(scores, labels[:, None], axis=1)
             right = (scores >= own).sum(axis=1) <= self._k
-        return _share_of_finite(right, scores)
-
-    def classes(self) -> dict[str, Rows]:
-        return by_value(self._labels, self._names)
+        return _finite(right, scores)
 
 
-class Agreement:
+class Agreement(Metric):
     """The share of samples for which the artifact puts the same class first as FP32."""
 
     name = "top1_agreement"
+    counts_samples = True
 
     def __init__(self, reference: Reference) -> None:
         self._index, self._names = scores_index(reference.specs, np.zeros(0, np.int64)), reference.class_names
         self._winners = reference.answers[self._index].argmax(axis=1)
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
-        scores = answers[self._index][rows]
-        return _share_of_finite(scores.argmax(axis=1) == self._winners[rows], scores)
+        return float(self._right(answers, rows).mean())
 
     def classes(self) -> dict[str, Rows]:
         return by_value(self._winners, self._names)
 
+    def drops(self, answers: Outputs) -> NDArray[np.float64]:
+        return 1.0 - self._right(answers, np.arange(len(self._winners)))
 
-class Decisions:
+    def _right(self, answers: Outputs, rows: Rows) -> NDArray[np.bool_]:
+        scores = answers[self._index][rows]
+        return _finite(scores.argmax(axis=1) == self._winners[rows], scores)
+
+
+class Decisions(Metric):
     """What apps read from each output, the least of them. Its name lists the judgements: `boxes`, `decisions+values`."""
 
     def __init__(self, reference: Reference) -> None:
@@ -121,6 +144,7 @@ class Decisions:
             image_size=reference.image_size,
         )
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
+        self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
         self._reference = reference.answers
 
     @property
@@ -131,6 +155,13 @@ class Decisions:
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
         return min(score for _, score in self.parts(answers, rows))
 
+    def drops(self, answers: Outputs) -> NDArray[np.float64] | None:
+        """Return those of the judgement with the least score."""
+        if not self.counts_samples:
+            return None
+        share = min(self.judgements, key=lambda one: one.score(answers, self._reference)).share
+        return None if share is None else 1.0 - share(answers, self._reference)
+
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
         """Return each judgement's score, as `boxes of output0`."""
         got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference))
@@ -140,7 +171,7 @@ class Decisions:
         return {}
 
 
-class Cosine:
+class Cosine(Metric):
     """The mean cosine to FP32's answers, of the worst output. It knows no classes."""
 
     name = "cosine"
@@ -155,7 +186,7 @@ class Cosine:
         return {}
 
 
-class UserMetric:
+class UserMetric(Metric):
     """A function of the user's own, by class if the hold-out has labels."""
 
     def __init__(self, name: str, function: Callable[..., Any], reference: Reference) -> None:
@@ -249,9 +280,9 @@ def chance(labels: NDArray[Any], classes: int) -> float:
     return 1.0 / classes if np.count_nonzero(counts) < 2 else max(1.0 / classes, float(counts.max()) / len(labels))
 
 
-def _share_of_finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> float:
+def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:
     # A row with NaN has no winner: argmax would name the NaN.
-    return float((right & np.isfinite(scores).all(axis=1)).mean())
+    return right & np.isfinite(scores).all(axis=1)
 
 
 def _is_scores(spec: TensorSpec) -> bool:

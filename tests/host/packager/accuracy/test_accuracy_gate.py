@@ -31,9 +31,11 @@ from tests.support import models
 from tests.support.metrics import EYE, SCORES, reference_to, result_of, worst
 
 
-def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto") -> list[str]:
+def warnings(
+    reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0
+) -> list[str]:
     given = reference_to((SCORES,), reference, None if labels is None else np.asarray(labels))
-    return gate.warnings(metric_for(metric, given), given)
+    return gate.warnings(metric_for(metric, given), given, Limits(max_drop))
 
 
 def test_a_source_no_better_than_chance_is_a_warning() -> None:
@@ -51,6 +53,30 @@ def test_a_gate_that_knows_only_similarity_says_so() -> None:
     (warning,) = warnings([models.random(6, 3) - 0.5], None)
     assert warning.startswith("similarity only")
     assert "--metric" in warning
+
+
+def test_too_few_samples_for_the_limit_are_a_warning_with_the_number_needed() -> None:
+    labels = np.tile([0, 1, 2], 99).tolist()
+    (warning,) = warnings([EYE[labels]], labels, max_drop=0.01)
+    assert warning.startswith("297 hold-out samples are too few for --max-drop 0.01")
+    assert "may be 0.0101" in warning
+    assert warning.endswith("at least 300")
+    (warning,) = warnings([EYE[labels]], None, max_drop=0.001)
+    assert warning.endswith("at least 3000")
+    assert warnings([EYE[[*labels, 0, 1, 2]]], [*labels, 0, 1, 2], max_drop=0.01) == []
+    assert warnings([EYE[labels]], labels, "cosine", max_drop=0.01) == []
+
+
+def test_the_drop_has_an_interval_where_the_metric_counts_samples() -> None:
+    labels = np.repeat([0, 1, 2], 40)
+    answers = EYE[labels].copy()
+    answers[:6] = EYE[2]
+    for truth in (labels, None):
+        low, high = result_of(reference_to((SCORES,), [EYE[labels]], truth), [answers]).drop_interval or (0.0, 0.0)
+        assert 0.0 < low < 6 / 120 < high < 0.12
+    same = result_of(reference_to((SCORES,), [EYE[labels]]), [EYE[labels]]).drop_interval
+    assert same == (0.0, pytest.approx(3.84 / 123.84, abs=1e-4))
+    assert result_of(reference_to((SCORES,), [EYE[labels]]), [answers], metric="cosine").drop_interval is None
 
 
 def test_a_drop_equal_to_the_limit_passes() -> None:

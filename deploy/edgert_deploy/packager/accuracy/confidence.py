@@ -1,0 +1,51 @@
+"""How sure a measured drop is: its confidence interval, and how many samples decide within a limit.
+
+Each hold-out sample is answered by FP32 and by the artifact, so the two shares of right answers are paired. Tango's
+score interval for the difference of paired shares (Statistics in Medicine 17, 1998, 891-908) holds for few samples, and
+for no losses at all: there its upper end is near the rule of three, 3 / samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+LEVEL = 0.95
+Z = 1.959964  # of the normal distribution, for LEVEL on both sides
+STEPS = 50  # of the bisection; one halves the error
+
+
+def drop_interval(drops: NDArray[Any]) -> tuple[float, float]:
+    """Return the ends of the interval around the mean of `drops`, one for each sample.
+
+    1 is a sample that only FP32 answers rightly, -1 one that only the artifact does; several decisions in one sample
+    give values between.
+    """
+    count, lost, gained = len(drops), float(drops.clip(0).sum()), float(-drops.clip(max=0).sum())
+
+    def fits(drop: float) -> bool:
+        """Whether the samples are likely enough if `drop` is the true one."""
+        b = (2 * count - lost + gained) * drop - lost - gained
+        c = -gained * drop * (1 - drop)
+        only_artifact = (math.sqrt(max(b * b - 8 * count * c, 0.0)) - b) / (4 * count)
+        variance = count * max(2 * only_artifact + drop * (1 - drop), 0.0)
+        return abs(lost - gained - count * drop) <= Z * math.sqrt(variance)
+
+    mean = (lost - gained) / count
+    return _last(fits, mean, -1.0), _last(fits, mean, 1.0)
+
+
+def samples_needed(max_drop: float) -> int:
+    """Return how many samples without a loss show a drop of at most `max_drop` (above 0), by the rule of three."""
+    return math.ceil(3 / max_drop - 1e-9)
+
+
+def _last(fits: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Return where `fits` ends between `inside`, which fits, and `outside`."""
+    for _ in range(STEPS):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if fits(middle) else (inside, middle)
+    return inside
