@@ -31,9 +31,7 @@ from tests.support import models
 from tests.support.metrics import EYE, SCORES, reference_to, result_of, worst
 
 
-def warnings(
-    reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0
-) -> list[str]:
+def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0) -> list[str]:
     given = reference_to((SCORES,), reference, None if labels is None else np.asarray(labels))
     return gate.warnings(metric_for(metric, given), given, Limits(max_drop))
 
