@@ -196,7 +196,7 @@ def _share_of(i: int, name: str) -> Callable[[Outputs, Outputs], Array] | None:
 
 
 def _same_top1(answers: Array, reference: Array) -> Array:
-    return (answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1)
+    return np.asarray((answers.argmax(-1) == reference.argmax(-1)) & np.isfinite(answers).all(-1))
 
 
 def _same_texts(answers: Array, reference: Array) -> Array:

@@ -125,7 +125,7 @@ class Agreement(Metric):
         return by_value(self._winners, self._names)
 
     def drops(self, answers: Outputs) -> NDArray[np.float64]:
-        return 1.0 - self._right(answers, np.arange(len(self._winners)))
+        return 1.0 - self._right(answers, np.arange(len(self._winners))).astype(np.float64)
 
     def _right(self, answers: Outputs, rows: Rows) -> NDArray[np.bool_]:
         scores = answers[self._index][rows]
@@ -282,7 +282,7 @@ def chance(labels: NDArray[Any], classes: int) -> float:
 
 def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:
     # A row with NaN has no winner: argmax would name the NaN.
-    return right & np.isfinite(scores).all(axis=1)
+    return np.asarray(right & np.isfinite(scores).all(axis=1))
 
 
 def _is_scores(spec: TensorSpec) -> bool:
