@@ -132,11 +132,26 @@ def forget_shapes(proto: Any) -> None:
                 dim.Clear()
 
 
+def open_batch_axes(proto: Any) -> Iterator[Any]:
+    """Yield axis 0 of each input that leaves it open."""
+    firsts = (value.type.tensor_type.shape.dim[:1] for value in _inputs(proto))
+    return (dim for dims in firsts for dim in dims if _is_open(dim))
+
+
+def rename(graph: Any, old: str, new: str) -> None:
+    """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        for attribute in node.attribute:
+            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                rename(inside, old, new)
+
+
 def _move_input(proto: Any, value: Any, axis: int) -> None:
     from onnx import helper
 
     inner, dims = value.name + SUFFIX, list(value.type.tensor_type.shape.dim)
-    _rename(proto.graph, value.name, inner)
+    rename(proto.graph, value.name, inner)
     moved = [dims[axis], *dims[:axis], *dims[axis + 1 :]]
     del value.type.tensor_type.shape.dim[:]
     value.type.tensor_type.shape.dim.extend(moved)
@@ -153,21 +168,12 @@ def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
     inner = value.name + SUFFIX
     for node in proto.graph.node:
         node.output[:] = [inner if name == value.name else name for name in node.output]
-    _rename(proto.graph, value.name, inner)
+    rename(proto.graph, value.name, inner)
     perm = [axis, *(i for i in range(rank) if i != axis)]
     proto.graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=inner, perm=perm))
     del value.type.tensor_type.shape.dim[:]
     for _ in range(rank):
         value.type.tensor_type.shape.dim.add()
-
-
-def _rename(graph: Any, old: str, new: str) -> None:
-    """Let every node, also of graphs inside nodes, read `new` in place of `old`."""
-    for node in graph.node:
-        node.input[:] = [new if name == old else name for name in node.input]
-        for attribute in node.attribute:
-            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _rename(inside, old, new)
 
 
 def _inputs(proto: Any) -> Iterator[Any]:

@@ -28,6 +28,7 @@ from edgert_deploy.packager.sources.axes import (
     option_for,
     set_lengths,
 )
+from edgert_deploy.packager.sources.branches import inline_known_branches
 from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
 
@@ -55,6 +56,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     changed = _with_weights(name, proto, request)
     changed |= set_lengths(proto, request.get("shapes") or {})
     remarks = unwrap_maps(proto) + move_input_batches(proto)
+    changed |= inline_known_branches(proto)
     inputs = input_specs(proto)
     model = data if not changed and not remarks else proto.SerializeToString(deterministic=True)
     _check(model)
