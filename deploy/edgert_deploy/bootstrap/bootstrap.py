@@ -41,7 +41,7 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import Unit
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import Transport, in_folder
 
 QUICK_S_MAX = 60.0
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
@@ -330,7 +330,7 @@ class _Work:
             if self.transport.run(["test", "-e", unit.path], QUICK_S_MAX).ok:
                 kept = f"{self.device.home}/unit.before"
                 self.runtimes.must(["sh", "-c", _KEEP_UNIT, "sh", kept, unit.path])
-            put(self.transport, file)
+            put(self.transport, self.device, file)
         service.enable(self.transport, self.device, unit)
 
     def _wait_for_the_daemon(self) -> None:
@@ -347,13 +347,14 @@ class _Work:
         # A trial may have written the unit already.
         wanted = [file for file in wanted if not holds(self.transport, file)]
         if any(file.path.startswith(self.device.state) for file in wanted):
-            self.runtimes.must(["sh", "-c", 'mkdir -p "$1/keys" && chmod 755 "$1" "$1/keys"', "sh", self.device.state])
+            for folder in (self.device.state, f"{self.device.state}/keys"):
+                self.runtimes.must(in_folder(folder, ["chmod", "755", "."], make=True))
         if any(file.change in ("configuration", "unit") or file.change.startswith("mqtt-") for file in wanted):
             self._mark()
         for file in wanted:
             if file.change == "configuration":
                 check_config(self.device, file, self.transport)
-            put(self.transport, file)
+            put(self.transport, self.device, file)
             done.changed.append(file.change)
 
     def _mark(self) -> None:

@@ -7,11 +7,9 @@ script does the work on the device (on_device/uninstall.sh). If it is interrupte
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -20,6 +18,7 @@ from edgert.errors import DeviceError, EdgeRTError
 from edgert_deploy.bootstrap.runtime import QUICK_S_MAX, script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
+from edgert_deploy.devices.device_files import DeviceFile, put
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.transports import Result, Transport
@@ -111,10 +110,7 @@ def _forget_broker(device: Device, transport: Transport) -> None:
         return
     for key in CREDENTIALS:
         table.pop(key, None)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(tomlkit.dumps(document).encode())
-        file.flush()
-        transport.put(Path(file.name), path)
+    put(transport, device, DeviceFile(path, tomlkit.dumps(document).encode(), "configuration"))
 
 
 def _removal(device: Device, result: Result) -> Removal:

@@ -19,7 +19,7 @@ from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import ModelName
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.devices.transports import in_folder, open_transport
 
 ASK_S_MAX = 300.0
 QUICK_S_MAX = 60.0
@@ -83,7 +83,8 @@ def infer(
 def ask_device(device: Device, model: str, source: Path) -> Arrays:
     """Send the file, run `edgertd infer` on the device, and fetch the outputs. Nothing stays on the device."""
     transport = open_transport(device)
-    remote = f"{device.state}/incoming/infer-{uuid.uuid4().hex}"
+    incoming, name = f"{device.state}/incoming", f"infer-{uuid.uuid4().hex}"
+    remote = f"{incoming}/{name}"
     try:
         transport.put(source, f"{remote}.in")  # the daemon may run as another user
         words = ("infer", model, "--input", f"{remote}.in", "--out", f"{remote}.out")
@@ -99,5 +100,5 @@ def ask_device(device: Device, model: str, source: Path) -> Arrays:
         return outputs
     finally:
         with contextlib.suppress(EdgeRTError):
-            transport.run(["rm", "-f", f"{remote}.in", f"{remote}.out"], QUICK_S_MAX)
+            transport.run(in_folder(incoming, ["rm", "-f", f"./{name}.in", f"./{name}.out"]), QUICK_S_MAX)
         transport.close()

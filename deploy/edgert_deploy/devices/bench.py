@@ -11,7 +11,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import Transport, in_folder
 
 BENCH_S_MAX = 3600.0  # an engine may compile first
 
@@ -58,17 +58,18 @@ def bench_bundle_on(
 
 def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: Progress, *words: str) -> dict[str, Any]:
     """Send a folder that `write_spec` completed, and return the answer of `edgertd bench` on it."""
-    remote = f"{daemon.device.state}/incoming/bench-{uuid.uuid4().hex}"
+    incoming, name = f"{daemon.device.state}/incoming", f"bench-{uuid.uuid4().hex}"
+    remote = f"{incoming}/{name}"
     paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     try:
         for path in paths:
-            name = path.relative_to(folder).as_posix()
-            progress(f"sending {name}")
-            daemon.transport.put(path, str(PurePosixPath(remote) / name))
+            part = path.relative_to(folder).as_posix()
+            progress(f"sending {part}")
+            daemon.transport.put(path, f"{remote}/{part}")
         return daemon.call("bench", remote, *words, "--seconds", f"{seconds:g}", timeout_s=BENCH_S_MAX)
     finally:
         with contextlib.suppress(EdgeRTError):
-            daemon.transport.run(["rm", "-rf", remote], QUICK_S_MAX)
+            daemon.transport.run(in_folder(incoming, ["rm", "-rf", f"./{name}"]), QUICK_S_MAX)
 
 
 def write_spec(

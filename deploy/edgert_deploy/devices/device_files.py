@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import socket
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomlkit
@@ -18,12 +19,12 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, StorageFailed
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.transports import Transport, sha256_command
+from edgert_deploy.devices.transports import Transport, in_folder, sha256_command
 
 QUICK_S_MAX = 60.0
 BROKER_S_MAX = 3.0
@@ -208,12 +209,26 @@ def holds(transport: Transport, file: DeviceFile) -> bool:
     return there.ok and there.stdout.strip() == _sha256(file.data)
 
 
-def put(transport: Transport, file: DeviceFile) -> None:
-    """Write the file on the device."""
+def put(transport: Transport, device: Device, file: DeviceFile) -> None:
+    """Write the file on the device.
+
+    The daemon's user can change STATE. There the file arrives in STATE/keys, which root keeps, and gets its name by one
+    rename: nobody else can change what becomes root's.
+    """
+    target = PurePosixPath(file.path)
+    keys = f"{device.state}/keys"
+    arrives = (
+        target if str(target.parent) != device.state else PurePosixPath(keys, f".{target.name}.{uuid.uuid4().hex}.part")
+    )
     with tempfile.NamedTemporaryFile() as copy:  # only its owner can read it
         copy.write(file.data)
         copy.flush()
-        transport.put(Path(copy.name), file.path, mode=file.mode)
+        transport.put(Path(copy.name), str(arrives), mode=file.mode)
+    if arrives != target:
+        moved = transport.run(in_folder(keys, ["mv", "-fT", f"./{arrives.name}", f"../{target.name}"]), QUICK_S_MAX)
+        if not moved.ok:
+            transport.run(in_folder(keys, ["rm", "-f", f"./{arrives.name}"]), QUICK_S_MAX)
+            raise StorageFailed(f"{device.name}: {file.path} cannot be written: {moved.complaint()}")
 
 
 def _sha256(data: bytes) -> str:

@@ -46,11 +46,17 @@ def unit_for(
 ) -> Unit | None:
     """Return the unit that keeps edgertd running there, or None if the monitor does.
 
-    `engines` are those that may serve there, `config` is the device's configuration if it is known.
+    `engines` are those that may serve there, `config` is the device's configuration if it is known. Raises DeviceError
+    if the daemon's user could change the programs that root runs.
     """
     if not facts.systemd or not device.kind.needs_runtime:
         return None
     user = facts.uid != 0
+    if not user and f"{device.home}/".startswith(f"{device.state}/"):
+        raise DeviceError(
+            f"{device.name}: root runs what is in {device.home}, and the daemon's user may change {device.state}. Run edgert "
+            f"device remove {device.name}, then add it again with a --home outside its --state"
+        )
     template = (files("edgert_deploy") / "devices" / "systemd" / ("edgertd-user.service" if user else UNIT)).read_text()
     text = Template(template).substitute(
         edgertd=_quoted(edgertd(device)[0]),
@@ -158,7 +164,8 @@ def _shell(
     return done
 
 
-# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them.
+# Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them. With -exec, the
+# daemon's user could put a link in place of a folder on the way.
 _GIVE_TO_USER = """
 set -e
 id -u "$2" >/dev/null 2>&1 || {
@@ -170,7 +177,7 @@ id -u "$2" >/dev/null 2>&1 || {
 }
 mkdir -p "$1"
 find "$1" -path "$1/keys" -prune -o -path "$1/incoming" -prune -o -path "$1/config.toml" -prune -o -path "$1/mqtt-*" -prune -o ! -user "$2" \\
-  -exec chown --no-dereference "$2:$2" {} + -exec echo owner {} +
+  -execdir chown --no-dereference "$2:$2" {} + -exec echo owner {} +
 """
 
 
@@ -181,10 +188,14 @@ def _devices(engines: Sequence[str]) -> str:
 
 
 def _credential(password_file: str) -> str:
-    """Return the line by which systemd passes on a password file that only root may read."""
+    """Return the lines by which systemd passes on a password file that only root may read.
+
+    The daemon must not put a link to another file of root's in its place.
+    """
     if not password_file:
         return "# No broker's password is configured."
-    return f"LoadCredential={PASSWORD_CREDENTIAL}:{password_file.replace('%', '%%')}"
+    load = f"LoadCredential={PASSWORD_CREDENTIAL}:{password_file.replace('%', '%%')}"
+    return f"{load}\nReadOnlyPaths={_quoted(f'-{password_file}')}"
 
 
 def _in_a_home(path: str) -> bool:

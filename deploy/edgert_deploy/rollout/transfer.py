@@ -16,6 +16,7 @@ from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
+from edgert_deploy.devices.transports import in_folder
 from edgert_deploy.rollout.delta import DeviceFiles
 from edgert_deploy.rollout.request import DeployRequest, Progress
 
@@ -63,7 +64,8 @@ class Transfer:
 
     def remove(self) -> None:
         """Remove what was sent and is not installed."""
-        self.daemon.transport.run(["rm", "-f", self.remote], QUICK_S_MAX)
+        folder, _, name = self.remote.rpartition("/")
+        self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
 
     def _chosen(self, facts: DeviceStatus) -> Path:
         return self._delta(facts) or self.request.bundle

@@ -16,6 +16,7 @@ import pytest
 
 from edgert.config import DeviceConfig, MqttConfig, StateDir
 from edgert.daemon import service_manager
+from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, unit_for
@@ -73,6 +74,13 @@ def test_the_system_unit_exposes_little(tmp_path: Path, config: DeviceConfig | N
     assert float(overall.partition("edgertd.service: ")[2].split()[0]) <= EXPOSURE_MAX
 
 
+@pytest.mark.parametrize("home", ["/var/lib/edgert", "/var/lib/edgert/home"])
+def test_root_runs_nothing_that_the_daemons_user_can_change(home: str) -> None:
+    with pytest.raises(DeviceError, match="--home outside"):
+        unit_for(replace(BOARD, home=home), AS_ROOT)
+    assert unit_for(replace(BOARD, home=home), PI_4) is not None
+
+
 def test_devices_and_homes_are_open_only_where_they_are_needed() -> None:
     assert "PrivateDevices=yes" in system_unit(("tflite", "onnxruntime")).text
     assert "PrivateDevices" not in system_unit(("tensorrt", "onnxruntime")).text
@@ -83,7 +91,9 @@ def test_devices_and_homes_are_open_only_where_they_are_needed() -> None:
 def test_the_password_is_handed_over_only_where_there_is_one() -> None:
     assert "LoadCredential" not in system_unit().text
     line = "LoadCredential=mqtt-password:/var/lib/edgert/mqtt-password"
-    assert line in system_unit(config=WITH_PASSWORD).text.splitlines()
+    lines = system_unit(config=WITH_PASSWORD).text.splitlines()
+    assert line in lines
+    assert lines[lines.index(line) + 1] == "ReadOnlyPaths=-/var/lib/edgert/mqtt-password"
 
 
 def test_the_daemon_is_in_the_group_that_its_socket_is_given_to() -> None:

@@ -70,7 +70,7 @@ remove_state() {
   if test "$purge" = yes; then
     for name in models keys config.toml; do gone "$state/$name"; done
   elif test -d "$state"; then
-    if doing && test "$(id -u)" = 0; then chown -R 0:0 "$state"; fi # its user is about to be removed
+    if doing && test "$(id -u)" = 0; then chown -hR 0:0 "$state"; fi # its user is about to be removed
     for name in models keys config.toml; do test ! -e "$state/$name" || echo "left $state/$name"; done
   fi
 }

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -138,6 +139,15 @@ def sha256_command(*paths: str) -> list[str]:
     It uses python3 if sha256sum is missing, and fails if a file cannot be read.
     """
     return ["sh", "-c", _SHA256, "sh", *paths]
+
+
+def in_folder(folder: str, argv: Sequence[str], *, make: bool = False) -> list[str]:
+    """Return a command that runs `argv` in `folder`; `make` makes a missing one. `argv` names files relative to it.
+
+    Root acts as the owner there and follows no link that another user could have made.
+    """
+    script = (files("edgert_deploy") / "devices" / "on_device" / "in_folder.sh").read_text()
+    return ["sh", "-c", script, "sh", "yes" if make else "no", folder, *argv]
 
 
 class Pace:

@@ -35,6 +35,7 @@ from edgert_deploy.devices.transports import (
     LineSink,
     Pace,
     Result,
+    in_folder,
     sha256_command,
 )
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, Login, log_in
@@ -43,7 +44,7 @@ _CHUNK_BYTES = 32 * 1024  # a channel packet of OpenSSH; an upload continues at 
 # Each block has its place in the file, so a late write of a lost channel does no harm. The mode is set before the first
 # byte: the file may be a secret.
 _RECEIVE = 'umask 077; : >>"$1" && chmod "$2" "$1" && exec dd of="$1" bs="$3" seek="$4" conv=notrunc'
-_SIZE = 'mkdir -p "$2" && { test ! -e "$1" || wc -c <"$1"; }'
+_SIZE = 'test ! -e "$1" || wc -c <"$1"'
 _UPLOADS_MAX = 2  # of one file: the first may have continued damaged bytes
 _MOVED_BYTES = 256 * 1024  # an attempt that moved so much does not count as failed: the link is lost now and then
 _PAUSE_S_MAX = 30.0
@@ -60,9 +61,10 @@ T = TypeVar("T")
 
 @dataclass
 class _Upload:
-    """An upload into `partial`, of which `arrived` bytes were there at the last look."""
+    """An upload into the file `partial` of `folder`, of which `arrived` bytes were there at the last look."""
 
     local: Path
+    folder: str
     partial: str
     size: int
     progress: ByteProgress | None
@@ -113,19 +115,20 @@ class SshTransport:
         digest, size = _sha256(local)
         target = PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
-        partial = str(target.with_name(f".{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"))
-        upload = _Upload(local, partial, size, progress, mode, Pace(bytes_per_s))
+        partial = f"./.{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"
+        upload = _Upload(local, str(target.parent), partial, size, progress, mode, Pace(bytes_per_s))
+        remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
             for _ in range(_UPLOADS_MAX if resumable else 1):
                 self._upload_all(upload)
-                if self._persist(lambda: self._name(partial, remote, digest), upload):
+                if self._persist(lambda: self._name(upload, remote, digest), upload):
                     return
-                self._must(["rm", "-f", partial])  # the rest of an earlier upload was damaged: start again
+                self._must(remove)  # the rest of an earlier upload was damaged: start again
             raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
         except BaseException:
             if not resumable:
                 with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
-                    self.run(["rm", "-f", partial], QUICK_S_MAX)
+                    self.run(remove, QUICK_S_MAX)
             raise
 
     def get(self, remote: str, local: Path) -> None:
@@ -209,11 +212,12 @@ class SshTransport:
 
     def _upload(self, upload: _Upload) -> None:
         """Send the part of the file that `partial` lacks."""
-        folder = str(PurePosixPath(upload.partial).parent)
-        there = self._must(["sh", "-c", _SIZE, "sh", upload.partial, folder]).stdout.strip()
+        look = in_folder(upload.folder, ["sh", "-c", _SIZE, "sh", upload.partial], make=True)
+        there = self._must(look).stdout.strip()
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
         upload.arrived = done = blocks * _CHUNK_BYTES
-        argv = ["sh", "-c", _RECEIVE, "sh", upload.partial, f"{upload.mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        words = [upload.partial, f"{upload.mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        argv = in_folder(upload.folder, ["sh", "-c", _RECEIVE, "sh", *words])
         with upload.local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
             source.seek(done)
             while chunk := source.read(_CHUNK_BYTES):
@@ -229,20 +233,21 @@ class SshTransport:
                 if upload.progress is not None:
                     upload.progress(done, upload.size)
                 upload.pace.passed(len(chunk))
-            self._end(channel, argv, "writing " + upload.partial)
+            self._end(channel, argv, f"writing {upload.folder}/{upload.partial[2:]}")
 
-    def _name(self, partial: str, remote: str, digest: str) -> bool:
+    def _name(self, upload: _Upload, remote: str, digest: str) -> bool:
         """Give an upload its final name; return False if its content is wrong."""
-        found = self.run(sha256_command(partial), HASH_S_MAX)
+        found = self.run(in_folder(upload.folder, sha256_command(upload.partial)), HASH_S_MAX)
         if not found.ok:  # the link may have been lost right after the rename
             return self._remote_sha256(remote) == digest
         if found.stdout.strip() != digest:
             return False
-        self._must(["mv", "-f", partial, remote])
+        self._must(in_folder(upload.folder, ["mv", "-f", upload.partial, f"./{PurePosixPath(remote).name}"]))
         return True
 
     def _download(self, remote: str, partial: Path) -> None:
-        argv = ["cat", remote]
+        target = PurePosixPath(remote)
+        argv = in_folder(str(target.parent), ["cat", f"./{target.name}"])
         with partial.open("wb") as file, contextlib.closing(self._channel(argv)) as channel:
             while data := channel.recv(1024**2):
                 file.write(data)
@@ -263,7 +268,8 @@ class SshTransport:
             raise StorageFailed(f"{self.device.name}: {doing} failed: {said or f'exit code {exit_code}'}")
 
     def _remote_sha256(self, path: str) -> str:
-        return self._must(sha256_command(path), HASH_S_MAX).stdout.strip()
+        target = PurePosixPath(path)
+        return self._must(in_folder(str(target.parent), sha256_command(f"./{target.name}")), HASH_S_MAX).stdout.strip()
 
     def _must(self, argv: Sequence[str], timeout_s: float = QUICK_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
