@@ -65,7 +65,7 @@ class ModelService:
     ) -> None:
         self.model, self.config = model, config.serving
         self.pinned = config.model(model).pinned
-        self.store = SlotStore(state.models / model)
+        self.store = SlotStore(state.models / model, remembers=True)
         self._state_dir, self._boot, self._watch, self._report = state, boot, watch, report
         self._admit, self._clock = admit, clock
         self.workers = WorkerSet(clock, start_worker)
@@ -216,7 +216,7 @@ class ModelService:
 
     def status(self) -> ServingStatus:
         worker, loading = self.workers.serving, self.workers.loading
-        fault, restart_in_s = self.fault or self.trial.fault, self._restart_in_s()
+        fault, restart_in_s = self.fault or self.trial.fault or self.store.fault, self._restart_in_s()
         return ServingStatus(
             state=self.state,
             fault=None if fault is None else fault.message,
@@ -401,6 +401,8 @@ class ModelService:
         self._report("rolled_back", self.model, {"release": release, "reason": fault.message, **fields})
         self._settle(fault)
         self.sync()
+        if self.store.fault is not None:  # the disk is full or read-only: the version before serves meanwhile
+            self._slot_writer.attempt("record the roll-back", self.store.record)
 
     def _quarantine(self, fault: EdgeRTError) -> None:
         pause_s, crashes = self._crashes.pause_s, self._crashes.in_a_row

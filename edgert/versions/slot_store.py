@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +27,28 @@ TRIAL_S_MAX = 24 * 3600.0
 
 
 class SlotStore:
-    """The slots of the model whose folder is `folder`."""
+    """The slots of the model whose folder is `folder`.
 
-    def __init__(self, folder: Path, clock: BootClock | None = None) -> None:
+    With `remembers`, as in the daemon, a roll-back that cannot be written takes effect in this process. `fault` says so
+    until `record` has written it, or another process has changed the slots.
+    """
+
+    def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
         self.folder = folder
         self.clock = clock or BootClock()
+        self.fault: StorageFailed | None = None
+        self._remembers = remembers
+        self._unwritten: tuple[SlotState, SlotState] | None = None  # what is on disk, and what is true
 
     def read(self) -> SlotState:
         """Return the present state; EMPTY for a model never installed. Raises StorageFailed on a damaged file."""
+        on_disk = self._read()
+        if self._unwritten is not None and self._unwritten[0] == on_disk:
+            return self._unwritten[1]
+        self._unwritten = self.fault = None
+        return on_disk
+
+    def _read(self) -> SlotState:
         path = self.folder / "state.json"
         try:
             return SlotState.from_json(json.loads(path.read_bytes()))
@@ -111,17 +125,24 @@ class SlotStore:
 
     def rollback(self, *, wait: bool = True, reason: str = BY_COMMAND) -> SlotState:
         """Make the good version before live again, or drop what is staged. `reason` is kept for people."""
-        with self.locked(wait=wait):
-            return self._roll_back(self.read(), reason)
+        after = self._roll_back(lambda before: reason, wait=wait)
+        assert after is not None
+        return after
 
     def fail_trial(self, digest: str, reason: str) -> bool:
         """Roll back the version `digest`; return False and change nothing where it is not on trial (any more)."""
+
+        def why(before: SlotState) -> str | None:
+            return reason if before.on_trial and before.live is not None and before.live.digest == digest else None
+
+        return self._roll_back(why, wait=False) is not None
+
+    def record(self) -> None:
+        """Write a roll-back that could not be written. Raises StorageFailed, SlotsBusy."""
         with self.locked(wait=False):
-            before = self.read()
-            if not before.on_trial or before.live is None or before.live.digest != digest:
-                return False
-            self._roll_back(before, reason)
-            return True
+            state = self.read()
+            if self._unwritten is not None:
+                self.commit(state)
 
     def start_watch(self) -> bool:
         """Note that the watch of the trial's limits starts; return False where an earlier watch was cut off."""
@@ -150,17 +171,16 @@ class SlotStore:
 
         With `unwatched`, as no daemon runs, also one whose limits were being watched: that watch was cut off.
         """
-        with self.locked(wait=wait):
-            before = self.read()
+
+        def why(before: SlotState) -> str | None:
             if not before.on_trial:
-                return False
-            reason = before.why_expired(self.clock)
-            if before.trial is not None and not before.trial.over(self.clock):
-                if not unwatched or before.limits is None or not before.limits.started or before.limits.passed:
-                    return False
-                reason = CUT_OFF
-            self._roll_back(before, reason)
-            return True
+                return None
+            if before.trial is None or before.trial.over(self.clock):
+                return before.why_expired(self.clock)
+            limits = before.limits
+            return CUT_OFF if unwatched and limits is not None and limits.started and not limits.passed else None
+
+        return self._roll_back(why, wait=wait) is not None
 
     def collect(self, *, wait: bool = True) -> None:
         """Remove what no state names: the remains of a killed install, and versions that failed.
@@ -168,7 +188,7 @@ class SlotStore:
         The caller holds the stage (`installing`). What cannot be removed stays until the next call.
         """
         with self.locked(wait=wait):
-            state = self.read()
+            state = self._read()  # a version that the file still names stays
             for name in (STAGE_NAME, *(slot for slot in SLOT_NAMES if state.version(slot) is None)):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -198,10 +218,33 @@ class SlotStore:
             replace_file(path, json.dumps(state.as_json(), indent=1).encode())
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}") from error
+        self._unwritten = self.fault = None
         return state
 
     def _trial(self, lasts_s: float) -> Trial:
         return Trial(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
-    def _roll_back(self, before: SlotState, reason: str) -> SlotState:
-        return self.commit(step(before, Event.ROLLBACK, reason=reason, now_s=time.time()))
+    def _roll_back(self, why: Callable[[SlotState], str | None], *, wait: bool) -> SlotState | None:
+        """Roll back if `why` gives a reason for the present state; return the state afterwards."""
+
+        def decide() -> SlotState | None:
+            before = self.read()
+            reason = why(before)
+            return None if reason is None else step(before, Event.ROLLBACK, reason=reason, now_s=time.time())
+
+        after = None
+        try:
+            with self.locked(wait=wait):
+                after = decide()
+                return None if after is None else self.commit(after)
+        except StorageFailed as error:
+            if not self._remembers:
+                raise
+            after = after or decide()  # the lock itself may need a block
+            if after is not None:
+                self._unwritten = self._read(), after
+                self.fault = StorageFailed(
+                    f"{self.folder.name} was rolled back, which could not be written: {error.message}; "
+                    "free some space, or replace storage that has become read-only"
+                )
+            return after

@@ -16,6 +16,7 @@ from edgert.versions.boot_clock import BootClock
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Trial, Version
 from edgert.versions.trial_limits import FILL_S_MAX, TrialLimits
+from tests.support.devices import nothing_may_be_written
 
 ONE, TWO, THREE = (Version(n, f"digest-{n}", good=False) for n in (1, 2, 3))
 
@@ -175,3 +176,46 @@ def test_slots_that_are_locked_are_busy(store: SlotStore) -> None:
     stage(store, ONE)
     with store.locked(), pytest.raises(SlotsBusy):
         store.rollback(wait=False)
+
+
+def on_trial(folder: Path, **options: bool) -> SlotStore:
+    """Return slots with release 2 on trial and release 1 before it."""
+    store = SlotStore(folder, Clock(), **options)
+    for version in (ONE, TWO):
+        stage(store, version)
+        store.activate(60)
+        if version is ONE:
+            store.mark_good()
+    return store
+
+
+def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path: Path) -> None:
+    store = on_trial(tmp_path / "m", remembers=True)
+    with nothing_may_be_written():
+        assert store.fail_trial(TWO.digest, "it crashed")
+        assert not store.fail_trial(TWO.digest, "it crashed")
+        with pytest.raises(StorageFailed):
+            store.record()
+        assert (store.read().live, SlotStore(store.folder).read().live) == (replace(ONE, good=True), TWO)
+    assert store.fault is not None
+    store.collect()
+    assert store.slot_folder("b").exists()  # the file still names it
+    store.record()
+    assert (SlotStore(store.folder).read(), store.fault) == (store.read(), None)
+    assert SlotStore(store.folder).read().state is State.STEADY
+
+
+def test_a_command_overrides_a_roll_back_that_was_not_written(tmp_path: Path) -> None:
+    store = on_trial(tmp_path / "m", remembers=True)
+    with nothing_may_be_written():
+        store.fail_trial(TWO.digest, "it crashed")
+    kept = SlotStore(store.folder, store.clock).mark_good()
+    store.record()
+    assert (store.read(), store.fault) == (kept, None)
+
+
+def test_a_roll_back_by_a_command_is_written_or_refused(tmp_path: Path) -> None:
+    store = on_trial(tmp_path / "m")
+    with nothing_may_be_written(), pytest.raises(StorageFailed):
+        store.rollback()
+    assert store.read().live == TWO
