@@ -19,13 +19,19 @@ from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import ENGINES_WITHOUT_WHEELS
 from edgert_deploy.cli.broker_options import of_this_broker
 from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.options import (
+    inventory_option,
+    json_option,
+    profiles_option,
+    same_machine_option,
+    selector_argument,
+)
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
-from edgert_deploy.devices.inventory import Device, find_inventory
+from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
 
@@ -81,6 +87,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
 )
 @click.option("--refresh", is_flag=True, help="Download the wheels again.")
+@same_machine_option
 @profiles_option
 @inventory_option
 @json_option
@@ -100,6 +107,7 @@ def bootstrap(
     service: str,
     settings: tuple[str, ...],
     refresh: bool,
+    same_machine: bool,
     profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
@@ -126,7 +134,10 @@ def bootstrap(
         raise click.UsageError(f"--engines {engines!r} names none: write all, first, or names with commas")
     if previous_runtime and upgrade:
         raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
-    devices = find_inventory(inventory_file).select(selector)
+    inventory = find_inventory(inventory_file)
+    devices = inventory.select(selector)
+    if not same_machine:
+        refuse_same_machine(devices, inventory.devices())
     reports_to = _reports_to(broker, mqtt_username, mqtt_password_file, mqtt_ca, mqtt_tls) if broker else None
     given = parse_settings(settings)
     check_settings(given)

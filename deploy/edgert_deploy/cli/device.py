@@ -13,11 +13,18 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.device_probe import probe_
 from edgert_deploy.cli.device_set import set_
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
-from edgert_deploy.cli.options import device_argument, inventory_option, json_option, profiles_option, selector_argument
+from edgert_deploy.cli.options import (
+    device_argument,
+    inventory_option,
+    json_option,
+    profiles_option,
+    same_machine_option,
+    selector_argument,
+)
 from edgert_deploy.cli.output import columns, emit
 from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import ALL, Device, SshAddress, find_inventory, fingerprint
+from edgert_deploy.devices.inventory import ALL, Device, SshAddress, find_inventory, fingerprint, refuse_same_machine
 from edgert_deploy.devices.profiles import list_profiles, load_profile
 
 
@@ -63,6 +70,7 @@ device.add_command(set_)
 @click.option("--site", default="default", show_default=True, help="Its site, part of its MQTT topics.")
 @click.option("--home", help="Where bootstrap installs on the device [default: /opt/edgert, or ~/.local/share/edgert].")
 @click.option("--state", help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].")
+@same_machine_option
 @profiles_option
 @inventory_option
 @json_option
@@ -81,6 +89,7 @@ def add(
     site: str,
     home: str | None,
     state: str | None,
+    same_machine: bool,
     profiles_dir: Path | None,
     inventory_file: Path | None,
     as_json: bool,
@@ -115,7 +124,8 @@ def add(
             key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
             draft = replace(draft, jump_host_key=key)
         draft = replace(draft, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, draft))
-    draft = replace(draft, site=site, groups=groups, tags=tags)
+    draft = replace(draft, site=site, groups=groups, tags=tags, same_machine=same_machine)
+    refuse_same_machine([draft], inventory.devices())
     known, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
     inventory.add(known)
     text = f"added {name} to {inventory.path}: a {known.profile} ({facts_line})"

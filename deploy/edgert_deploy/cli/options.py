@@ -32,6 +32,10 @@ profiles_option = click.option(
     help="Folder with device profiles of your own [default: ./profiles, else the profiles that ship].",
 )
 
+same_machine_option = click.option(
+    "--same-machine", is_flag=True, help="Allow a device with the host key of another one in the inventory."
+)
+
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 store_option = click.option(

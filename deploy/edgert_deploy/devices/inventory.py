@@ -61,7 +61,8 @@ class Device:
     """One device. `address` is [USER@]HOST[:PORT] for ssh, the state folder for local.
 
     `state` is the folder of `edgertd --state`. `home` is where bootstrap installs, "" for local. `jump` is the address
-    of a host between; "" leaves that to ~/.ssh/config. `become` is "sudo" if commands run as root by it.
+    of a host between; "" leaves that to ~/.ssh/config. `become` is "sudo" if commands run as root by it. `same_machine`
+    states that another device may have the same host key.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Device:
     jump: str = ""
     jump_host_key: str = ""
     become: str = ""
+    same_machine: bool = False
 
     @property
     def kind(self) -> TransportKind:
@@ -116,6 +118,22 @@ class SshAddress:
             raise ConfigInvalid(f"{text!r} is no address: give [USER@]HOST[:PORT]")
         host, port = host_and_port(rest, 0)
         return cls(host, user or None, port or None)
+
+
+def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
+    """Raise ConfigInvalid if a chosen device has the host key of a known one, and neither states `same_machine`."""
+    by_key: dict[str, list[Device]] = {}
+    for device in known:
+        by_key.setdefault(device.host_key, []).append(device)
+    for device in chosen:
+        for other in by_key.get(device.host_key, ()) if device.host_key else ():
+            if other.name == device.name or device.same_machine or other.same_machine:
+                continue
+            raise ConfigInvalid(
+                f"{device.name} has the host key of {other.name}: they are one machine, and a bootstrap of one would take the "
+                "other over. Use one name, and remove the other (edgert device remove). Of two machines with a copied disk, "
+                "give one a new host key. --same-machine allows both names"
+            )
 
 
 class Inventory:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from edgert_deploy.devices.inventory import Inventory
 from hil.sshd import SshDevice
 from tests.support.commands import Edgert
@@ -19,3 +21,15 @@ def test_no_engine_is_no_wish(edgert: Edgert, inventory: Inventory, sshd: SshDev
     inventory.add(sshd.device())
     code, value = edgert("bootstrap", "board", "--engines", ",")
     assert (code, "names none" in value["error"]["message"]) == (2, True)
+
+
+@pytest.mark.parametrize("selector", ["board", "second", "all"])
+def test_two_names_of_one_machine_are_refused(
+    edgert: Edgert, inventory: Inventory, sshd: SshDevice, selector: str
+) -> None:
+    for name in ("board", "second"):
+        inventory.add(sshd.device(name))
+    code, value = edgert("bootstrap", selector, "--dry-run")
+    assert (code, "--same-machine" in value["error"]["message"]) == (4, True)
+    code, value = edgert("bootstrap", selector, "--dry-run", "--same-machine")
+    assert "no key 'default'" in value["error"]["message"], "it went on"

@@ -125,6 +125,17 @@ def test_without_a_fingerprint_and_without_a_person_nothing_is_added(
     assert inventory.devices() == []
 
 
+def test_a_second_name_of_one_machine_is_refused(edgert: Edgert, inventory: Inventory, sshd: SshDevice) -> None:
+    inventory.add(sshd.device("first"))
+    words = ("device", "add", "second", sshd.address, "--identity", sshd.client_key, "--fingerprint", sshd.fingerprint)
+    code, answer = edgert(*words, "--profile", "this-machine")
+    assert (code, answer["error"]["code"]) == (4, "input.config_invalid")
+    assert "second has the host key of first" in answer["error"]["message"]
+    assert [device.name for device in inventory.devices()] == ["first"]
+    assert edgert(*words, "--profile", "this-machine", "--same-machine")[0] == 0
+    assert inventory.device("second").same_machine
+
+
 def test_another_fingerprint_than_the_expected_one_adds_nothing(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice
 ) -> None:

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.inventory import Device, Inventory, SshAddress, find_inventory, fingerprint
+from edgert_deploy.devices.inventory import (
+    Device,
+    Inventory,
+    SshAddress,
+    find_inventory,
+    fingerprint,
+    refuse_same_machine,
+)
 from hil.keys import new_ssh_key
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPKSUTyz1HwHReFVvD5obVsALAgJRNarH4TRpNePnAS"
@@ -280,3 +287,17 @@ def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
         ["ssh-keygen", "-lf", str(tmp_path / "key.pub")], capture_output=True, text=True, check=True
     ).stdout
     assert fingerprint((tmp_path / "key.pub").read_text()) in shown.split()
+
+
+def test_two_names_with_one_host_key_are_one_machine(inventory: Inventory) -> None:
+    kitchen, here = inventory.devices()
+    again = replace(kitchen, name="kitchen-2", address="pi@kitchen.local", host_key=KEY)
+    refuse_same_machine([kitchen, here], [kitchen, here])
+    refuse_same_machine([here], [kitchen, again, here])
+    for chosen in (kitchen, again):
+        with pytest.raises(ConfigInvalid, match="they are one machine"):
+            refuse_same_machine([chosen], [kitchen, again, here])
+    stated = replace(again, same_machine=True)
+    refuse_same_machine([kitchen, stated], [kitchen, stated, here])
+    inventory.add(stated)
+    assert inventory.device("kitchen-2").same_machine
