@@ -1,4 +1,4 @@
-"""Silence for vendors' tools, which print banners and progress bars.
+"""Silence for vendors' tools, which print banners and progress bars, and write files where the user works.
 
 Standard output belongs to the command's result (`--json` must stay JSON). While such a tool runs, file descriptors 1
 and 2 point to a temporary file, which silences native code too.
@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 
 @contextmanager
@@ -29,6 +30,18 @@ def quiet() -> Iterator[None]:
         stack.enter_context(redirect_stdout(sink))
         stack.enter_context(redirect_stderr(sink))
         yield
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Make `folder` the process's working folder, where a tool writes what it does not ask about."""
+    before = os.open(".", os.O_PATH)  # finds a folder that was renamed or removed, too
+    try:
+        os.chdir(folder)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def _restore(saved: int, descriptor: int) -> None:

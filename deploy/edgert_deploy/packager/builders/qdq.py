@@ -21,7 +21,7 @@ from edgert.errors import BuildFailed
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
-from edgert_deploy.packager.vendor_output import quiet
+from edgert_deploy.packager.vendor_output import quiet, working_in
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 CALIBRATION_SAMPLES_MAX = 300
@@ -152,7 +152,8 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
 
     write_proto(source.proto, folder / "source.onnx")
     try:
-        quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+        with working_in(folder):  # where it fails, it writes the model to the working folder
+            quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
     except Exception:  # noqa: BLE001 - its symbolic shape inference fails on many trained models, and can be left out
         quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
     proto = onnx.load(folder / "prepared.onnx")

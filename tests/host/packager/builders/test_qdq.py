@@ -16,7 +16,7 @@ from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from tests.support import models
+from tests.support import classical, models
 
 
 def test_transformers_are_told_from_other_models() -> None:
@@ -49,3 +49,12 @@ def test_fp16_keeps_inputs_and_outputs(tmp_path: Path) -> None:
     assert {layer[:2] for layer in onnx_layers(tmp_path / "half.onnx")} == {("Gemm", "fp16"), ("Relu", "fp16")}
     qdq.write_proto(source.proto, tmp_path / "full.onnx")
     assert {layer[:2] for layer in onnx_layers(tmp_path / "full.onnx")} == {("Gemm", "fp32"), ("Relu", "fp32")}
+
+
+def test_preparing_a_model_leaves_nothing_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's symbolic shape inference dumps the model where it does not know an operator."""
+    monkeypatch.chdir(tmp_path)
+    assert qdq.prepared(load_source(classical.BOOSTING)).graph.node
+    assert not list(tmp_path.iterdir())
