@@ -78,6 +78,7 @@ def _write(order: Order, source: SourceModel, calibration: CalibrationSet, path:
     if order.precision == "int8" and not source.quantised:
         nncf = _nncf()
         versions["nncf"] = nncf.__version__
+        _fold_constants(model)
         model = _quantized(nncf, model, source, calibration, order)
     # FP16 weights would change an FP32 reference, and an INT8 model keeps layers in float for its accuracy.
     openvino.save_model(model, path, compress_to_fp16=order.precision == "fp16")
@@ -98,6 +99,19 @@ def _folded(openvino: Any, model: Any, fold: Fold) -> Any:
         steps.reverse_channels()
     steps.mean(_numbers(-shift / factor)).scale(_numbers(1 / factor))
     return processor.build()
+
+
+def _fold_constants(model: Any) -> None:
+    """Compute what depends on constants alone.
+
+    The reader of ONNX reshapes the weights of a grouped convolution by a shape that it computes. OpenVINO computes such a
+    layer in float, whatever is quantised around it.
+    """
+    from openvino.passes import ConstantFolding, Manager
+
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(model)
 
 
 def _numbers(values: NDArray[np.float64]) -> float | list[float]:

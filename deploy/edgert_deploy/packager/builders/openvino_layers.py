@@ -44,7 +44,7 @@ def openvino_layers(path: Path) -> Iterator[ArtifactLayer]:
             continue
         data, *others = ir.reads[number]
         weights = [others[i - 1] for i in RECURRENT.get(kind, (1,))] if kind in WEIGHTED else []
-        if ir.is_quantised(data) and all(ir.is_quantised(one) or ir.holds(one, INT8_TYPES) for one in weights):
+        if ir.is_quantised(data) and all(ir.are_int8(one, kind) for one in weights):
             precision = "int8"
         else:
             precision = "fp16" if any(ir.holds(one, ("f16",)) for one in others) else "fp32"
@@ -78,6 +78,17 @@ class _IR:
             return all(self.is_quantised(one) for one in self.reads[number])
         data = self.layers[number].find("data")
         return self.kind(number) == "FakeQuantize" and data is not None and int(data.get("levels", "0")) <= LEVELS_MAX
+
+    def are_int8(self, number: str, kind: str) -> bool:
+        """Whether a layer's weights, or the second matrix of a product, are quantised.
+
+        OpenVINO computes a grouped convolution in float if its weights are more than a constant before they are quantised.
+        """
+        if self.holds(number, INT8_TYPES):
+            return True
+        if kind.startswith("Group") and self.kind(number) == "FakeQuantize":
+            return self.kind(self.reads[number][0]) == "Const"
+        return self.is_quantised(number)
 
     def holds(self, number: str, types: Sequence[str]) -> bool:
         """Whether a weight, or the constant that it is unpacked from, is stored in one of `types`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,24 @@ def test_layers_kept_in_float_are_not_in_the_share(tmp_path: Path) -> None:
     assert whole.int8_share == 1.0
     assert partly.int8_share == pytest.approx(32 / (8 * 36 * 18 + 32), abs=1e-3)
     assert int8_share(openvino_layers(partly.path)) == pytest.approx(32 / (8 * 36 * 18 + 32))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenVINO computes in INT8 on x86 processors")
+def test_a_depthwise_convolution_runs_in_int8(tmp_path: Path) -> None:
+    import openvino
+
+    body = """
+        a = Conv(x, w0) b = Relu(a)
+        c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 16> (b, w1)
+        d = Relu(c) y = Conv(d, w0)
+    """
+    weights = {"w0": models.random(16, 16, 1, 1), "w1": models.random(16, 1, 3, 3)}
+    proto = models.model("float[1,16,8,8] x) => (float[1,16,8,8] y", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    artifact = build("openvino", source, samples_for(source), "int8", tmp_path / "out")
+    assert artifact.int8_share == 1.0
+    compiled = openvino.Core().compile_model(str(artifact.path), "CPU")
+    notes = [one.get_rt_info() for one in compiled.get_runtime_model().get_ops()]
+    convolutions = [one for one in notes if one["layerType"].astype(str) == "Convolution"]
+    assert len(convolutions) == 3
+    assert {one["runtimePrecision"].astype(str) for one in convolutions} <= {"u8", "i8"}
