@@ -28,7 +28,9 @@ def test_arm_gets_signed_activations_and_x86_unsigned(digits_source: SourceModel
 def test_a_recurrent_layer_that_stays_in_float_makes_the_artifact_mixed(tmp_path: Path) -> None:
     body = "h, s = LSTM <hidden_size = 8> (x, w, r) axes = Constant <value_ints = [0, 1]> () z = Squeeze(h, axes) y = MatMul(z, m)"
     weights = {"w": models.random(1, 32, 4), "r": models.random(1, 32, 8), "m": models.random(8, 3)}
-    source = load_source(models.write(models.model("float[1,1,4] x) => (float[1,3] y", body, weights), tmp_path / "m.onnx"))
+    source = load_source(
+        models.write(models.model("float[1,1,4] x) => (float[1,3] y", body, weights), tmp_path / "m.onnx")
+    )
     artifact = build("onnxruntime", source, samples_for(source), "int8", tmp_path / "out")
     macs = {"LSTM": 32 * (4 + 8), "MatMul": 8 * 3}
     assert artifact.int8_share == round(macs["MatMul"] / sum(macs.values()), 3)
