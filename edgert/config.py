@@ -11,8 +11,11 @@ STATE/spool/telemetry.db     reports that the broker has not acknowledged
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import platform
+import stat
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -216,7 +219,7 @@ class StateDir:
 
     @property
     def control_socket(self) -> Path:
-        return self.root / "control.sock"
+        return self.find(self.root / "control.sock")
 
     @property
     def log(self) -> Path:
@@ -225,6 +228,43 @@ class StateDir:
     @property
     def pid(self) -> Path:
         return self.root / "edgertd.pid"
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the storage takes no change, such as a worn SD card."""
+        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+
+    def find(self, socket: Path) -> Path:
+        """Return where a daemon listens that would otherwise listen at `socket`."""
+        try:
+            instead = self.volatile(socket.name)
+            return instead if _belongs(instead.parent, self.root) and instead.exists() else socket
+        except OSError:  # nothing is there, or nothing for this user
+            return socket
+
+    def place(self, name: str) -> Path:
+        """Return where the daemon creates its file `name`: in memory if the storage is read-only. Raises OSError."""
+        instead = self.volatile(name)
+        if not self.read_only:
+            if _belongs(instead.parent, self.root):
+                instead.unlink(missing_ok=True)  # a daemon was killed that ran on read-only storage
+            return self.root / name
+        instead.parent.mkdir(exist_ok=True)
+        if not _belongs(instead.parent, self.root):
+            raise PermissionError(errno.EPERM, "the folder belongs to another user", os.fspath(instead.parent))
+        instead.parent.chmod(0o755)  # apps of other users reach the socket
+        return instead
+
+    def volatile(self, name: str) -> Path:
+        """Return the path of a file of this state folder in memory, for where the storage is read-only."""
+        uid = self.root.stat().st_uid
+        run, user = SYSTEM_SOCKET.parent, Path(f"/run/user/{uid}")
+        folder = Path(f"/dev/shm/edgert-{uid}")
+        if uid == 0 or (run.exists() and run.stat().st_uid == uid):
+            folder = run
+        elif user.exists():
+            folder = user / "edgert"
+        return folder / f"{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}-{name}"
 
     def make(self) -> None:
         """Create the folders that a daemon writes into, and keep other users out of them. Raises OSError.
@@ -239,7 +279,7 @@ class StateDir:
 
     def socket(self, config: DeviceConfig) -> Path:
         """Return the socket for apps: the configured one, else `STATE/edgert.sock`."""
-        path = Path(config.socket) if config.socket else self.root / "edgert.sock"
+        path = Path(config.socket) if config.socket else self.find(self.root / "edgert.sock")
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigInvalid(
                 f"socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes: set a shorter `socket` in {self.config}"
@@ -254,6 +294,15 @@ class StateDir:
             return []
 
 
+def _belongs(folder: Path, root: Path) -> bool:
+    """Return whether `folder` exists and only the owner of `root` can have put something there. Raises OSError."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == root.stat().st_uid and not found.st_mode & 0o022
+
+
 def default_state_dir() -> Path:
     """Return $EDGERT_STATE, else /var/lib/edgert for root, else ~/.local/state/edgert."""
     if given := os.environ.get("EDGERT_STATE"):
@@ -265,9 +314,10 @@ def default_socket() -> Path:
     """Return $EDGERT_SOCKET, else the first existing socket of a daemon of this machine or this user."""
     if given := os.environ.get("EDGERT_SOCKET"):
         return Path(given)
-    places = [SYSTEM_SOCKET, Path("/var/lib/edgert/edgert.sock"), Path.home() / ".local/state/edgert/edgert.sock"]
+    states = [Path("/var/lib/edgert"), Path.home() / ".local/state/edgert"]
+    places = [SYSTEM_SOCKET, *(StateDir(root).find(root / "edgert.sock") for root in states)]
     if own := os.environ.get("EDGERT_STATE"):
-        places.insert(0, Path(own) / "edgert.sock")
+        places.insert(0, StateDir(Path(own)).find(Path(own) / "edgert.sock"))
     for place in places:
         try:
             if place.exists():

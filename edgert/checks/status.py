@@ -188,12 +188,13 @@ class MemoryStatus:
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """The daemon's answer on its control socket."""
+    """The daemon's answer on its control socket. On `read_only` storage it refuses changes."""
 
     pid: int
     boot: str
     memory: MemoryStatus
     models: Mapping[str, ServingStatus]
+    read_only: bool = False
 
 
 def ask_daemon(control_socket: Path) -> DaemonStatus:
@@ -244,11 +245,12 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class DaemonState:
-    """Whether the daemon runs."""
+    """Whether the daemon runs, and whether its storage is read-only."""
 
     running: bool
     pid: int | None = None
     memory: MemoryStatus | None = None
+    read_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,13 @@ def start(state: StateDir, as_json: bool) -> None:
 
 
 def _start(state: StateDir) -> DaemonStatus:
-    _rotate(state.log)
+    log_path = state.log
     try:
-        log = state.log.open("ab")
+        log_path = state.place(state.log.name)
+        _rotate(log_path)
+        log = log_path.open("ab")
     except OSError as error:
-        raise StorageFailed(f"cannot write {state.log}: {error.strerror}") from error
+        raise StorageFailed(f"cannot write {log_path}: {error.strerror}") from error
     with log:
         monitor = subprocess.Popen(
             [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root)],
@@ -68,8 +70,8 @@ def _start(state: StateDir) -> DaemonStatus:
         if monitor.poll() is not None:
             break
         time.sleep(0.05)
-    lines = state.log.read_text(errors="replace").splitlines()[-5:]
-    raise DeviceError(f"the daemon did not start; the end of {state.log}:\n  " + "\n  ".join(lines))
+    lines = log_path.read_text(errors="replace").splitlines()[-5:]
+    raise DeviceError(f"the daemon did not start; the end of {log_path}:\n  " + "\n  ".join(lines))
 
 
 def _status(state: StateDir) -> DaemonStatus | None:

@@ -69,7 +69,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         profile=config.profile,
         socket=os.fspath(state.socket(config)),
         boot_id=BootClock().boot_id,
-        daemon=DaemonState(False) if daemon is None else DaemonState(True, daemon.pid, daemon.memory),
+        daemon=DaemonState(False) if daemon is None else DaemonState(True, daemon.pid, daemon.memory, daemon.read_only),
         temp_c=temp_c(),
         disk_free_bytes=shutil.disk_usage(state.root).free,
         memory_total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -139,6 +139,8 @@ def _text(status: DeviceStatus) -> str:
         f"engines  {engines}",
         f"space    {status.disk_free_bytes // 1024**2} MB free",
     ]
+    if status.daemon.read_only:
+        lines.append("storage  is read-only and may be worn out: what is live is served, every change is refused")
     if memory := status.daemon.memory:
         limit = f" of {memory.limit_mb:g} MB" if memory.limit_mb else ""
         lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}")

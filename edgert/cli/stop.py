@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import click
 
 from edgert.cli.output import emit, json_option
@@ -29,7 +32,19 @@ def stop(state: StateDir, as_json: bool) -> None:
         emit({"stopped": False}, "no daemon runs", as_json)
         return
     try:
-        locked(state.pid, STOP_S_MAX).close()
+        if state.read_only:
+            _wait_for_the_end(pid)
+        else:
+            locked(state.pid, STOP_S_MAX).close()
     except BlockingIOError as error:
         raise DeviceError(f"the daemon (pid {pid}) still runs after {STOP_S_MAX:.0f} s: see {state.log}") from error
     emit({"stopped": True, "pid": pid}, f"edgertd (pid {pid}) has stopped", as_json)
+
+
+def _wait_for_the_end(pid: int) -> None:
+    """Raise BlockingIOError if the process `pid` does not end in time. Its lock file cannot be opened for writing."""
+    until = time.monotonic() + STOP_S_MAX
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() >= until:
+            raise BlockingIOError
+        time.sleep(0.05)

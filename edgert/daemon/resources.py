@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
+import stat
 from collections.abc import Iterator
 
 from edgert.config import StateDir
@@ -13,22 +15,32 @@ from edgert.errors import DeviceError, StorageFailed
 
 
 @contextlib.contextmanager
-def sole_daemon(state: StateDir) -> Iterator[int]:
+def sole_daemon(state: StateDir) -> Iterator[int | None]:
     """Lock the state folder's pid file while the block runs; yield the inode of that file.
 
-    Raises DeviceError where another daemon runs.
+    On read-only storage without that file, lock the folder of the models and yield None. Raises DeviceError where
+    another daemon runs.
     """
-    try:
-        state.make()
-        file = locked(state.pid, wait_s=0)
-    except BlockingIOError as error:
-        raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
-    except OSError as error:
-        raise StorageFailed(f"cannot write {state.pid}: {error.strerror}") from error
-    with file:
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())
-        yield os.fstat(file.fileno()).st_ino
+    with contextlib.ExitStack() as stack:
+        try:
+            if state.read_only:
+                locked_file = state.pid if state.pid.exists() else state.models
+                descriptor = os.open(locked_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                state.make()
+                file = stack.enter_context(locked(state.pid, wait_s=0))
+                descriptor, text = file.fileno(), f"{os.getpid()}\n".encode()
+                with contextlib.suppress(OSError):  # no block is free; the lock is what counts
+                    file.write(text)
+                    file.truncate(len(text))
+        except BlockingIOError as error:
+            raise DeviceError(f"a daemon runs on {state.root} already; stop it with: edgertd stop") from error
+        except OSError as error:
+            raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
+        found = os.fstat(descriptor)
+        yield found.st_ino if stat.S_ISREG(found.st_mode) else None
 
 
 def raise_descriptor_limit() -> None:

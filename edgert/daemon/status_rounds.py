@@ -32,8 +32,14 @@ class StatusRounds:
     """Asks the workers of `services`, and answers each command once."""
 
     def __init__(
-        self, boot: str, limit_mb: float, services: Mapping[str, ModelService], clock: Callable[[], float]
+        self,
+        boot: str,
+        limit_mb: float,
+        services: Mapping[str, ModelService],
+        clock: Callable[[], float],
+        read_only: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._read_only = read_only
         self._boot, self._limit_mb, self._services, self._clock = boot, limit_mb, services, clock
         self._rounds: dict[int, _Round] = {}
         self._number = 0
@@ -76,4 +82,8 @@ class StatusRounds:
             models[name] = replace(models[name], loaded=loaded, figures=figures)
         used_mb = sum(worker.mb for service in self._services.values() for worker in service.workers)
         memory = MemoryStatus(round(used_mb, 1), self._limit_mb)
-        finished.client.reply(answer_of(to_json(DaemonStatus(os.getpid(), self._boot, memory, models))))
+        read_only = False
+        with contextlib.suppress(OSError):  # the folder was removed
+            read_only = self._read_only()
+        status = DaemonStatus(os.getpid(), self._boot, memory, models, read_only)
+        finished.client.reply(answer_of(to_json(status)))

@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from edgert import __version__
@@ -36,6 +37,7 @@ from edgert.errors import (
     EdgeRTError,
     ModelNotFound,
     ProtocolError,
+    StorageFailed,
 )
 from edgert.log import log
 from edgert.protocol import wire
@@ -62,13 +64,14 @@ class Supervisor:
         limit_mb = self._config.serving.memory_mb
         self._sizes = LearnedSizes(state.learned)
         self._budget = MemoryBudget(limit_mb, self._sizes, self._services, clock)
-        self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock)
+        self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._obey, clock)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._incoming = IncomingFolder(state.incoming, log, clock)
         self._reported_ready = False
-        self._pid_inode, self._state_check_at_s = 0, 0.0
+        self._pid_inode: int | None = None
+        self._state_check_at_s = 0.0
         self._watchdog_s = service_manager.watchdog_s()
         self._watchdog_at_s = None if self._watchdog_s is None else clock()
 
@@ -77,10 +80,10 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             self._pid_inode = stack.enter_context(sole_daemon(self._state))
             self._state_check_at_s = self._clock() + STATE_CHECK_S
-            socket_path = self._state.socket(self._config)
+            socket_path, control_path = self._socket_paths()
             raise_descriptor_limit()
             listener = stack.enter_context(listening(socket_path, 0o660, self._config.socket_group))
-            control = stack.enter_context(listening(self._state.control_socket, 0o600))
+            control = stack.enter_context(listening(control_path, 0o600))
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._acceptor.accept(listener))
             self._selector.register(control, selectors.EVENT_READ, lambda: self._control_server.accept(control))
             self._handle_signals(stack)
@@ -143,7 +146,7 @@ class Supervisor:
 
     def _check_state_folder(self, now_s: float) -> None:
         """Stop if the state folder was removed: no command can reach this daemon any more."""
-        if self._stop_by_s is not None or now_s < self._state_check_at_s:
+        if self._stop_by_s is not None or now_s < self._state_check_at_s or self._pid_inode is None:
             return
         self._state_check_at_s = now_s + STATE_CHECK_S
         try:
@@ -303,6 +306,16 @@ class Supervisor:
             process.start()
 
     # --- set-up -------------------------------------------------------------------------------
+
+    def _socket_paths(self) -> tuple[Path, Path]:
+        """Return where apps and where commands connect. Raises StorageFailed."""
+        try:
+            control, apps = self._state.place("control.sock"), self._state.place("edgert.sock")
+            if self._state.read_only:
+                log(f"{self._state.root} is read-only: what is live is served, and every change is refused")
+        except OSError as error:
+            raise StorageFailed(f"no place for the sockets: {error}") from error
+        return (self._state.socket(self._config) if self._config.socket else apps), control
 
     def _handle_signals(self, stack: contextlib.ExitStack) -> None:
         reader, writer = socket.socketpair()

@@ -1,0 +1,52 @@
+"""Storage that has become read-only, like a worn SD card: what is live goes on, through restarts too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from edgert import Client
+from edgert.config import read_config
+from edgert.daemon.resources import sole_daemon
+from edgert.errors import DeviceError
+from tests.support.devices import Device, a_device
+
+ITEM = np.ones((1, 4), np.float32)
+
+
+@pytest.mark.parametrize("pid_file", [True, False])
+def test_a_device_on_read_only_storage_serves_and_refuses_changes(pid_file: bool) -> None:
+    with a_device() as device:
+        root = os.fspath(device.state.root)
+        device.deploy()
+        bundle = device.bundle(release=2)
+        device.run("stop")
+        if not pid_file:
+            device.state.pid.unlink()
+        if subprocess.run(["mount", "--bind", root, root], check=False).returncode:
+            pytest.skip("needs to mount a file system: run as root, outside of a restricted container")
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
+            device.run("start")
+            with a_client_of(device) as client:
+                assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+            assert device.run("status")["daemon"]["read_only"] is True
+            for words in (["install", os.fspath(bundle)], ["rollback", "echo"], ["claim", "echo", "--by", "me"]):
+                error = device.run(*words, code=7)["error"]
+                assert (error["code"], "Read-only file system" in error["message"]) == ("device.storage_failed", True)
+            with pytest.raises(DeviceError, match="runs on .* already"), sole_daemon(device.state):
+                pass
+            assert device.run("stop")["stopped"]
+        finally:
+            subprocess.run(["umount", "-l", root], check=True)
+        device.run("start")
+        with device.client() as client:
+            assert client.infer("echo", ITEM)["y"].tolist() == ITEM.tolist()
+        assert device.run("status")["daemon"]["read_only"] is False
+
+
+def a_client_of(device: Device) -> Client:
+    return Client(device.state.socket(read_config(device.state)), timeout_s=20.0)
