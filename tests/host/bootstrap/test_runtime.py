@@ -205,7 +205,8 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
         for pid in processes(b""):
             with contextlib.suppress(OSError):
                 if bytes(device.home) in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # a shell of a step that has just ended
+                        os.kill(pid, signal.SIGKILL)
 
 
 def processes(*words: bytes) -> list[int]:

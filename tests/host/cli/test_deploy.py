@@ -114,8 +114,10 @@ def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: 
     code, shown, told = interrupted_deploy(here / "echo-2.edgert", presses=2)
     assert code == 130
     assert "detached: " in told
-    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "abandoned"]]
-    assert "ends by itself after 60 s" in shown
+    (row,) = [line.split()[:2] for line in shown.splitlines()[1:2]]
+    # On a busy machine the install may end between the two presses: then the deployment is stopped, not abandoned.
+    assert row in (["here", "abandoned"], ["here", "stopped"])
+    assert ("ends by itself after 60 s" in shown) == (row[1] == "abandoned")
     assert live(edgert)[0] == 1
     # The step that was under way goes on there for a moment.
     until = time.monotonic() + 60
