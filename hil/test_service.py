@@ -101,6 +101,15 @@ def test_only_the_daemon_can_read_the_broker_password(world: World) -> None:
     assert world.inside("cat /var/lib/edgert/mqtt-password >/dev/null 2>&1") != 0
 
 
+def test_root_removes_a_key_that_the_daemon_cannot_change(world: World) -> None:
+    key = world.host.key.public.key_id
+    assert world.host.edgert("keys", "remove", key, NAME, "--force")["devices"][0]["keys"] == []
+    (again,) = world.host.edgert("bootstrap", NAME, "--engine", "null")["devices"]
+    assert again["changed"] == [f"key {key}"]
+    for name in ("keys", "config.toml", f"keys/{world.sh('ls /var/lib/edgert/keys')}"):
+        assert world.sh(f"stat -c %U /var/lib/edgert/{name}") == "root", name
+
+
 def test_only_apps_of_the_group_may_connect(world: World) -> None:
     ask = '/opt/edgert/venv/bin/python -c \'from edgert import Client; print(Client("/run/edgert/edgert.sock").metadata("echo"))\''
     assert int(world.sh(f"runuser -u {rootfs.USER} -- {ask} >/dev/null 2>&1; echo $?")) != 0

@@ -52,7 +52,7 @@ COMMANDS = {
 def edgertd(context: click.Context, state: Path | None) -> None:
     os.umask(0o077)  # what a command or the daemon writes is private, unless its mode is set
     context.obj = StateDir((state or default_state_dir()).absolute())
-    act_as_owner(context.obj)
+    act_as_owner(context.obj, of_keys=context.invoked_subcommand == "keys")  # the keys may be root's
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from edgert.bundle.signing import read_keyring
@@ -70,8 +72,13 @@ def remove(state: StateDir, key: str, force: bool, as_json: bool) -> None:
             f"{key} is the only trusted key: add another first (edgert bootstrap --key), or use --force"
         )
     try:
-        for path in going:
-            path.unlink(missing_ok=True)
+        # Root may run this, and another user may change the state folder: a link in place of this one is not followed.
+        folder = os.open(state.keys, os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for path in going:
+                os.unlink(path.name, dir_fd=folder)
+        finally:
+            os.close(folder)
         sync_folder(state.keys)
     except OSError as error:
         raise StorageFailed(f"cannot remove {key} from {state.keys}: {error.strerror}") from error

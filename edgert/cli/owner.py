@@ -1,4 +1,4 @@
-"""Commands of root act as the owner of the state folder.
+"""Commands of root act as the owner of the state folder, or of the folder of keys where they change that.
 
 The daemon may run as a user of its own, who must be able to change what a command writes. Besides, root never writes
 where a less trusted user could have put a link.
@@ -13,12 +13,12 @@ from edgert.config import StateDir
 from edgert.errors import DeviceError
 
 
-def act_as_owner(state: StateDir) -> None:
-    """Become the owner of the state folder if root runs the command and does not own it."""
+def act_as_owner(state: StateDir, *, of_keys: bool = False) -> None:
+    """Become the owner of the state folder (of its keys) if root runs the command and does not own it."""
     if os.geteuid() != 0:
         return
     try:
-        uid = state.root.stat().st_uid
+        uid = state.keys.lstat().st_uid if of_keys else state.root.stat().st_uid
     except OSError:
         return  # the command itself reports that it is missing
     if uid == 0:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.bundle.signing import new_key
 from edgert.errors import StorageFailed
 from edgert_deploy.devices.device_files import DeviceFile, put
 from edgert_deploy.devices.inventory import Device
@@ -147,6 +148,34 @@ def test_a_link_in_place_of_the_keys(attacked: Attacked) -> None:
     for name in ("keys/secret", "config.toml"):
         with pytest.raises(StorageFailed, match="keys is a link"):
             put(attacked.transport, attacked.device, DeviceFile(f"{attacked.state}/{name}", b"x", "key"))
+    assert attacked.unharmed()
+
+
+def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked) -> None:
+    key = new_key().public
+    (attacked.state / "config.toml").write_text('device = "d"\nprofile = "p"\n')
+    words = [
+        sys.executable,
+        "-m",
+        "edgert.cli",
+        "--state",
+        attacked.device.state,
+        "keys",
+        "remove",
+        key.key_id,
+        "--force",
+    ]
+    keys, there = attacked.state / "keys", attacked.state / "keys" / "one.pem"
+    there.write_bytes(key.pem())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, there.exists()) == (0, False), done.stderr
+    keys.rmdir()
+    keys.symlink_to(attacked.victim)
+    for owner in (0, NOBODY.pw_uid):  # root keeps its rights if it looked before the link was there
+        os.chown(keys, owner, owner, follow_symlinks=False)
+        (attacked.victim / "one.pem").write_bytes(key.pem())
+        assert subprocess.run(words, capture_output=True, timeout=60).returncode != 0
+        (attacked.victim / "one.pem").unlink()
     assert attacked.unharmed()
 
 
