@@ -41,8 +41,8 @@ class SimulatedDevice:
     def run(
         self, argv: Sequence[str], timeout_s: float, input: bytes = b"", on_stderr: LineSink | None = None
     ) -> Result:
-        if argv[0] == "rm":
-            self.files.discard(argv[-1])
+        if argv[0] == "sh" and "rm" in argv:  # in a folder: see transports.in_folder
+            self.files.discard(f"{argv[5]}/{argv[-1].removeprefix('./')}")
             return Result(tuple(argv), 0, "", "")
         if argv[0] == "sh" and argv[4] == "look":  # nobody sets it up
             return Result(tuple(argv), 0, "", "")

@@ -13,15 +13,15 @@ from edgert_deploy.packager.pack import BuildResult
 from edgert_deploy.packager.request import BuildRequest
 
 WIDTHS = {
-    "target": 18,
+    "target": 16,
     "engine": 11,
     "precision": 9,
     "in INT8": 7,
-    "size": 20,
+    "size": 19,
     "metric": 14,
-    "FP32": 7,
+    "FP32": 6,
     "artifact": 8,
-    "diff": 8,
+    "diff": 7,
     "gate": 4,
 }
 HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip()
