@@ -14,8 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.11 python3.10; 
 BIN := $(VENV)/bin
 # The tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
-# The number of tests at once. Most tests wait for a server or a device, so two cores run four. Long files start first.
-JOBS ?= 4
+# The number of tests at once. Long files start first.
+JOBS ?= 2
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format servers emulators clean

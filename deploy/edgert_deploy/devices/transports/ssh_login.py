@@ -272,8 +272,10 @@ def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
 
 
 def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
-    patience = ("banner_timeout", "auth_timeout", "channel_timeout")
-    connection.connect_kwargs = {**dict.fromkeys(patience, limits.connect_s), **connection.connect_kwargs}
+    patience: dict[str, float] = dict.fromkeys(("banner_timeout", "auth_timeout"), limits.connect_s)
+    # A busy device takes long to start the first session. Keepalives notice a dead link before.
+    patience["channel_timeout"] = 3 * limits.connect_s
+    connection.connect_kwargs = {**patience, **connection.connect_kwargs}
     if "connecttimeout" not in connection.ssh_config:
         connection.connect_timeout = limits.connect_s
     connection.open()
