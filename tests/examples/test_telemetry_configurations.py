@@ -177,8 +177,9 @@ def shown(words: list[str], port: int, topic: str, log: Path, **environment: str
         except OSError:
             return False
         named = [sample for sample in samples if sample.labels.get("topic", "").replace("/", "_") == flat]
+        before = dict(found)  # an exporter sets one metric after the other: two readings must agree
         found.update({sample.name: sample.value for sample in named})
-        return bool(found)
+        return bool(found) and found == before
 
     with open(log, "wb") as said:
         process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=said, stderr=said)
