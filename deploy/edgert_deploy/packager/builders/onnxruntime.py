@@ -56,9 +56,7 @@ class ONNXRuntimeBuilder(Builder):
         return qdq.Recipe("uint8", ops)
 
     def recipes(self, source: SourceModel) -> tuple[str, ...]:
-        if qdq.is_transformer(source.proto):
-            return ("min-max", "percentile")
-        return ("min-max", "heavy-only", "percentile", "entropy")
+        return qdq.recipes(source.proto)
 
     def variant(self, order: Order) -> str:
         return "-arm" if order.precision == "int8" and _is_for_arm(order.profile) else ""

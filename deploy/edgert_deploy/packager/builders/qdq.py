@@ -44,9 +44,16 @@ class Recipe:
     ranges: str = "MinMax"
 
 
-# What computes: with these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
+# The operators with most of the work. With these alone in INT8, additions, activations and the concatenated outputs of a detector's head,
 # whose coordinates and scores would share one scale, stay in float.
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def recipes(proto: Any) -> tuple[str, ...]:
+    """Return the variations of a Q/DQ recipe that are tried for a model, in order."""
+    if is_transformer(proto):
+        return ("min-max", "percentile")
+    return ("min-max", "heavy-only", "percentile", "entropy")
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:

@@ -65,9 +65,7 @@ class TensorRTBuilder(Builder):
         return qdq.Recipe("int8", qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)
 
     def recipes(self, source: SourceModel) -> tuple[str, ...]:
-        if qdq.is_transformer(source.proto):
-            return ("min-max", "percentile")
-        return ("min-max", "heavy-only", "percentile", "entropy")
+        return qdq.recipes(source.proto)
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return onnx_layers(path)

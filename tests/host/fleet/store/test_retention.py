@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import random
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from edgert.telemetry import messages
 from edgert_deploy.fleet.store import schema
-from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import Retention, forget
 from edgert_deploy.fleet.store.store import Store
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
+from tests.support.fleet import NOW_MS, Pi, a_fleet, ask, record, replayed
 
 DAY_MS = 86_400_000
 
@@ -24,35 +20,6 @@ DAY_MS = 86_400_000
 @pytest.fixture
 def url(store_url: str) -> str:
     return store_url
-
-
-def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:
-    dice = random.Random(3)
-    fleet = [Pi(f"pi-{n}", version=f"r{n % 2 + 1}", profile=f"board-{n % 3}") for n in range(devices)]
-    for pi in fleet:
-        for minute in range(minutes):
-            pi.window(NOW_MS - minute * MINUTE_MS - 1, [dice.lognormvariate(1, 1) for _ in range(dice.randrange(6))])
-    return fleet
-
-
-def replayed(fleet: list[Pi]) -> Sent:
-    """All that the fleet sends, devices mixed and some of it twice."""
-    sent: Sent = []
-    for pi in fleet:
-        sent += pi.info()
-        twin = Pi(pi.topics.device, pi.version, pi.profile)
-        for ts_ms, sketch in pi.sketches:
-            window = twin.window(ts_ms, [])
-            fields = json.loads(window[0][1]) | {
-                "buckets": sketch.encode(), "zero": sketch.zero, "count": sketch.count,
-                "sum": sketch.sum, "min": sketch.min, "max": sketch.max,
-            }  # fmt: skip
-            sent += [(window[0][0], messages.dump(fields)), window[1]]
-    dice = random.Random(4)
-    reports = [message for message in sent if "/m/" in message[0]]
-    again = dice.sample(reports, 300)
-    dice.shuffle(reports)
-    return [message for message in sent if "/m/" not in message[0]] + reports + again
 
 
 def rows_of(url: str) -> dict[str, int]:
