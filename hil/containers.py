@@ -24,11 +24,17 @@ from hil import rootfs
 from hil.keys import HasKeys, greets, new_keys
 
 START_S_MAX = 60.0
+LOGIN_S_MAX = 240.0  # PAM waits up to two minutes for systemd-logind
 STOP_S_MAX = 20.0
 NUMBERS_MAX = 4096
 CGROUPS = Path("/sys/fs/cgroup")
 REBOOT = 133  # exit code of systemd-nspawn when the system inside reboots
-PROGRAMS = {"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"}
+PROGRAMS = {
+    "systemd-nspawn": "systemd-container",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
 INSTANCES_WANTED = 1024  # inotify instances: systemd needs five; the kernel's default is 128
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -94,11 +100,12 @@ class Container(HasKeys):
     # --- power --------------------------------------------------------------------------------
 
     def on(self) -> None:
-        """Start, and wait until SSH answers. Raises ConfigInvalid with the end of the console log."""
+        """Start, and wait until a user can log in. Raises ConfigInvalid with the end of the console log."""
         self._wanted = True
         self._runner = threading.Thread(target=self._keep_running, name=self.name, daemon=True)
         self._runner.start()
         self.wait_for_ssh()
+        self._log_in()
 
     def off(self) -> None:
         """End every process at once, like a pulled plug."""
@@ -162,6 +169,23 @@ class Container(HasKeys):
                 break
             time.sleep(0.05)
         raise ConfigInvalid(f"{self.name} does not answer over SSH; its console: {self.console[-2000:]}")
+
+    def _log_in(self) -> None:
+        """Open a first session: it starts the services of the user, which takes long on a busy machine."""
+        command = [
+            "ssh", "-i", str(self.client_key), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+            "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", self.address, "true",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOGIN_S_MAX
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigInvalid(
+                f"{self.name} opened no session within {LOGIN_S_MAX:.0f} s; its console: {self.console[-2000:]}"
+            ) from None
+        if done.returncode != 0:
+            raise ConfigInvalid(f"{self.name} refuses the login: {done.stderr.strip()[-500:]}")
 
     def _mount(self) -> None:
         lower = ":".join(map(str, self._lower))

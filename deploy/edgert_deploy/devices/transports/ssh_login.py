@@ -57,6 +57,8 @@ class LinkLimits:
     """Time limits of a link, and how often it is tried again."""
 
     connect_s: int = 10
+    # A login may wait two minutes for the device's systemd-logind. Keepalives notice a dead link long before.
+    session_s: int = 150
     keepalive_s: int = 5
     dead_after_s: float = 20.0
     attempts: int = 4
@@ -273,8 +275,7 @@ def _load_known_hosts(client: paramiko.SSHClient, path: Path) -> set[str]:
 
 def _connect(connection: fabric.Connection, limits: LinkLimits) -> None:
     patience: dict[str, float] = dict.fromkeys(("banner_timeout", "auth_timeout"), limits.connect_s)
-    # A busy device takes long to start the first session. Keepalives notice a dead link before.
-    patience["channel_timeout"] = 3 * limits.connect_s
+    patience["channel_timeout"] = limits.session_s
     connection.connect_kwargs = {**patience, **connection.connect_kwargs}
     if "connecttimeout" not in connection.ssh_config:
         connection.connect_timeout = limits.connect_s
