@@ -52,7 +52,7 @@ CLI = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True)
 class Built:
-    """What `edgert build` made: the artifact, the same engine's FP32 and the receipt's words; or its refusal."""
+    """The result of `edgert build`: the artifact, the same engine's FP32 and the receipt; or the refusal."""
 
     artifact: Path | None = None
     reference: Path | None = None

@@ -97,7 +97,7 @@ class TrialLimits:
 
 @dataclass(frozen=True)
 class Readings:
-    """What a device has measured since the version on trial serves.
+    """Figures that a device measured while the version on trial served.
 
     `requests` counts all of them, `failed` those refused or failed, `golden` those that EdgeRT itself sent.
     `compared` counts the answers that were compared with the old version's, `agreed` those that agreed.

@@ -285,7 +285,7 @@ def deployed(
     stop: Stop | None = None,
     **bundle: Any,
 ) -> Outcome:
-    """What becomes of a new release that a host deploys."""
+    """Return the result of a new release that a host deploys."""
     root = os.fspath(device.state.root)
     path = device.bundle(release=next(_releases), **bundle)
     rollout = DeployRequest(path, read_offer(path), limits.confirm_s, transport, limits=limits, stop=stop or Stop())

@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, commands with their options, make targets, benchmarks."""
+"""The documentation names only things that exist: files, commands with their options, make targets, benchmarks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def commands_in(block: str) -> Iterator[str]:
 
 
 def problems_of(line: str, *, complete: bool) -> list[str]:
-    """What is wrong with a command line; a `complete` one also has all its arguments and no more."""
+    """Return the faults of a command line; a `complete` one also has all its arguments and no more."""
     words = shlex.split(re.split(r" [|>&]|\u2026|\.\.\.", line)[0], comments=True)
     command, rest, context = follow(words)
     if isinstance(context, str):

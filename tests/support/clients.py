@@ -1,4 +1,4 @@
-"""What tests send to a daemon: load from many clients, and single frames over a socket of their own."""
+"""Clients for tests: load from many clients, and single frames over a socket of their own."""
 
 from __future__ import annotations
 

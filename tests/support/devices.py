@@ -110,7 +110,7 @@ def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
 
 
 def events(device: Device, name: str = "") -> list[dict[str, Any]]:
-    """What the device has told the fleet so far; with `name`, those events alone, once there is one."""
+    """Return the events that the device sent so far; with `name`, those events alone, once there is one."""
 
     def told() -> list[dict[str, Any]]:
         with closing(sqlite3.connect(device.state.spool)) as spool:

@@ -1,4 +1,4 @@
-"""What a worker serves, loaded in the test's own process."""
+"""A worker's models, loaded in the test's own process."""
 
 from __future__ import annotations
 

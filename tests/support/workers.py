@@ -78,7 +78,7 @@ class FakeWorker(WorkerProcess):
 
 
 def ready_message() -> dict[str, Any]:
-    """What a worker sends once it has loaded."""
+    """Return the message that a worker sends once it has loaded."""
     return {"op": "ready", "loaded": to_json(LOADED)}
 
 

@@ -52,7 +52,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BootstrapOptions:
-    """What a bootstrap installs and configures.
+    """The request of a bootstrap: what it installs and configures.
 
     `engines` is `all` of the profile, the `first`, or names with commas. Named engines must load; of `all`, an engine
     without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
@@ -84,7 +84,7 @@ class BootstrapOptions:
 
 @dataclass
 class BootstrapResult:
-    """What a bootstrap changed. `engines` load on the device; `lacking` says why others do not."""
+    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not."""
 
     device: str
     profile: str
@@ -98,7 +98,7 @@ class BootstrapResult:
 
 @dataclass(frozen=True)
 class BootstrapPlan:
-    """What a bootstrap will do. `files` are those that differ; `runtime` is None for a device that needs none."""
+    """The steps that a bootstrap will take. `files` are those that differ; `runtime` is None for a device that needs none."""
 
     device: Device
     profile: DeviceProfile

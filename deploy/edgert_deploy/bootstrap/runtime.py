@@ -65,7 +65,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RuntimeThere:
-    """What is installed on a device. `engines` is None for an environment that does not list them.
+    """The runtime that a device has installed. `engines` is None for an environment that does not list them.
 
     `trial` says whether a new runtime is being tried. `sent` holds the SHA-256 of the wheels that were sent already.
     """

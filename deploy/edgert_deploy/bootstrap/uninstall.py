@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Removal:
-    """What an uninstall removed, or would remove, and what stays."""
+    """The result of an uninstall: the things that it removed, or would remove, and those that stay."""
 
     device: str
     removed: tuple[str, ...]

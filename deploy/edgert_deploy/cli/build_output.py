@@ -1,4 +1,4 @@
-"""What `edgert build` prints: a table row for each artifact, the times of candidates, or all of it as JSON."""
+"""Prints the results of `edgert build`: a table row for each artifact, the times of candidates, or all of it as JSON."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Results:
-    """What became of the work: a row for each device, those that failed with `error`, and their errors."""
+    """The results of the work: a row for each device, those that failed with `error`, and their errors."""
 
     rows: list[Row]
     errors: list[EdgeRTError]

@@ -1,1 +1,1 @@
-"""What every room of the host uses: the project, folders, keys, parallel work, quantities as text."""
+"""Shared by all packages of the host: the project, folders, keys, parallel work, quantities as text."""

@@ -83,7 +83,7 @@ class Device:
 
     @property
     def kind(self) -> TransportKind:
-        """What its transport can do. Raises ConfigInvalid for an unknown transport."""
+        """Return the capabilities of its transport. Raises ConfigInvalid for an unknown transport."""
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise ConfigInvalid(f"device {self.name} has transport {self.transport!r} in the inventory; known: {known}")

@@ -34,7 +34,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `profile` gets: `packed`, best first, of all candidates that were `tried` for it, and the FP32 `reference`.
+    """The artifacts of one profile: `packed` ones, best first, all that were `tried`, and the FP32 `reference`.
 
     If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
     """

@@ -1,4 +1,4 @@
-"""What a bundle contains: its manifest, and where the files that it names are on this host."""
+"""The contents of a bundle: its manifest, and the paths on this host of the files that it names."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What every candidate is built from and judged by. `golden` are the hold-out's rows that become golden samples."""
+    """The inputs and the gate that all candidates share. `golden` are the hold-out's rows that become golden samples."""
 
     source: SourceModel
     calibration: CalibrationSet

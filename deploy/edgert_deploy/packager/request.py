@@ -1,4 +1,4 @@
-"""What a build is asked for: the whole request, and what it means for each target."""
+"""The request of a build: the user's options, and their meaning for each target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the user asks for.
+    """The options of one build.
 
     `precision` None takes each profile's own. `engines` "all" packs an artifact for every engine of a profile that
     takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
@@ -77,7 +77,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """What one target may get: `engines` in order of preference, and the `precisions` to try for each, in this order."""
+    """The choices for one target: `engines` in order of preference, and the `precisions` to try for each, in this order."""
 
     profile: DeviceProfile
     engines: tuple[str, ...]

@@ -42,7 +42,7 @@ class Step(str, Enum):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a plan needs to know of a verified bundle."""
+    """The properties of a verified bundle that a plan needs."""
 
     manifest: Manifest
     digest: str

@@ -1,4 +1,4 @@
-"""What the deployments of one bundle share: the verified bundle, its trial, and how devices are reached."""
+"""The request that all deployments of one bundle share: the verified bundle, its trial, and access to devices."""
 
 from __future__ import annotations
 

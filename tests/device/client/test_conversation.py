@@ -1,4 +1,4 @@
-"""What both clients send and understand, without a socket."""
+"""The bytes that both clients send and understand, without a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts left behind is cleared away in time, and nothing that a resume could still use."""
+"""Files that hosts left behind are removed in time, but no file that a resume can still use."""
 
 from __future__ import annotations
 

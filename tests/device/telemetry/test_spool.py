@@ -1,4 +1,4 @@
-"""What was appended is there after any death; the bounds hold; a corrupt file never stops anyone."""
+"""Appended records survive any crash; the bounds hold; a corrupt file stops no reader."""
 
 from __future__ import annotations
 

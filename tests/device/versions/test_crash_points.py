@@ -1,4 +1,4 @@
-"""Whatever cuts an operation on the slots short, and wherever: a whole version serves, and a retry succeeds."""
+"""An operation on the slots may be cut short at any point: a whole version serves, and a retry succeeds."""
 
 from __future__ import annotations
 

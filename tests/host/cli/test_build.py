@@ -125,7 +125,7 @@ def test_four_targets_are_built_for_all_their_engines(shell_here: Shell) -> None
 
 
 def test_all_targets_built_twice_are_the_same_bytes(shell: Shell) -> None:
-    """Whatever the folder, the order of Python's hashes, the time zone, and whether built in turn or side by side."""
+    """The folder, the order of Python's hashes, the time zone and the number of jobs change no byte."""
     words = [w for t in ("raspberry-pi-4", "intel-nuc", "jetson-orin-nano", "this-machine") for w in ("--target", t)]
     built = []
     for number, jobs in ((1, "1"), (2, "2")):

@@ -28,7 +28,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 def completed(*words: str) -> list[str]:
-    """What a shell offers for the last of the words."""
+    """Return what a shell offers for the last of the words."""
     shell = ShellComplete(edgert, {}, "edgert", "_EDGERT_COMPLETE")
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 

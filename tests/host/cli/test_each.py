@@ -16,7 +16,7 @@ DEVICES = [Device(f"d{n}", "local", "/nowhere", "this-machine", "/nowhere") for 
 
 
 def codes(failing: dict[str, EdgeRTError], *, one_first: bool) -> tuple[list[str], list[str]]:
-    """What became of each, and who was asked, in order."""
+    """Return the result of each device, and the devices asked, in order."""
     asked: list[str] = []
 
     def work(device: Device, _: Transport) -> str:

@@ -39,7 +39,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """What they hold together."""
+    """Return the sum of their contents."""
     total, counters = Sketch(), [0, 0, 0, 0]
     for exporter in exporters:
         for group in exporter.groups.values():

@@ -1,4 +1,4 @@
-"""What subscribers have in hand when they are killed is not lost: the broker keeps it for their session."""
+"""A killed subscriber loses no message: the broker keeps unfinished messages for its session."""
 
 from __future__ import annotations
 

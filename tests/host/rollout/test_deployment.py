@@ -1,4 +1,4 @@
-"""What a deployment does when a step fails: roll back, tell why, leave nothing, and never pretend.
+"""A deployment whose step fails rolls back, gives the reason, leaves no files, and reports no success.
 
 The device is simulated at the transport seam: real slots' transition table, commands that fail on request.
 """

@@ -1,4 +1,4 @@
-"""What a deployment is asked for: a bundle that this host has verified."""
+"""A deployment is asked for with a bundle that this host has verified."""
 
 from __future__ import annotations
 

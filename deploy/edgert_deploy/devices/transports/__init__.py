@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransportKind:
-    """What the devices of one transport have in common. It is known before the transport's module is imported.
+    """Capabilities that all devices of one transport share. They are known before the transport's module is imported.
 
     `implementation` is "module:Class"; the class takes the device of the inventory and connects when it is first used.
     """

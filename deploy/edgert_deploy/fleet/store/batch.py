@@ -21,7 +21,7 @@ PIECE_MAX = 4_000
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a report came from, and when: `at_ms` is ms since 1970."""
+    """The device and the time of a report; `at_ms` is in ms since 1970."""
 
     site: str
     device: str

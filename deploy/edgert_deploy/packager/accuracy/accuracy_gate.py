@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate measured of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's.
+    """The gate's figures of one artifact. `also`: other metrics, as name, FP32's value or None, the artifact's.
 
     `drop_interval` is where the drop lies with 95 % confidence, None for a metric that is no share of samples.
     """

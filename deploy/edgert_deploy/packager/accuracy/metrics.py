@@ -133,7 +133,10 @@ class Agreement(Metric):
 
 
 class Decisions(Metric):
-    """What apps read from each output, the least of them. Its name lists the judgements: `boxes`, `decisions+values`."""
+    """The decisions that apps read from each output; the worst output counts.
+
+    Its name lists the judgements: `boxes`, `decisions+values`.
+    """
 
     def __init__(self, reference: Reference) -> None:
         self.judgements = judgements(

@@ -1,4 +1,4 @@
-"""What an artifact is compared with: the FP32 source's answers, and what the user stated about the outputs."""
+"""The reference for an artifact: the FP32 source's answers, and the user's statements about the outputs."""
 
 from __future__ import annotations
 

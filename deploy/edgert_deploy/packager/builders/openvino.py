@@ -119,7 +119,7 @@ def _numbers(values: NDArray[np.float64]) -> float | list[float]:
 
 
 def _ignored(nncf: Any, model: Any, source: SourceModel, order: Order) -> Any:
-    """What NNCF leaves in float: operators of `order.float_layers`, by the names ONNX gave them, and a float tail."""
+    """Return the names that NNCF leaves in float: operators of `order.float_layers`, by the names ONNX gave them, and a float tail."""
     names = _tail(model) if order.recipe == "float-tail" else []
     if order.float_layers:
         every = layers_of(prepared(source))

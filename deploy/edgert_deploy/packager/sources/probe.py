@@ -40,7 +40,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Given:
-    """What goes with a model's bytes: its name, its folder, and lengths for its inputs' axes."""
+    """The context of a model's bytes: its name, its folder, and lengths for its inputs' axes."""
 
     name: str
     folder: Path

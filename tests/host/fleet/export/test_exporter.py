@@ -24,7 +24,7 @@ def feed(exporter: Exporter, sent: Sent) -> None:
 
 
 def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """What they hold together."""
+    """Return the sum of their contents."""
     total, counters = Sketch(), [0, 0, 0, 0]
     for exporter in exporters:
         for group in exporter.groups.values():

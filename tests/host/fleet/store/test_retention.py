@@ -1,4 +1,4 @@
-"""What is too old is removed, and nothing that a question can reach."""
+"""Old rows are removed, but no row that a query can reach."""
 
 from __future__ import annotations
 

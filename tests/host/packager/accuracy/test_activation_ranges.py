@@ -19,7 +19,7 @@ from tests.support import models
 
 
 def doubled(x: Any, tmp_path: Path) -> Any:
-    """What is said of the one layer of y = x + x."""
+    """Return the note on the only layer of y = x + x."""
     source = load_source(
         models.write(models.model("float[N,64] x) => (float[N,64] y", "y = Add(x, x)"), tmp_path / "m")
     )

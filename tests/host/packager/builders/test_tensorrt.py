@@ -1,4 +1,4 @@
-"""What TensorRT would refuse or misread never gets into a bundle; what passes, TensorRT-RTX parses and builds."""
+"""No graph that TensorRT would refuse or misread gets into a bundle; TensorRT-RTX parses and builds those that pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two bundles, and what a device would fetch."""
+"""The differences of two bundles, and the files that a device would fetch."""
 
 from __future__ import annotations
 

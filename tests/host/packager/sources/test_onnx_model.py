@@ -1,4 +1,4 @@
-"""What an ONNX model must be: inputs, outputs and batch axes."""
+"""Requirements on an ONNX model: inputs, outputs and batch axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is done to a model's file: it is described, or refused with one clear error, within the probe's bounds.
+"""A damaged model file is described, or refused with one clear error, within the probe's bounds.
 
 EDGERT_FUZZ=N tries N examples of each test in place of a few dozen.
 """

@@ -1,4 +1,4 @@
-"""What is worked out before the lowering, and what is not."""
+"""The parts of a graph that are computed before the lowering, and those that are not."""
 
 from __future__ import annotations
 
