@@ -8,45 +8,34 @@ name what pip left out.
 
 from __future__ import annotations
 
-import base64
 import email.message
 import email.parser
 import hashlib
-import importlib.util
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
+from edgert_deploy.bootstrap.pip import run_pip
 from edgert_deploy.common.folders import cache_folder
 
 ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
-PIP_S_MAX = 1800.0
 KEY_FORMAT = "3"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
-PIWHEELS_HINT = (
-    ". Wheels for 32-bit ARM are on piwheels: set PIP_EXTRA_INDEX_URL=https://www.piwheels.org/simple and try again"
-)
 # These engines are part of edgert.
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
-OWN_PACKAGES = ("edgert", "edgert_deploy")
 # Installed in advance, because pip on the device cannot reach an index later. 32-bit ARM has no wheels of it.
 EXTRAS_ALONG = ("http",)
 MACHINES_WITHOUT_EXTRAS = ("armv7l", "armv6l")
-WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file in a repacked wheel: the same content gives the same bytes
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class WheelTarget:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Wheels for one kind of device. `pins` holds their SHA-256 by file name; `digest` identifies all of them.
+    """Wheels for one kind of device. `pins` holds their SHA-256 by file name; `digest` identifies their content.
 
     `engines` are those whose wheels are included; `lacking` says why another requested one is not.
     """
@@ -177,7 +166,8 @@ def _prepare(
     pins = {own.name: _sha256(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
-    return Wheelhouse(wheels, pins, version, tuple(wanted), _digest(pins), lacking)
+    digest = _digest({**pins, own.name: content_digest(own)})
+    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking)
 
 
 def _collected(
@@ -211,94 +201,6 @@ def _checked_pins(folder: Path) -> dict[str, str]:
     if changed:
         raise ConfigInvalid(f"{folder / changed[0]} has changed since its download: download the wheels with --refresh")
     return pins
-
-
-def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Build edgert's own wheel from this source tree, or repack the installed package.
-
-    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
-    """
-    kept_in = cache_folder() / "own"
-    kept_in.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept_in) as folder:
-        source = source_tree()
-        if source is not None:
-            progress(f"building edgert's wheel from {source}")
-            wheel = _build(source, Path(folder))
-        else:
-            progress("packing edgert's wheel from the installed package")
-            wheel = repack(installed_distribution(), Path(folder))
-        kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
-        kept.parent.mkdir(exist_ok=True)
-        os.replace(wheel, kept)
-        return kept
-
-
-def source_tree() -> Path | None:
-    """Return the repository that this code runs from; None if it was installed from a wheel."""
-    root = Path(edgert.__file__).resolve().parents[1]
-    return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
-
-
-def installed_distribution() -> Distribution:
-    """Return the installed package of this code. Raises ConfigInvalid if there is none."""
-    here = Path(edgert.__file__).resolve()
-    for found in distributions(name="edgert"):
-        if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
-            return found
-    raise ConfigInvalid(
-        f"edgert runs from {here.parent}, which is not an installed package: pip install 'edgert[host]'"
-    )
-
-
-def repack(installed: Distribution, folder: Path) -> Path:
-    """Write a wheel into `folder` with the files in RECORD of an installed edgert: the same files give the same bytes.
-
-    Files that an installer adds (byte code, scripts, its own notes) are left out. Raises ConfigInvalid if a file is missing.
-    """
-    listed = [str(path) for path in installed.files or ()]
-    info = next((name.split("/")[0] for name in listed if name.endswith(".dist-info/METADATA")), "")
-    names = sorted(name for name in listed if _belongs_in_wheel(name, info))
-    if not info or "edgert/__init__.py" not in names or "edgert_deploy/__init__.py" not in names:
-        raise ConfigInvalid(
-            "the installed edgert does not list its files: reinstall it with pip install --force-reinstall"
-        )
-    content = {}
-    for name in names:
-        try:
-            content[name] = Path(str(installed.locate_file(name))).read_bytes()
-        except OSError as error:
-            raise ConfigInvalid(
-                f"{name} of the installed edgert cannot be read: reinstall it with pip install --force-reinstall"
-            ) from error
-    rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in content.items()]
-    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    wheel = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in content.items():
-            entry = zipfile.ZipInfo(name, WHEEL_TIME)
-            entry.external_attr = 0o100644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
-    return wheel
-
-
-def _build(source: Path, folder: Path) -> Path:
-    # Without isolation pip downloads nothing, so the build works offline if hatchling is installed.
-    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    _pip(["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder), str(source)], "build edgert's own wheel")
-    return next(folder.glob("edgert-*.whl"))
-
-
-def _belongs_in_wheel(name: str, info: str) -> bool:
-    top, _, rest = name.partition("/")
-    if top in OWN_PACKAGES:
-        return not name.endswith(".pyc")
-    return top == info and rest not in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
-
-
-def _record_hash(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelTarget) -> list[Requirement]:
@@ -337,27 +239,11 @@ def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) 
     platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
     # The markers were evaluated for the device; pip would evaluate them for this host.
     plain = [str(_without_marker(requirement)) for requirement in wanted]
-    _pip(
+    run_pip(
         ["download", "--only-binary=:all:", "--dest", str(folder), "--implementation", "cp"]
         + ["--python-version", target.python, *platforms, *plain],
         f"find wheels for Python {target.python} on {target.machine} with glibc {target.glibc}",
     )
-
-
-def _pip(words: Sequence[str], doing: str) -> None:
-    if importlib.util.find_spec("pip") is None:
-        raise ConfigInvalid(
-            f"cannot {doing}: pip is missing in {sys.prefix}. Install it: {sys.executable} -m ensurepip"
-        )
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigInvalid(f"pip did not {doing} within {PIP_S_MAX:.0f} s: check the network") from error
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()[-600:]]
-        hint = PIWHEELS_HINT if any("armv7l" in word for word in words) else ""
-        raise ConfigInvalid(f"cannot {doing}: {' '.join(errors)[-800:]}{hint}")
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], target: WheelTarget) -> list[Requirement]:

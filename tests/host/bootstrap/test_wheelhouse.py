@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,11 +13,8 @@ import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.bootstrap.wheelhouse import (
     WheelTarget,
-    installed_distribution,
     missing,
-    own_wheel,
     prepare,
-    source_tree,
 )
 
 PI = WheelTarget("3.11", "aarch64", "2.36")
@@ -77,58 +72,6 @@ def test_the_whole_tree_is_looked_through(tmp_path: Path) -> None:
     assert [r.name for r in missing([Requirement("top")], wheels, PI)] == ["leaf"]
     wheels.append(a_wheel(tmp_path, "leaf"))
     assert missing([Requirement("top")], wheels, PI) == []
-
-
-def test_our_own_wheel_holds_both_packages_and_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert source_tree() is not None
-    wheel = own_wheel()
-    names = zipfile.ZipFile(wheel).namelist()
-    assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
-    assert "edgert/versions/install.py" in names
-    assert "edgert_deploy/devices/systemd/edgertd.service" in names
-    assert {"edgert_deploy/bootstrap/on_device/runtime.sh", "edgert_deploy/bootstrap/on_device/uninstall.sh"} <= set(
-        names
-    )
-    assert "edgert_deploy/devices/shipped/raspberry-pi-4.toml" in names
-    assert not [
-        name
-        for name in names
-        if name.split("/")[0] not in ("edgert", "edgert_deploy", wheel.name.split("-py3")[0] + ".dist-info")
-    ]
-    assert own_wheel() == wheel  # the same source gives the same bytes
-
-
-def test_an_installed_package_is_packed_again_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `pip install .` there is no source tree to build from, and perhaps no network either."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    built, site = own_wheel(), tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
-    subprocess.run([*pip, str(site), str(built)], check=True)
-    program = (
-        "import edgert_deploy.bootstrap.wheelhouse as w; assert w.source_tree() is None; w._pip = None\n"
-        "first = w.own_wheel(); assert w.own_wheel() == first; print(first)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    packed = Path(done.stdout.strip())
-    assert packed.name == built.name
-    with zipfile.ZipFile(built) as one, zipfile.ZipFile(packed) as other:
-        assert set(one.namelist()) == set(other.namelist())
-        for name in one.namelist():
-            assert name.endswith("/RECORD") or one.read(name) == other.read(name), name
-    subprocess.run([*pip, str(tmp_path / "again"), str(packed)], check=True)
-    assert (tmp_path / "again" / "edgert_deploy" / "devices" / "shipped" / "raspberry-pi-4.toml").is_file()
-    assert (tmp_path / "again" / "bin" / "edgertd").is_file()
-
-
-def test_code_that_nobody_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(edgert, "__file__", str(tmp_path / "edgert" / "__init__.py"))
-    with pytest.raises(ConfigInvalid, match="not an installed package"):
-        installed_distribution()
 
 
 def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,140 @@
+"""edgert's own wheel: what this host runs, for its devices.
+
+A source tree is built, an installed package is packed again. Both go through `_pack`, which keeps the files of the two
+packages and writes the rest anew from what they declare. So the content, and the id of a runtime that holds it, is the
+same for a checkout and for an installed wheel of the same version, whatever built it, installed it, or compressed it.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.parser
+import hashlib
+import importlib.util
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import edgert
+from edgert.errors import ConfigInvalid
+from edgert_deploy.bootstrap.pip import run_pip
+from edgert_deploy.common.folders import cache_folder
+
+OWN_PACKAGES = ("edgert", "edgert_deploy")
+WHEEL_TIME = (2020, 2, 2, 0, 0, 0)  # of every file
+WHEEL = "Wheel-Version: 1.0\nGenerator: edgert\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
+    """Build edgert's own wheel from this source tree, or repack the installed package.
+
+    So a device always gets the code that its host runs. Repacking needs no index and no build tool.
+    """
+    kept_in = cache_folder() / "own"
+    kept_in.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept_in) as folder:
+        source = source_tree()
+        if source is not None:
+            progress(f"building edgert's wheel from {source}")
+            wheel = _pack(_built(source, Path(folder)), Path(folder))
+        else:
+            progress("packing edgert's wheel from the installed package")
+            wheel = _pack(_installed(installed_distribution()), Path(folder))
+        kept = kept_in / hashlib.sha256(wheel.read_bytes()).hexdigest()[:16] / wheel.name
+        kept.parent.mkdir(exist_ok=True)
+        os.replace(wheel, kept)
+        return kept
+
+
+def content_digest(wheel: Path) -> str:
+    """Return the SHA-256 of the files in a wheel of `own_wheel`, however they are compressed."""
+    with zipfile.ZipFile(wheel) as archive:
+        record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+        return hashlib.sha256(archive.read(record)).hexdigest()
+
+
+def source_tree() -> Path | None:
+    """Return the repository that this code runs from; None if it was installed from a wheel."""
+    root = Path(edgert.__file__).resolve().parents[1]
+    return root if (root / "pyproject.toml").is_file() and (root / "deploy" / "edgert_deploy").is_dir() else None
+
+
+def installed_distribution() -> Distribution:
+    """Return the installed package of this code. Raises ConfigInvalid if there is none."""
+    here = Path(edgert.__file__).resolve()
+    for found in distributions(name="edgert"):
+        if Path(str(found.locate_file("edgert/__init__.py"))).resolve() == here:
+            return found
+    raise ConfigInvalid(
+        f"edgert runs from {here.parent}, which is not an installed package: pip install 'edgert[host]'"
+    )
+
+
+def _built(source: Path, folder: Path) -> dict[str, bytes]:
+    """Build a wheel of the source tree; return its files."""
+    # Without isolation pip downloads nothing, so the build works offline if hatchling is installed.
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    words = ["wheel", "--no-deps", *isolation, "--wheel-dir", str(folder / "built"), str(source)]
+    run_pip(words, "build edgert's own wheel")
+    with zipfile.ZipFile(next((folder / "built").glob("edgert-*.whl"))) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def _installed(installed: Distribution) -> dict[str, bytes]:
+    """Return the files in RECORD of an installed edgert. Raises ConfigInvalid if one is missing."""
+    content = {}
+    for name in map(str, installed.files or ()):
+        if not _is_code(name) and ".dist-info/" not in name:  # a command, outside of the packages
+            continue
+        try:
+            content[name] = Path(str(installed.locate_file(name))).read_bytes()
+        except OSError as error:
+            raise ConfigInvalid(
+                f"{name} of the installed edgert cannot be read: reinstall it with pip install --force-reinstall"
+            ) from error
+    if not content or "edgert/__init__.py" not in content or "edgert_deploy/__init__.py" not in content:
+        raise ConfigInvalid(
+            "the installed edgert does not list its files: reinstall it with pip install --force-reinstall"
+        )
+    return content
+
+
+def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
+    """Write a wheel with the code in `files` into `folder`. What tools add (byte code, notes) is left out."""
+    info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
+    kept = (f"{info}/entry_points.txt", f"{info}/licenses/")
+    content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept)}
+    content[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"]).encode()
+    content[f"{info}/WHEEL"] = WHEEL.encode()
+    rows = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in sorted(content.items())]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    wheel = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in sorted(content.items()):
+            entry = zipfile.ZipInfo(name, WHEEL_TIME)
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return wheel
+
+
+def _is_code(name: str) -> bool:
+    return name.split("/")[0] in OWN_PACKAGES and not name.endswith(".pyc")
+
+
+def _metadata(written: bytes) -> str:
+    """Return what an installer reads: name, version, Python and requirements, in one order and spelling."""
+    said = email.parser.BytesParser().parsebytes(written, headersonly=True)
+    lines = ["Metadata-Version: 2.1", *(f"{key}: {said[key]}" for key in ("Name", "Version", "Requires-Python"))]
+    lines += [f"Provides-Extra: {extra}" for extra in sorted(said.get_all("Provides-Extra", []))]
+    lines += sorted(f"Requires-Dist: {Requirement(line)}" for line in said.get_all("Requires-Dist", []))
+    return "\n".join([*lines, ""])
+
+
+def _record_hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
