@@ -18,6 +18,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import partial
 from operator import lt
 
@@ -94,14 +95,16 @@ class Sketch:
         self.count += other.count
         self.sum += other.sum
 
-    def quantile(self, q: float) -> float:
+    def quantile(self, q: Fraction | float) -> float:
         """Return the value (ms) that a share `q` of the sample does not exceed (nearest rank); 0 while empty.
 
-        It is off by at most RELATIVE_ERROR_MAX, and never outside [min, max].
+        It is off by at most RELATIVE_ERROR_MAX, and never outside [min, max]. The rank is exact: a float counts as the
+        decimal that it prints as, because 0.999 in binary times 1000 may be just above 999.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile of {q}; give a share from 0 to 1")
-        rank = max(1, math.ceil(q * self.count))
+        share = Fraction(repr(q)) if isinstance(q, float) else q
+        rank = max(1, math.ceil(share * self.count))
         if not self.count or rank <= self.zero:
             return 0.0
         if rank == self.count:

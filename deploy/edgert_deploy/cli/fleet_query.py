@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.query import DIMENSIONS, Answer, FleetQuery, Question
 
 PERCENTILES_MAX = 20
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?", re.ASCII)
 
 EPILOG = f"""\b
 Examples:
@@ -105,21 +108,20 @@ def query(
         click.echo(f"no matching reports in the last {window}; `edgert fleet record` fills the store", err=True)
 
 
-def shares_of(percentiles: str) -> list[tuple[str, float]]:
-    """Return the name and share of each percentile: `99.9` is ("p99.9_ms", 0.999). Raises ConfigInvalid."""
+def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
+    """Return the name and exact share of each percentile: `99.9` is ("p99.9_ms", 999/1000). Raises ConfigInvalid."""
     words = [word.strip() for word in percentiles.split(",") if word.strip()]
     if not 0 < len(words) <= PERCENTILES_MAX:
         raise ConfigInvalid(f"--percentiles {percentiles!r}: write 1 to {PERCENTILES_MAX} numbers, such as 50,95,99.9")
-    try:
-        shares = [(f"p{word}_ms", float(word) / 100) for word in words]
-    except ValueError as error:
-        raise ConfigInvalid(f"--percentiles {percentiles!r} is not a list of numbers, such as 50,95,99.9") from error
-    if any(not 0 <= share <= 1 for _, share in shares):
+    if not all(_DECIMAL.fullmatch(word) for word in words):
+        raise ConfigInvalid(f"--percentiles {percentiles!r} is not a list of numbers, such as 50,95,99.9")
+    shares = [(f"p{word}_ms", Fraction(word) / 100) for word in words]
+    if any(share > 1 for _, share in shares):
         raise ConfigInvalid(f"--percentiles {percentiles!r}: percentiles are between 0 and 100")
     return shares
 
 
-def _row(answer: Answer, shares: list[tuple[str, float]], stepped: bool) -> dict[str, Any]:
+def _row(answer: Answer, shares: list[tuple[str, Fraction]], stepped: bool) -> dict[str, Any]:
     latency = answer.latency
     begin = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(answer.start_ms / 1000))
     return {

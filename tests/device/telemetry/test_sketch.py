@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def sketch_of(values: list[float]) -> Sketch:
     return sketch
 
 
-def nearest_rank(values: list[float], q: float) -> float:
+def nearest_rank(values: list[float], q: Fraction | float) -> float:
     return sorted(values)[max(1, math.ceil(q * len(values))) - 1]
 
 
@@ -59,6 +60,29 @@ def test_merging_is_associative(a: list[float], b: list[float], c: list[float]) 
 def test_a_quantile_is_within_the_stated_bound_of_the_exact_one(values: list[float], q: float) -> None:
     assert RELATIVE_ERROR_MAX < 0.0109
     assert sketch_of(values).quantile(q) == pytest.approx(nearest_rank(values, q), rel=RELATIVE_ERROR_MAX + 1e-9)
+
+
+def drawn(number: int) -> list[float]:
+    """Return one of 40 samples: four families of distributions, of sizes at which a rank one too high shows."""
+    dice = random.Random(number)
+    families = (
+        lambda: dice.lognormvariate(1, 1.5),
+        lambda: dice.expovariate(0.1),
+        lambda: dice.paretovariate(0.6),
+        lambda: dice.choice((1.0, 1000.0)) * dice.uniform(0.5, 2),
+    )
+    size = (100, 1_000, 3_000, 10_000, 20_000)[number % 5] + (number // 20) * 7
+    return [max(0.001, min(families[number % 4](), 900_000)) for _ in range(size)]
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_every_percentile_that_a_user_writes_is_the_one_of_that_rank(number: int) -> None:
+    sample = drawn(number)
+    sketch = sketch_of(sample)
+    for text in ("50", "75", "90", "95", "99", "99.5", "99.9", "99.95", "99.99"):
+        for share in (Fraction(text) / 100, float(Fraction(text) / 100)):
+            right = nearest_rank(sample, Fraction(text) / 100)
+            assert sketch.quantile(share) == pytest.approx(right, rel=RELATIVE_ERROR_MAX + 1e-9), text
 
 
 @given(samples)

@@ -39,12 +39,23 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
     assert "no matching reports" in cli(url, "--model", "faces").stderr
 
 
+def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, pi = f"{tmp_path}/fleet.db", Pi("pi-1")
+    # 99.9 % of 1000 is the 999th, though 99.9 / 100 * 1000 is more than 999 as a float.
+    record(url, pi.info() + pi.window(NOW_MS - 1, [1.0] * 999 + [500.0]))
+    monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
+    (group,) = json.loads(cli(url, "--percentiles", "99.9,99.90,99.91", "--json").stdout)["groups"]
+    assert group["p99.9_ms"] == group["p99.90_ms"] == pytest.approx(1.0, rel=0.011)
+    assert group["p99.91_ms"] == 500.0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--window", "0s"), "ends before it begins"),
         (("--by", "weather"), "known: site, device"),
         (("--percentiles", "101"), "between 0 and 100"),
+        (("--percentiles", "1e-999999999"), "such as 50,95,99.9"),
         (("--percentiles", "many"), "such as 50,95,99.9"),
         (("--step", "90s"), "whole minutes"),
         (("--step", "1m", "--window", "60d"), "choose longer"),
