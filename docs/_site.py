@@ -70,7 +70,10 @@ def fields_table(schema_file: Path) -> str:
     schema = json.loads(schema_file.read_text())
     named = [(name, field) for name, field in schema["properties"].items()]
     patterns = [(pattern.strip("^$").replace("_", "{model}_", 1), field) for pattern, field in schema.get("patternProperties", {}).items()]  # fmt: skip
-    rows = [f"| `{name}` | {field.get('x-unit', '')} | {_meaning(field)} |" for name, field in named + patterns]
+    rows = [
+        f"| `{name}` | {field.get('$comment', '').removeprefix('unit: ')} | {_meaning(field)} |"
+        for name, field in named + patterns
+    ]
     return "\n".join(["| field | unit | meaning |", "|---|---|---|", *rows])
 
 

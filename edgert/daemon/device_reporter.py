@@ -37,20 +37,22 @@ class DeviceReporter:
         self._thread: threading.Thread | None = None
 
     def event(self, name: str, model: str, fields: dict[str, Any]) -> None:
-        """Report an event of `model`."""
-        from edgert.telemetry.messages import Topics
+        """Report an event of `model`. Its `model_version` follows from its `release`."""
+        from edgert.telemetry.messages import Topics, release_id
         from edgert.telemetry.reporter import append_event
 
         flat = {k: v[:REASON_LENGTH_MAX] if isinstance(v, str) else v for k, v in fields.items()}
+        if fields.get("release") is not None:
+            flat["model_version"] = release_id(fields["release"])
         topics, ts_ms = Topics(self._config.site, self._config.device), int(time.time() * 1000)
         self._put(lambda spool: append_event(spool, topics, name, boot=self._boot, ts_ms=ts_ms, model=model, **flat))
 
-    def slots(self, stores: Iterable[SlotStore]) -> None:
-        """Report the state of every model's slots, which the broker retains."""
+    def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]]) -> None:
+        """Report the state of every model's slots, and its alarms; the broker retains them."""
         from edgert.telemetry.messages import Topics, envelope, release_id
 
         fields: dict[str, object] = {**envelope(ts_ms=int(time.time() * 1000), boot=self._boot)}
-        for store in stores:
+        for store, alarms in models:
             model = store.folder.name
             try:
                 slots = store.read()
@@ -61,6 +63,7 @@ class DeviceReporter:
             fields[f"{model}_state"] = slots.state.value
             fields[f"{model}_active"] = release_id(active.release) if active else "none"
             fields[f"{model}_spare"] = release_id(spare.release) if spare else "none"
+            fields[f"{model}_alarms"] = ",".join(alarms) or None
         topic = Topics(self._config.site, self._config.device).deploy
         self._put(lambda spool: spool.retain(topic, fields))
 

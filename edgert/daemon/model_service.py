@@ -40,6 +40,7 @@ from edgert.worker_link import channel
 
 STABLE_S = 60.0  # a worker that served this long makes earlier crashes forgotten
 ROOM_RETRY_S = 0.05
+ALARMING = ("degraded", "restarting", "quarantined", "failed")  # of the states that `edgertd status` shows
 ROOM_S_MAX = 10.0  # how long a model waits for memory unless a client asks again
 
 Settled = Callable[[EdgeRTError | None], None]
@@ -138,6 +139,8 @@ class ModelService:
             log(f"model {self.model}: {worker.progress}")
         elif message["op"] in ("figures", "asked_golden"):
             self.trial.received(worker, message)
+        elif message["op"] == "alarms":
+            worker.alarms = tuple(map(str, message["names"]))
         elif message["op"] == "failed":
             worker.failure = DeviceError(message["message"])
             worker.failure.code, worker.failure.exit_code = message["code"], message["exit_code"]
@@ -213,6 +216,12 @@ class ModelService:
             worker = self.workers.serving
             return "degraded" if worker and worker.loaded and worker.loaded.degraded else "ready"
         return str(self._state.value)
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What is wrong with the model now: a state in which it does not serve well, and its worker's alarms."""
+        worker = self.workers.serving
+        return ((self.state,) if self.state in ALARMING else ()) + (() if worker is None else worker.alarms)
 
     def status(self) -> ServingStatus:
         worker, loading = self.workers.serving, self.workers.loading
@@ -349,7 +358,8 @@ class ModelService:
         """Restart, roll back or quarantine a version whose worker ended."""
         self._crashes.add(version.digest, stable=stable)
         self.fault = fault
-        self._report("crashed", self.model, {"reason": fault.message, "crashes": self._crashes.in_a_row})
+        fields = {"release": version.release, "reason": fault.message, "crashes": self._crashes.in_a_row}
+        self._report("crashed", self.model, fields)
         if self.workers.loading is not None:
             return
         if self._crashes.too_many and not self._serves:
@@ -380,10 +390,10 @@ class ModelService:
             elif spare is not None and spare.good and self._crashes.trusts(spare.digest):
                 self.store.rollback(wait=False, reason=fault.message)
             else:
-                self._quarantine(fault)
+                self._quarantine(version, fault)
                 return
         except TransitionRefused:
-            self._quarantine(fault)
+            self._quarantine(version, fault)
             return
         self._crashes.distrust(version.digest)
         self._rolled_back(version, fault, fields)
@@ -404,11 +414,12 @@ class ModelService:
         if self.store.fault is not None:  # the disk is full or read-only: the version before serves meanwhile
             self._slot_writer.attempt("record the roll-back", self.store.record)
 
-    def _quarantine(self, fault: EdgeRTError) -> None:
+    def _quarantine(self, version: Version, fault: EdgeRTError) -> None:
         pause_s, crashes = self._crashes.pause_s, self._crashes.in_a_row
         self._sync_at_s = self._clock() + pause_s
         self._enter(Event.QUARANTINE)
-        self._report("quarantined", self.model, {"reason": fault.message, "crashes": crashes, "retry_s": pause_s})
+        fields = {"release": version.release, "reason": fault.message, "crashes": crashes, "retry_s": pause_s}
+        self._report("quarantined", self.model, fields)
         self._settle(fault)
 
     # --- helpers ------------------------------------------------------------------------------

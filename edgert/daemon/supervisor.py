@@ -58,6 +58,7 @@ class Supervisor:
         self._config: DeviceConfig = read_config(state)
         self._boot = f"b{uuid.uuid4().hex[:12]}"
         self._reporter = DeviceReporter(state, self._config, self._boot, log)
+        self._alarms: dict[str, tuple[str, ...]] = {}  # as last reported
         self._selector = selectors.DefaultSelector()
         self._services: dict[str, ModelService] = {}
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
@@ -115,6 +116,8 @@ class Supervisor:
         self._incoming.tick()
         self._ping_watchdog(now_s)
         self._check_state_folder(now_s)
+        if self._alarms_now() != self._alarms and self._stop_by_s is None:
+            self._report_slots()
         if not self._reported_ready and all(s.settled for s in self._services.values()):
             self._reported_ready = True
             service_manager.notify("READY=1")
@@ -263,7 +266,14 @@ class Supervisor:
         """Report an event of a model in the log and over telemetry."""
         log(f"{model}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
         self._reporter.event(event, model, fields)
-        self._reporter.slots(s.store for s in self._services.values())
+        self._report_slots()
+
+    def _report_slots(self) -> None:
+        self._alarms = self._alarms_now()
+        self._reporter.slots((s.store, self._alarms[name]) for name, s in self._services.items())
+
+    def _alarms_now(self) -> dict[str, tuple[str, ...]]:
+        return {name: service.alarms for name, service in self._services.items()}
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -278,7 +288,7 @@ class Supervisor:
             service = self._service(str(request["model"]))
 
             def settled(error: EdgeRTError | None) -> None:
-                self._reporter.slots(s.store for s in self._services.values())
+                self._report_slots()
                 control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
             service.sync(settled)

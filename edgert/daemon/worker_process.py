@@ -48,6 +48,7 @@ class WorkerProcess:
     connected_at_s: float = 0.0
     load_s_max: float = 0.0
     progress: str = ""
+    alarms: tuple[str, ...] = ()  # that it has raised
 
     @classmethod
     def start(cls, order: dict[str, Any], version: Version, now_s: float) -> WorkerProcess:

@@ -1,24 +1,30 @@
 """Alarms: values of a window that somebody should look at, with hysteresis against flapping at the limit.
 
 Theory of operation: an alarm is raised when its reading is above its limit in RAISE_AFTER windows in a row. It is
-cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing or
-that comes from too few requests changes nothing.
+cleared when its reading is below CLEAR_SHARE of the limit in CLEAR_AFTER windows in a row. A reading that is missing
+changes nothing.
+
+A p99 and a share of errors mean nothing for a few requests. So windows are added up to a stretch that holds
+REQUESTS_MIN requests, or of STRETCH_WINDOWS_MAX windows, which counts as it is; each stretch gives one reading. After
+as many windows without any request, each further one gives a reading of 0: a model that nobody asks fails no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert.config import AlarmConfig
+from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import Totals, WindowReport
 
 RAISED, CLEARED = "alarm_raised", "alarm_cleared"  # the events
 RAISE_AFTER = 2
 CLEAR_AFTER = 3
 CLEAR_SHARE = 0.9
-REQUESTS_MIN = 20  # with fewer, a p99 or a share of errors means nothing
+REQUESTS_MIN = 20
+STRETCH_WINDOWS_MAX = 10
 P99_FACTOR = 2.0  # times the model's p95 target, where the p99 has no limit
 
 
@@ -43,7 +49,8 @@ class Change:
 class _Alarm:
     limit: float
     raised: bool = False
-    streak: int = 0  # windows in a row that contradict `raised`
+    value: float = 0.0  # the newest reading
+    streak: int = 0  # readings in a row that contradict `raised`
 
 
 class Alarms:
@@ -67,8 +74,9 @@ class Alarms:
         )
 
     @property
-    def raised(self) -> list[str]:
-        return [name for name, alarm in self._alarms.items() if alarm.raised]
+    def raised(self) -> dict[str, float]:
+        """The raised alarms with their newest readings."""
+        return {name: alarm.value for name, alarm in self._alarms.items() if alarm.raised}
 
     def judge(self, readings: Mapping[str, float | None]) -> list[Change]:
         """Return the alarms that one window's readings raise or clear."""
@@ -77,6 +85,7 @@ class Alarms:
             value = readings.get(name)
             if value is None:
                 continue
+            alarm.value = value
             against = value < CLEAR_SHARE * alarm.limit if alarm.raised else value > alarm.limit
             alarm.streak = alarm.streak + 1 if against else 0
             if alarm.streak >= (CLEAR_AFTER if alarm.raised else RAISE_AFTER):
@@ -91,6 +100,7 @@ class Readings:
     def __init__(self) -> None:
         self._before = Totals()
         self._silent_s = 0.0
+        self._answered, self._asked = _Stretch(), _Stretch()
 
     def of(self, report: WindowReport, host: Mapping[str, object]) -> dict[str, float | None]:
         """Return the readings that alarms are judged by. `host` may hold temp_c, throttled and rss_bytes."""
@@ -100,14 +110,41 @@ class Readings:
         failed = totals.errors + totals.shed - before.errors - before.shed
         # A model that was never asked is not silent.
         self._silent_s = 0.0 if requests or not totals.requests else self._silent_s + report.window_s
+        answered = self._answered.add(report.latency.count, latency=report.latency)
+        asked = self._asked.add(requests, failed)
         return {
-            "p99_ms": report.latency.quantile(0.99) if report.latency.count >= REQUESTS_MIN else None,
-            "error_share": failed / requests if requests >= REQUESTS_MIN else None,
+            "p99_ms": None if answered is None else answered.latency.quantile(0.99),
+            "error_share": None if asked is None else asked.failed / max(asked.requests, 1),
             "temp_c": _number(host.get("temp_c")),
             "throttled": _number(host.get("throttled")),
             "worker_mb": _scaled(host.get("rss_bytes"), 1e-6),
             "silent_s": self._silent_s,
         }
+
+
+@dataclass
+class _Stretch:
+    """Windows in a row, added up."""
+
+    windows: int = 0
+    requests: int = 0
+    failed: int = 0
+    latency: Sketch = field(default_factory=Sketch)
+
+    def add(self, requests: int, failed: int = 0, latency: Sketch | None = None) -> _Stretch | None:
+        """Add a window; return the stretch, and begin the next, if this window ends it."""
+        if requests and not self.requests:
+            self.windows = 0  # the windows without requests before it
+        self.windows += 1
+        self.requests += requests
+        self.failed += failed
+        self.latency.merge(latency or Sketch())
+        if self.requests < REQUESTS_MIN and self.windows < STRETCH_WINDOWS_MAX:
+            return None
+        ended = replace(self)
+        # Without a request there is nothing to begin anew: each further window counts.
+        self.windows, self.requests, self.failed, self.latency = (0 if self.requests else self.windows), 0, 0, Sketch()
+        return ended
 
 
 def _number(value: Any) -> float | None:

@@ -93,7 +93,8 @@ def _sensor(
         "platform": "sensor",
         "name": name,
         "state_topic": topic,
-        "value_template": f"{{{{ value_json.{key} }}}}",
+        # A window that leaves the field out gives None, which is "unknown" there.
+        "value_template": f"{{{{ value_json.get('{key}') }}}}",
         "unit_of_measurement": unit,
         "device_class": kind,
         "state_class": state,

@@ -155,7 +155,7 @@ def envelope(*, ts_ms: int, boot: str, seq: int | None = None) -> dict[str, Scal
 def metrics_fields(
     report: WindowReport, *, up: bool, model_version: str, host: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the `metrics` payload without its envelope.
+    """Return the `metrics` payload without its envelope. A figure of no request is None, which `dump` leaves out.
 
     `host` may hold clock_synced, rss_bytes, temp_c and throttled.
     """
@@ -168,15 +168,15 @@ def metrics_fields(
         "err_total": totals.errors,
         "shed_total": totals.shed,
         "cache_hit_total": totals.cache_hits,
-        "lat_p50_ms": _ms(latency.quantile(0.5)),
-        "lat_p95_ms": _ms(latency.quantile(0.95)),
-        "lat_p99_ms": _ms(latency.quantile(0.99)),
-        "lat_p999_ms": _ms(latency.quantile(0.999)),
-        "lat_max_ms": _ms(latency.max),
+        "lat_p50_ms": _quantile(latency, 0.5),
+        "lat_p95_ms": _quantile(latency, 0.95),
+        "lat_p99_ms": _quantile(latency, 0.99),
+        "lat_p999_ms": _quantile(latency, 0.999),
+        "lat_max_ms": _quantile(latency, 1.0),
         "lat_sum_ms_total": round(totals.latency_sum_us / 1000, 3),
         **{f"lat_le_{bound}ms_total": n for bound, n in zip(SLO_BOUNDS_MS, totals.within_ms, strict=True)},
-        **{f"{name}_p99_ms": _ms(sketch.quantile(0.99)) for name, sketch in report.stages.items()},
-        "batch_mean": round(report.batch_mean, 3),
+        **{f"{name}_p99_ms": _quantile(sketch, 0.99) for name, sketch in report.stages.items()},
+        "batch_mean": round(report.batch_mean, 3) or None,
         **host,
         "model_version": model_version,
     }
@@ -200,8 +200,9 @@ def hist_fields(report: WindowReport, *, model_version: str) -> dict[str, object
     }
 
 
-def _ms(value: float) -> float:
-    return round(value, 4)
+def _quantile(sketch: Sketch, share: float) -> float | None:
+    """Return a percentile in ms; None where nothing was measured, because 0 would be a reading."""
+    return round(sketch.quantile(share), 4) if sketch.count else None
 
 
 def models_of(deploy: bytes) -> list[str]:
@@ -275,8 +276,12 @@ class MetricsMessage:
 
     def number(self, name: str) -> float:
         """Return the field `name`, or 0 where the device did not send it as a number."""
-        value = self.fields.get(name, 0)
-        return value if isinstance(value, (int, float)) else 0
+        return self.reading(name) or 0
+
+    def reading(self, name: str) -> float | None:
+        """Return the field `name`; None where the device did not send it as a number."""
+        value = self.fields.get(name)
+        return value if isinstance(value, (int, float)) else None
 
 
 def parse_status(payload: bytes) -> Status:

@@ -51,6 +51,8 @@ class Reporter:
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.windows_lost = 0
+        self.alarms: tuple[str, ...] = ()  # the names of those that are raised
+        self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
         self._recorder = recorder
@@ -122,18 +124,18 @@ class Reporter:
         self._wake.clear()
         return self._stopping.is_set()
 
-    @property
-    def alarms(self) -> list[str]:
-        """The names of the alarms that are raised."""
-        return self._alarms.raised
-
     def _report(self, report: WindowReport, *, up: bool) -> None:
         facts = dict(self._host_facts())
         for change in self._alarms.judge(self._readings.of(report, facts)):
             self._log(f"{report.model}: {change.event} {change.fields()}")
             self.event(change.event, **change.fields())
-        if not self._guarded(lambda: self._append(report, up, {**facts, "alarms": len(self.alarms)})):
+        raised = {f"alarm_{name}": round(value, 4) for name, value in self._alarms.raised.items()}
+        names = (*self._alarms.raised, *(("shadow",) if facts.get("shadow_alarm") else ()))
+        if not self._guarded(lambda: self._append(report, up, {**facts, **raised, "alarms": len(names)})):
             self.windows_lost += 1
+        if names != self.alarms:
+            self.alarms = names
+            self.alarms_changed()
 
     def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()

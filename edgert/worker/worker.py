@@ -163,7 +163,9 @@ class Worker:
             shadow.start()
         self._connections.start()
         if self._reporter is not None:
-            self._reporter.start()
+            reporter = self._reporter
+            reporter.alarms_changed = lambda: _send(end, {"op": "alarms", "names": reporter.alarms})
+            reporter.start()
             if self._model.degraded:
                 self._reporter.event("degraded", reason="; ".join(self._model.tried)[:500])
         channel.send(end, {"op": "ready", "loaded": to_json(self._loaded())})
@@ -271,7 +273,7 @@ class Worker:
             cache=self._cache.status(),
             near=None if self._near is None else self._near.status(),
             shadow=None if self._shadow is None else self._shadow.status(),
-            alarms=() if self._reporter is None else tuple(self._reporter.alarms),
+            alarms=() if self._reporter is None else self._reporter.alarms,
             requests=self._recorder.snapshot(),
         )
 

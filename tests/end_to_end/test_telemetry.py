@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edgert.telemetry.mqtt import Connection
 from hil.relay import Relay
 from tests.support.brokers import USER, Broker, free_port
 from tests.support.devices import Device, a_device, wait_until
@@ -92,6 +93,36 @@ def test_requests_show_up_as_the_fleets_percentiles(tmp_path: Path) -> None:
         assert row["state"] == "online"
         assert 20.0 <= row["p50_ms"] < 200.0
         assert row["model_version"] == "r1"
+
+
+def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_version(tmp_path: Path) -> None:
+    alarms = "[alarms]\nworker_mb = 1\n"  # every worker takes more
+    heard: list[dict[str, Any]] = []
+    with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
+        listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip
+        listening.open()
+        listening.subscribe(("edgert/v1/#",), 1)
+        with a_device(mqtt_config(broker) + alarms) as device:
+            device.deploy()
+
+            def raised() -> bool:
+                listening.pump(0.1)
+                return any(said.get("echo_alarms") == "worker_mb" for said in heard)
+
+            wait_until(raised, "the alarm is retained", timeout_s=60)
+            row = next(row for row in watch(broker, 2.0) if row["device"] == "d-test")
+            assert row["alarms"] == ["worker_mb"]
+            wait_until(lambda: raised() and any(said.get("alarms") == 1 for said in heard), "metrics", timeout_s=60)
+            (metrics, *_) = (said for said in heard if said.get("alarms") == 1)
+            assert metrics["alarm_worker_mb"] > 1
+            assert {said["model_version"] for said in heard if said.get("event") == "serving"} == {"r1"}
+        listening.close()
+
+
+def loads(payload: bytes) -> dict[str, Any]:
+    """Return the fields of a message; none for a plain word."""
+    fields: dict[str, Any] = json.loads(payload) if payload.startswith(b"{") else {}
+    return fields
 
 
 def test_a_broker_that_is_down_costs_serving_nothing_and_no_report(tmp_path: Path) -> None:

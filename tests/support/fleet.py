@@ -39,6 +39,14 @@ class Pi:
         said = messages.envelope(ts_ms=NOW_MS, boot=self.boot) | {"profile": self.profile}
         return [(self.topics.info, messages.dump(said)), (self.topics.status, b"online")]
 
+    def deploy(self, ts_ms: int, *alarms: str) -> Sent:
+        """The retained state of its slots, with the alarms of its model."""
+        said = messages.envelope(ts_ms=ts_ms, boot=self.boot) | {
+            "digits_state": "steady",
+            "digits_active": self.version,
+        }
+        return [(self.topics.deploy, messages.dump({**said, "digits_alarms": ",".join(alarms) or None}))]
+
     def window(self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6) -> Sent:
         sketch = Sketch()
         for latency in latencies_ms:

@@ -40,7 +40,6 @@ TICK_S = 1.0
 PRUNE_EVERY_S = 600.0
 OWN_SIZE = "2GB"
 TOKEN_CHARS_MIN = 16
-DAY_MS = 24 * 3600 * 1000
 
 EPILOG = """\b
 Examples:
@@ -166,11 +165,9 @@ def own_store(settings: MqttSettings) -> str:
 
 
 def begin(board: Board, query: FleetQuery) -> None:
-    """Fill the board from the store: stale devices, versions, alarms that were raised."""
-    now_ms = _wall_ms()
+    """Fill the board from the store: stale devices, alarms, versions."""
     board.remember(query.devices(), time.monotonic())
-    board.remember_versions(versions_seen(query, now_ms))
-    board.remember_events(query.events(now_ms - 7 * DAY_MS, now_ms + DAY_MS), time.monotonic())
+    board.remember_versions(versions_seen(query, _wall_ms()))
 
 
 class _Trouble:

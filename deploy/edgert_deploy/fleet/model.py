@@ -11,42 +11,41 @@ from dataclasses import dataclass, field
 from sys import intern
 
 from edgert.errors import ProtocolError
-from edgert.telemetry.alarms import CLEARED, RAISED
+from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry.messages import MetricsMessage, Scalar, Topic
 from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.listener import FleetListener
-from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
-from edgert_deploy.fleet.store.batch import trusted_ms
+from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, storable
 
 MODELS_PER_DEVICE_MAX = 64
 ALARMS_MAX = 32  # of one model; a device names them as it likes
 STALE_AFTER_WINDOWS = 2.5
 WINDOW_S_DEFAULT = 60.0
-# Events besides RAISED and CLEARED that raise and clear an alarm: those of the shadow, and those that are an alarm
-# themselves until the model serves again.
-ALARM, ALARM_ENDS = "_alarm", "_recovered"
-ALARMING = frozenset(("crashed", "degraded", "no_room", "quarantined", "rolled_back"))
+_ALARMS = "_alarms"  # the end of the field of `deploy` that names a model's
+_ALARMS_CHARS_MAX = ALARMS_MAX * (ID_CHARS_MAX + 1)
 
 
 @dataclass(slots=True)
 class ModelState:
-    """One model on one device, by its newest report. `stages_ms` are its own p99s of that window."""
+    """One model on one device, by its newest report. `stages_ms` are its own p99s of that window.
+
+    A figure that a window without requests leaves out is None.
+    """
 
     version: str = ""
     boot: str = ""
     ts_ms: int = 0
     window_s: float = WINDOW_S_DEFAULT
-    stages_ms: tuple[float, ...] = ()
-    p50_ms: float = 0.0
-    p99_ms: float = 0.0
+    stages_ms: tuple[float | None, ...] = ()
+    p50_ms: float | None = None
+    p99_ms: float | None = None
     per_s: float | None = None
     requests: int = 0
     errors: int = 0
     shed: int = 0
     cache_hits: int = 0
-    batch_mean: float = 0.0
+    batch_mean: float | None = None
     rss_bytes: int = 0
-    alarms: set[str] = field(default_factory=set)
 
     def update(self, metrics: MetricsMessage) -> None:
         """Take the figures of a report that is newer than the last."""
@@ -54,11 +53,11 @@ class ModelState:
         self.per_s = self._rate(requests, metrics)
         self.version, self.boot = intern(metrics.model_version), intern(metrics.boot)
         self.ts_ms, self.window_s = metrics.ts_ms, metrics.window_s
-        self.stages_ms = tuple(metrics.number(f"{stage}_p99_ms") for stage in STAGES)
-        self.p50_ms, self.p99_ms = metrics.number("lat_p50_ms"), metrics.number("lat_p99_ms")
+        self.stages_ms = tuple(metrics.reading(f"{stage}_p99_ms") for stage in STAGES)
+        self.p50_ms, self.p99_ms = metrics.reading("lat_p50_ms"), metrics.reading("lat_p99_ms")
         self.requests, self.errors = requests, int(metrics.number("err_total"))
         self.shed, self.cache_hits = int(metrics.number("shed_total")), int(metrics.number("cache_hit_total"))
-        self.batch_mean, self.rss_bytes = metrics.number("batch_mean"), int(metrics.number("rss_bytes"))
+        self.batch_mean, self.rss_bytes = metrics.reading("batch_mean"), int(metrics.number("rss_bytes"))
 
     def _rate(self, requests: int, metrics: MetricsMessage) -> float | None:
         """Return the requests a second of this window; the last rate if the window before is not known."""
@@ -70,7 +69,10 @@ class ModelState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """One device. `heard_at` and `known_since` are monotonic seconds, `alarms_ms` is ms since 1970."""
+    """One device. `heard_at` and `known_since` are monotonic seconds.
+
+    `alarms` are those of each model, by its newest `deploy`; `alarms_ms` is when they changed, in ms since 1970.
+    """
 
     site: str
     device: str
@@ -82,8 +84,13 @@ class DeviceState:
     profile: str = PROFILE_UNKNOWN
     alarms_ms: int = 0
     models: dict[str, ModelState] = field(default_factory=dict)
-    alarms: set[str] = field(default_factory=set)
+    alarms: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fields: dict[str, Mapping[str, Scalar]] = field(default_factory=dict)  # the newest `info`, `sys` and `deploy`
+
+    @property
+    def named(self) -> set[str]:
+        """The models that reported, or have an alarm: one that does not load reports nothing."""
+        return {*self.models, *self.alarms}
 
     def age_s(self, now: float) -> float | None:
         """Return how long ago it last sent something; None if only retained messages came."""
@@ -120,6 +127,10 @@ class Fleet(FleetListener):
         device.fields[topic.kind] = fields
         if topic.kind == "info" and isinstance(profile := fields.get("profile"), str):
             device.profile = intern(storable(profile))
+        if topic.kind == "deploy" and (alarms := alarms_of(fields)) != device.alarms:
+            wall_ms, said_ms = self._wall_ms(), fields.get("ts")
+            device.alarms = alarms
+            device.alarms_ms = min(said_ms, wall_ms) if isinstance(said_ms, int) else wall_ms
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         device, model = self.device(topic, now), self.model(topic, topic.model or "", now)
@@ -130,19 +141,6 @@ class Fleet(FleetListener):
         device.window_s = max(metrics.window_s, 1.0)
         synced = metrics.fields.get("clock_synced", 1)
         device.late_s = max(0.0, (wall_ms - metrics.ts_ms) / 1000) if synced else 0.0
-
-    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
-        at_ms = trusted_ms(event.ts_ms, self._wall_ms())
-        self.note_event(topic, event.event, event.model, event.alarm, at_ms, now)
-
-    def note_event(self, topic: Topic, event: str, model: str, alarm: str, at_ms: int, now: float) -> None:
-        """Raise or clear the alarm that an event is about, of a model or ("") of the device."""
-        device = self.device(topic, now)
-        alarms = self.model(topic, model, now).alarms if model else device.alarms
-        before = len(alarms)
-        note_alarm(alarms, event, alarm or "unnamed")
-        if len(alarms) > before:
-            device.alarms_ms = at_ms
 
     def device(self, topic: Topic, now: float) -> DeviceState:
         """Return the device of a message. Raises ProtocolError if there are too many."""
@@ -165,17 +163,12 @@ class Fleet(FleetListener):
         return found
 
 
-def note_alarm(alarms: set[str], event: str, alarm: str) -> None:
-    """Update `alarms`: one lasts from its event until the one that ends it, or until a version serves anew."""
-    if event == "serving":
-        alarms.clear()
-    elif event == CLEARED:
-        alarms.discard(alarm)
-    elif event.endswith(ALARM_ENDS):
-        alarms.discard(event.removesuffix(ALARM_ENDS))
-    elif len(alarms) >= ALARMS_MAX:
-        return
-    elif event == RAISED:
-        alarms.add(alarm)
-    elif event.endswith(ALARM) or event in ALARMING:
-        alarms.add(event.removesuffix(ALARM))
+def alarms_of(deploy: Mapping[str, Scalar]) -> dict[str, tuple[str, ...]]:
+    """Return the alarms of each model in a `deploy` message. A device names them as it likes, so there is a limit."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in deploy.items():
+        if key.endswith(_ALARMS) and isinstance(value, str) and len(found) < MODELS_PER_DEVICE_MAX:
+            names = [intern(name) for name in value[:_ALARMS_CHARS_MAX].split(",") if ID.match(name)]
+            if names:
+                found[intern(key.removesuffix(_ALARMS))] = tuple(sorted(set(names)))[:ALARMS_MAX]
+    return found

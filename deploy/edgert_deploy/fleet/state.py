@@ -18,7 +18,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.model import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
-from edgert_deploy.fleet.reports import EventMessage, Report
+from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import SeqTracker
 
 HORIZON_S = 600.0
@@ -164,18 +164,13 @@ class FleetState(Fleet):
         if self._stream(topic).is_new("metrics", metrics):
             super().on_metrics(topic, metrics, now)
 
-    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
-        self.device(topic, now)
-        if self._stream(topic).is_new("event", event):  # numbered for the device, whatever model they concern
-            super().on_event(topic, event, now)
-
     def rows(self, now: float) -> list[Row]:
         """Return every device's models, ordered by site and device, then one row for each model of the whole fleet."""
         ordered = [self.devices[key] for key in sorted(self.devices)]
         return [row for device in ordered for row in self._device_rows(device, now)] + self.fleet_rows(now)
 
     def fleet_rows(self, now: float) -> list[Row]:
-        names = sorted({name for device in self.devices.values() for name in device.models})
+        names = sorted({name for device in self.devices.values() for name in device.named})
         return [self._fleet_row(name, now) for name in names]
 
     def _stream(self, topic: Topic) -> Stream:
@@ -185,11 +180,10 @@ class FleetState(Fleet):
         return self._streams.get((device.site, device.device, model)) or Stream()
 
     def _device_rows(self, device: DeviceState, now: float) -> Iterator[Row]:
-        if not device.models:
-            alarms = tuple(sorted(device.alarms))
-            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now), alarms=alarms)
-        for name, model in sorted(device.models.items()):
-            yield self._model_row(device, name, model, now)
+        if not device.named:
+            yield Row(device.site, device.device, None, device.state(now), age_s=device.age_s(now))
+        for name in sorted(device.named):
+            yield self._model_row(device, name, device.models.get(name) or ModelState(), now)
 
     def _model_row(self, device: DeviceState, name: str, model: ModelState, now: float) -> Row:
         stream = self._stream_of(device, name)
@@ -205,13 +199,13 @@ class FleetState(Fleet):
             missing=stream.missing,
             duplicates=stream.duplicates,
             age_s=device.age_s(now),
-            alarms=tuple(sorted(model.alarms | device.alarms)),
+            alarms=device.alarms.get(name, ()),
             trend_p95_ms=_trend(recent),
         )
 
     def _fleet_row(self, name: str, now: float) -> Row:
-        holders = [device for device in self.devices.values() if name in device.models]
-        models = [device.models[name] for device in holders]
+        holders = [device for device in self.devices.values() if name in device.named]
+        models = [device.models.get(name) or ModelState() for device in holders]
         streams = [self._stream_of(device, name) for device in holders]
         recent = [stream.recent(now, self._horizon_s) for stream in streams]
         windows = [window for each in recent for window in each]
@@ -229,7 +223,7 @@ class FleetState(Fleet):
             **_counter_fields(models),
             missing=sum(stream.missing for stream in streams),
             duplicates=sum(stream.duplicates for stream in streams),
-            alarms=tuple(sorted({alarm for model in models for alarm in model.alarms})),
+            alarms=tuple(sorted({alarm for device in holders for alarm in device.alarms.get(name, ())})),
             trend_p95_ms=_fleet_trend(windows, now),
         )
 
@@ -270,7 +264,7 @@ def _counter_fields(models: list[ModelState]) -> dict[str, Any]:
         return {}
     requests = sum(model.requests for model in reported)
     hits = sum(model.cache_hits for model in reported)
-    batches = [model.batch_mean for model in reported if model.batch_mean > 0]
+    batches = [model.batch_mean for model in reported if model.batch_mean]
     return {
         "errors": sum(model.errors for model in reported),
         "shed": sum(model.shed for model in reported),

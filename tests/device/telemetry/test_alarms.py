@@ -98,6 +98,10 @@ def test_errors_slowness_and_heat_are_reported_as_events_and_counted_in_the_metr
     )
     metrics = [json.loads(m.payload) for m in device.spool.take(1000, 0) if m.topic.endswith("metrics")]
     assert [m["alarms"] for m in metrics] == [0, 3]
+    assert {name: value for name, value in metrics[1].items() if name.startswith("alarm_")} == {
+        "alarm_p99_ms": pytest.approx(30, rel=0.011), "alarm_error_share": 0.1, "alarm_temp_c": 91.5
+    }  # fmt: skip
+    assert not any(name.startswith("alarm_") for name in metrics[0])
 
 
 def test_a_few_failures_in_a_quiet_window_are_no_alarm(tmp_path: Path) -> None:
@@ -105,6 +109,43 @@ def test_a_few_failures_in_a_quiet_window_are_no_alarm(tmp_path: Path) -> None:
     for _ in range(4):
         device.window({"error": 5})
     assert not device.said()
+
+
+def test_few_requests_raise_an_alarm_once_windows_together_hold_enough(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    for _ in range(8):  # two stretches of 20 requests
+        device.window({"error": 5})
+    assert [(event["event"], event["value"]) for event in device.said()] == [("alarm_raised", 1.0)]
+
+
+def test_a_model_that_is_asked_once_in_ten_windows_can_raise_an_alarm_too(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    for minute in range(24):
+        device.window({"error": 1} if minute % 10 == 0 else {})
+    assert [event["event"] for event in device.said()] == ["alarm_raised"]
+
+
+def test_an_alarm_clears_twelve_windows_after_the_last_request(tmp_path: Path) -> None:
+    device = Device(tmp_path, p99_ms=20)
+    for _ in range(2):
+        device.window({"ok": 15, "error": 10}, took_us=30_000)
+    device.window({"error": 3})  # the beginning of a stretch
+    assert set(device.reporter.alarms) == {"error_share"}
+    for _ in range(9 + 11):
+        device.window({})
+    assert set(device.reporter.alarms) == {"error_share"}
+    device.window({})
+    assert device.reporter.alarms == ()
+    assert device.said()[-1]["event"] == "alarm_cleared"
+
+
+def test_who_is_told_of_alarms_hears_each_change_once(tmp_path: Path) -> None:
+    device, heard = Device(tmp_path, temp_c=80), list[tuple[str, ...]]()
+    device.reporter.alarms_changed = lambda: heard.append(device.reporter.alarms)
+    for temp_c in (90.0, 90.0, 90.0, 50.0, 50.0, 50.0, 50.0):
+        device.host["temp_c"] = temp_c
+        device.window({})
+    assert heard == [("temp_c",), ()]
 
 
 def test_a_model_that_is_asked_no_more_falls_silent_and_is_heard_again(tmp_path: Path) -> None:

@@ -339,7 +339,10 @@ def test_a_device_makes_itself_known_to_home_assistant_where_that_is_asked_for(
         name.partition("_")[0] for name in one["components"]
     } == {"faces"}
     p99 = both["components"]["faces_lat_p99_ms"]
-    assert (p99["state_topic"], p99["value_template"]) == (TOPICS.metrics("faces"), "{{ value_json.lat_p99_ms }}")
+    assert (p99["state_topic"], p99["value_template"]) == (
+        TOPICS.metrics("faces"),
+        "{{ value_json.get('lat_p99_ms') }}",
+    )
     assert both["availability_topic"] == TOPICS.status
 
 

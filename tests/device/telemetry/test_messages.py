@@ -97,6 +97,15 @@ def test_metrics_carry_every_field_of_the_contract_flat() -> None:
     assert not any(isinstance(value, (list, dict, bool)) for value in payload.values())
 
 
+def test_a_window_without_requests_leaves_out_every_figure_of_requests() -> None:
+    recorder = WindowRecorder("digits", clock=lambda: 0.0)
+    recorder.record(RequestSpan("error", 5))
+    fields = messages.metrics_fields(recorder.cut(now=60.0), up=True, model_version="r7", host={})
+    payload = json.loads(messages.dump(fields))
+    assert {name for name in payload if name.endswith("_ms") or name == "batch_mean"} == set()
+    assert (payload["req_total"], payload["err_total"], payload["lat_le_10ms_total"]) == (1, 1, 0)
+
+
 def test_metrics_come_back_as_they_were_sent() -> None:
     fields = messages.metrics_fields(report(), up=False, model_version="r7", host={})
     read = MetricsMessage.from_json(messages.dump({**messages.envelope(ts_ms=17, boot="b1", seq=4), **fields}))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,46 @@ def test_each_schema_is_one_and_says_what_every_field_means(kind: str) -> None:
     for name, field in schema(kind).get("properties", {}).items():
         assert len(field["description"]) > 10, name
         assert field["type"] in ("string", "number", "integer"), "payloads are flat"
+
+
+AJV = "ajv@8.17.1"
+COMPILE = """
+const Ajv = require("ajv/dist/2020"), said = JSON.parse(require("fs").readFileSync(0)), wrong = [];
+for (const [name, {schema, good, bad}] of Object.entries(said)) {
+    const fits = new Ajv({strict: true, strictTypes: true, strictTuples: true, strictRequired: true}).compile(schema);
+    if (!fits(good)) wrong.push([name, good, fits.errors]);
+    if (fits(bad)) wrong.push([name, bad]);
+}
+console.log(JSON.stringify(wrong));
+"""
+
+
+@pytest.fixture(scope="module")
+def ajv() -> Path:
+    """Return a folder with ajv, kept from run to run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed: apt-get install npm")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgert-test" / AJV
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "node_modules" / "ajv").exists():
+        done = subprocess.run(
+            [npm, "install", "--no-audit", "--no-fund", AJV], cwd=folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"{AJV} cannot be installed here: {done.stderr.strip()[-200:]}")
+    return folder
+
+
+def test_every_schema_loads_in_ajv_as_strict_as_it_gets(ajv: Path) -> None:
+    said: dict[str, dict[str, Any]] = {"status": {"schema": schema("status"), "good": "online", "bad": "asleep"}}
+    for kind in KINDS:
+        if kind != "status":
+            good = {name: example(field) for name, field in schema(kind)["properties"].items()} | {"added_later": "x"}
+            said[kind] = {"schema": schema(kind), "good": good, "bad": good | {"nested": {"a": 1}}}
+    done = subprocess.run(["node", "-e", COMPILE], cwd=ajv, input=json.dumps(said), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
 
 
 def test_what_a_real_daemon_publishes_is_what_the_schemas_say(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def _begun(broker: Broker, url: str, rollouts: Path) -> Running:
             # Long windows: on a slow machine nobody falls silent before a test has them do so.
             said += sent[:1] + changed(sent[1:], engine_p99_ms=3.0 + number, queue_p99_ms=0.5, window_s=600.0)
     said += event(fleet["saw"], 1, now_ms, event="alarm_raised", alarm="temp_c", value=91.0, limit=85.0)
+    said += fleet["saw"].deploy(now_ms, "temp_c")
     said += event(fleet["belt"], 1, now_ms, event="recycled", model="digits", reason=HOSTILE)
     for first in range(0, len(said), 50):  # a client takes no more at once
         publish(broker, said[first : first + 50])
@@ -132,6 +133,7 @@ def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: 
         assert json.loads(said)["own_store"] is None
         port = int(json.loads(said)["url"].rpartition(":")[2].strip("/"))
         happened = event(pi, 1, now_ms, event="alarm_raised", alarm="temp_c", value=90.0, limit=85.0)
+        happened += pi.deploy(now_ms, "temp_c")
         window = pi.window(now_ms, [2.0] * 4)
         record(store_url, window + happened, now_ms)
         publish(broker, window + happened)

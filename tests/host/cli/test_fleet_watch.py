@@ -222,13 +222,12 @@ def test_lines_are_chosen_sorted_and_show_alarms_and_a_trend() -> None:
         for growth in (1, 2):
             for topic, payload in sender.window([latency * growth] * 10):
                 state.apply(topic, payload, False, 0.0)
-    for seq, event in enumerate(("shadow_alarm", "crashed", "shadow_recovered", "alarm_raised"), 1):
-        said = messages.envelope(ts_ms=1, boot="b1", seq=seq) | {"event": event, "model": "digits", "alarm": "temp_c"}
-        state.apply(slow.topics.event, messages.dump(said), False, 0.0)
+    said = messages.envelope(ts_ms=1, boot="b1") | {"digits_alarms": "temp_c,restarting"}
+    state.apply(slow.topics.deploy, messages.dump(said), True, 0.0)
     rows = state.rows(0.0)
     assert [row.device for row in View(sort="p99").of(rows)] == ["pi-07", "nuc-1", None]
     assert [row.device for row in View(device="nuc-*").of(rows)] == ["nuc-1", None]
     (alarmed, _) = View(alarms_only=True).of(rows)
-    assert (alarmed.device, alarmed.alarms) == ("pi-07", ("crashed", "temp_c"))
+    assert (alarmed.device, alarmed.alarms) == ("pi-07", ("restarting", "temp_c"))
     assert sparkline(alarmed.trend_p95_ms) == "▅█"
     assert [row.device for row in View(limit=1).of(rows)] == ["nuc-1", None]

@@ -200,8 +200,15 @@ def test_a_device_that_makes_up_boots_numbers_and_alarms_takes_little_memory_and
                     listener.apply("edgert/v1/plant-a/other/event", payload, False, 0.0)
     (group,) = exporter.groups.values()
     assert group.latency.count == len(windows)
+    many = {f"m{n}_alarms": ",".join(f"a{n}-{i}" for i in range(50)) for n in range(100)}
+    said = json.dumps(
+        {"v": 1, "ts": 1, "boot": "b", "digits_alarms": ",".join(f"a{n}" for n in range(999)), **many}
+    ).encode()
+    for odd in (said, b'{"v":1,"digits_alarms":",,<b>"}', b'{"v":1,"ts":"now","digits_alarms":7}', said):
+        state.apply("edgert/v1/plant-a/other/deploy", odd, False, 0.0)
     (device,) = state.devices.values()
-    assert len(device.alarms) == model_module.ALARMS_MAX
+    assert len(device.alarms) == model_module.MODELS_PER_DEVICE_MAX
+    assert len(device.alarms["digits"]) == model_module.ALARMS_MAX
 
 
 def columns_of(url: str) -> Sequence[str]:

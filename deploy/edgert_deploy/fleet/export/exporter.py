@@ -17,6 +17,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
 from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.model import alarms_of
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, storable
 
 DIMENSIONS = ("site", "device", "model", "version", "profile")
@@ -59,11 +60,12 @@ class Group:
 
 @dataclass
 class KnownDevice:
-    """A device's last `status`, its profile, and when it last reported (seconds since 1970)."""
+    """A device's last `status`, its profile, its models' alarms, and when it last reported (seconds since 1970)."""
 
     status: str = "unknown"
     profile: str = PROFILE_UNKNOWN
     heard_at: float = 0.0
+    alarms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Exporter(FleetListener):
@@ -112,6 +114,8 @@ class Exporter(FleetListener):
 
     def on_fields(self, topic: Topic, fields: Mapping[str, Scalar], now: float) -> None:
         profile = fields.get("profile")
+        if topic.kind == "deploy":
+            self._device(topic.site, topic.device).alarms = alarms_of(fields)
         if topic.kind == "info":
             known = isinstance(profile, str) and profile
             self._device(topic.site, topic.device).profile = storable(str(profile)) if known else PROFILE_UNKNOWN

@@ -47,6 +47,13 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in known if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
+    alarms = [
+        ((*key, model, alarm), 1.0)
+        for key, device in known
+        for model, names in device.alarms.items()
+        for alarm in names
+    ]
+    yield Family("edgert_alarm", "1 for each alarm of a model now.", "gauge", (*_DEVICE, "model", "alarm"), alarms)
     info = [((*key, device.profile), 1.0) for key, device in known]
     yield Family("edgert_device_info", "1 for each device, with its profile.", "gauge", (*_DEVICE, "profile"), info)
 

@@ -25,7 +25,7 @@ SORTS: dict[str, Callable[[Seen], Any]] = {
         seen.held.device,
     ),
     "device": lambda seen: (seen.held.site, seen.held.device),
-    "p99": lambda seen: -max((line.p99_ms for line in list(seen.held.models.values())), default=0.0),
+    "p99": lambda seen: -max((line.p99_ms or 0.0 for line in list(seen.held.models.values())), default=0.0),
     "since": lambda seen: -seen.since_ms,
 }
 
@@ -135,7 +135,7 @@ def _models(held: DeviceState) -> list[dict[str, Any]]:
             "errors": line.errors,
             "batch_mean": line.batch_mean,
             "rss_bytes": line.rss_bytes,
-            "alarms": sorted(line.alarms),
+            "alarms": list(held.alarms.get(model, ())),
             "stages_ms": dict(zip(STAGES, line.stages_ms, strict=False)),
         }
         for model, line in sorted(held.models.items())

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgert.names import ID
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.model import DeviceState, Fleet, ModelState
@@ -72,26 +71,19 @@ class Board(Fleet):
         with self._lock:
             for row in devices:
                 held = self.device(Topic(row["site"], row["device"], "status"), now)
-                held.status, held.profile = row["status"], row["profile"]
+                held.status = row["status"]
                 if row["heard_ms"]:
                     held.heard_at = now - max(0, self._wall_ms() - row["heard_ms"]) / 1000
-                held.fields.update({name: row[name] for name in ("info", "sys", "deploy") if row[name]})
+                for kind in ("info", "sys", "deploy"):
+                    if row[kind]:
+                        self.on_fields(Topic(row["site"], row["device"], kind), row[kind], now)
+                held.profile = row["profile"]
 
     def remember_versions(self, seen: Iterable[tuple[str, str, int]]) -> None:
         """Take (model, version, time of its first report) from a store."""
         with self._lock:
             for model, version, at_ms in seen:
                 self._note_version(model, version, at_ms)
-
-    def remember_events(self, events: Sequence[Mapping[str, Any]], now: float) -> None:
-        """Take the events of FleetQuery.events, the newest first: alarms that were raised before."""
-        with self._lock:
-            for row in reversed(events):
-                if (row["site"], row["device"]) in self.devices:
-                    names = [str(row.get(name, "")) for name in ("event", "model", "alarm")]
-                    event, model, alarm = (name if ID.match(name) else "" for name in names)
-                    topic = Topic(row["site"], row["device"], "event")
-                    self.note_event(topic, event, model, alarm, row["at_ms"], now)
 
     def apply(self, topic: str, payload: bytes, retained: bool, now: float) -> None:
         with self._lock:
@@ -102,7 +94,6 @@ class Board(Fleet):
 
     def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
         self.events += 1
-        super().on_event(topic, event, now)
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
         self.reports += 1
@@ -111,7 +102,7 @@ class Board(Fleet):
         if held.models[name].ts_ms != metrics.ts_ms:
             return  # a late report
         gone_ms = metrics.ts_ms - GONE_AFTER_WINDOWS * held.window_s * 1000
-        for other in [n for n, model in held.models.items() if 0 < model.ts_ms < gone_ms and not model.alarms]:
+        for other in [n for n, model in held.models.items() if 0 < model.ts_ms < gone_ms]:
             del held.models[other]
         on_time = held.late_s < LATE_S and metrics.fields.get("clock_synced", 1)
         at_ms = trusted_ms(metrics.ts_ms, wall_ms) if on_time else wall_ms
@@ -187,7 +178,7 @@ class Board(Fleet):
 
     def _seen(self, held: DeviceState, newest: Mapping[str, tuple[str, int]], now: float) -> Seen:
         wall_ms = self._wall_ms()
-        alarms = tuple(sorted(held.alarms.union(*(line.alarms for line in held.models.values()))))
+        alarms = tuple(sorted(set().union(*held.alarms.values())))
         heard_ms = 0 if held.heard_at is None else wall_ms - int((now - held.heard_at) * 1000)
         if held.status == "lost":
             return Seen(held, "lost", "its connection broke", heard_ms, alarms)
@@ -226,7 +217,10 @@ def line_fits(model: str, line: ModelState, chosen: Filter) -> bool:
 
 
 def _stage(lines: Sequence[tuple[DeviceState, ModelState]], number: int) -> dict[str, Any]:
-    ordered = sorted(((line.stages_ms[number], held) for held, line in lines), key=lambda pair: pair[0])
+    known = ((line.stages_ms[number], held) for held, line in lines)
+    ordered = sorted(((ms, held) for ms, held in known if ms is not None), key=lambda pair: pair[0])
+    if not ordered:
+        return {"stage": STAGES[number], "middle_ms": None, "slowest_ms": None}
     (middle_ms, _), (slowest_ms, slowest) = ordered[(len(ordered) - 1) // 2], ordered[-1]
     return {
         "stage": STAGES[number],

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgert.telemetry import messages
 from edgert.telemetry.spans import STAGES
+from edgert_deploy.fleet.state import FleetState
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.board import Filter
@@ -43,7 +44,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     fleet = {name: Pi(name, version=version) for name, version in (("new", "r10"), ("old", "r9"), ("ill", "r10"))}
     for pi in fleet.values():
         feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
-    feed(board, event(fleet["ill"], 1, NOW_MS - 5000, event="alarm_raised", alarm="temp_c", value=90.0, limit=85.0))
+    feed(board, fleet["ill"].deploy(NOW_MS - 5000, "temp_c"))
     assert state_of(board, "new")[0] == "online"
     assert state_of(board, "old") == ("behind", "digits is r9, newest r10", NOW_MS)  # r10 > r9, though not as text
     assert state_of(board, "ill") == ("alarmed", "temp_c", NOW_MS - 5000)
@@ -52,7 +53,7 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "ill", NOW + 151) == ("stale", "online, but sends nothing", NOW_MS)
     board.apply(fleet["new"].topics.status, b"lost", True, NOW)
     assert state_of(board, "new")[0] == "lost"
-    feed(board, event(fleet["ill"], 2, NOW_MS, event="alarm_cleared", alarm="temp_c", value=60.0, limit=85.0))
+    feed(board, fleet["ill"].deploy(NOW_MS))
     assert state_of(board, "ill")[0] == "online"
     board.apply(fleet["ill"].topics.status, b"lost", True, NOW)
     assert state_of(board, "old")[0] == "online"  # nobody that answers has r10
@@ -61,24 +62,22 @@ def test_a_device_is_in_its_worst_state_and_says_since_when() -> None:
     assert state_of(board, "late")[:2] == ("behind", "its reports are 20 min late")
 
 
-def test_a_model_that_was_taken_away_is_forgotten_unless_it_left_an_alarm() -> None:
+def test_a_model_that_was_taken_away_is_forgotten_and_one_that_cannot_serve_is_an_alarm() -> None:
     board, pi = Watched(), Pi("pi-1")
     feed(board, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
-    feed(board, event(pi, 1, NOW_MS, event="quarantined", model="ill"))
+    feed(board, changed(pi.deploy(NOW_MS), ill_alarms="quarantined"))
     feed(board, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
     seen = board.seen_device("plant-a", "pi-1", NOW)
     assert seen is not None
-    assert (sorted(seen.held.models), seen.state, seen.why) == (["digits", "ill"], "alarmed", "quarantined")
+    assert (sorted(seen.held.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
 
 
 def test_what_the_store_knew_tells_since_when_a_device_is_silent_and_alarmed(store_url: str) -> None:
     url, pi = store_url, Pi("pi-1")
     hour_ago = NOW_MS - 60 * MINUTE_MS
-    raised = event(pi, 1, hour_ago, event="alarm_raised", alarm="p99_ms", value=9.0, limit=5.0, model="digits")
-    record(url, pi.info() + pi.window(hour_ago, [1.0]) + raised, hour_ago)
+    record(url, pi.info() + pi.window(hour_ago, [1.0]) + pi.deploy(hour_ago, "p99_ms"), hour_ago)
     query, board = FleetQuery(url), Watched()
     board.remember(query.devices(), NOW)
-    board.remember_events(query.events(0, NOW_MS), NOW)
     assert state_of(board, "pi-1") == ("stale", "online, but sends nothing", hour_ago)
     feed(board, pi.window(NOW_MS, [1.0]))
     assert state_of(board, "pi-1") == ("alarmed", "p99_ms", hour_ago)
@@ -91,6 +90,34 @@ def test_stages_name_the_middle_device_and_the_slowest() -> None:
         pi = Pi(f"pi-{number}")
         feed(board, pi.info() + changed(pi.window(NOW_MS, [1.0])[1:], engine_p99_ms=float(number)))
     (found,) = board.stages(Filter(model="digits"))
+    feed(board, changed(Pi("idle").window(NOW_MS, [])[1:], engine_p99_ms=None))
     engine = found["stages"][STAGES.index("engine")]
     assert (found["version"], found["devices"]) == ("r1", 5)
     assert engine == {"stage": "engine", "middle_ms": 2.0, "slowest_ms": 4.0, "site": "plant-a", "device": "pi-4"}
+
+
+def test_late_viewers_of_500_devices_see_every_alarm_that_stands() -> None:
+    """A page that opens later, and `watch --once`, hear retained messages only."""
+    fleet = [Pi(f"pi-{number:03}") for number in range(500)]
+    retained = [message for n, pi in enumerate(fleet) for message in pi.info() + pi.deploy(NOW_MS - 7000, *(["temp_c"] if n % 125 == 0 else []))]  # fmt: skip
+    board, terminal = Watched(), FleetState()
+    for message in retained:
+        board.apply(*message, True, NOW)
+        terminal.apply(*message, True, NOW)
+    alarmed = [each for each in board.seen(Filter(), NOW) if each.state == "alarmed"]
+    assert [(each.held.device, each.alarms, each.since_ms) for each in alarmed] == [
+        (f"pi-{number:03}", ("temp_c",), NOW_MS - 7000) for number in (0, 125, 250, 375)
+    ]
+    assert [row.device for row in terminal.rows(NOW) if row.device and row.alarms] == [
+        each.held.device for each in alarmed
+    ]
+
+
+def test_an_idle_device_has_no_percentile_in_any_list() -> None:
+    board, pi = Watched(), Pi("pi-1")
+    feed(board, pi.info() + pi.window(NOW_MS, []))
+    seen = board.seen_device("plant-a", "pi-1", NOW)
+    assert seen is not None
+    line = seen.held.models["digits"]
+    assert (line.p50_ms, line.p99_ms, line.batch_mean) == (None, None, None)
+    assert {each["middle_ms"] for each in board.stages(Filter())[0]["stages"]} == {None}

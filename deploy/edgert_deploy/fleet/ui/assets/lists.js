@@ -18,7 +18,7 @@ export function deviceTable(app, devices, {short = false} = {}) {
       h("th", {scope: "row"}, h("a", {href: app.deviceLink(each.site, each.device), "data-key": `${each.site}/${each.device}`}, each.device), h("span", {class: "soft small block"}, each.site)),
       h("td", null, badge(each.state), each.why ? h("span", {class: "soft small block why"}, each.why) : null),
       short ? null : h("td", {class: "wide"}, each.models.length ? each.models.map(({model, version}) => h("span", {class: "chip"}, model, " ", h("b", null, version))) : h("span", {class: "soft"}, "none")),
-      short ? null : h("td", {class: "n"}, each.models.length ? digits(Math.max(...each.models.map(({p99_ms}) => p99_ms))) : "–"),
+      short ? null : h("td", {class: "n"}, each.models.length ? digits(each.models.reduce((most, {p99_ms}) => p99_ms === null ? most : Math.max(most, p99_ms), null)) : "–"),
       h("td", {class: "since"}, when(app, each.since_ms)))))));
 }
 

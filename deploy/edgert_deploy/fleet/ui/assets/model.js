@@ -97,7 +97,7 @@ class ModelCard {
           return h("tr", {class: i === 0 ? "first" : null}, h("th", {scope: "row"}, i === 0 ? name : h("span", {class: "hidden"}, name)),
             h("td", {class: "version"}, version),
             h("td", {class: "bars"}, h("span", {class: `stage-bar ${seriesClass(series(version))}`}, h("i", {style: {width: `${100 * said.middle_ms / most}%`}}), h("b", {style: {left: `${100 * said.slowest_ms / most}%`}}))),
-            h("td", {class: "n"}, digits(said.middle_ms), h("span", {class: "soft"}, " / "), h("a", {href: this.app.deviceLink(said.site, said.device), title: `the slowest: ${said.site}/${said.device}`, "aria-label": `${digits(said.slowest_ms)} ms, the slowest: ${said.site}/${said.device}`}, digits(said.slowest_ms))));
+            h("td", {class: "n"}, digits(said.middle_ms), h("span", {class: "soft"}, " / "), said.slowest_ms === null ? "–" : h("a", {href: this.app.deviceLink(said.site, said.device), title: `the slowest: ${said.site}/${said.device}`, "aria-label": `${digits(said.slowest_ms)} ms, the slowest: ${said.site}/${said.device}`}, digits(said.slowest_ms))));
         })))));
   }
 }
