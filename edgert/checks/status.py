@@ -119,7 +119,10 @@ class BatcherStatus:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns."""
+    """The counters of a worker. `runs` has, by items per run, the number of runs and their sum in ns.
+
+    `shared_bytes` is the shared memory of its clients, which is not part of the worker's memory.
+    """
 
     connections: int
     reactor_connections: int
@@ -132,6 +135,7 @@ class WorkerFigures:
     shadow: ShadowStatus | None
     alarms: tuple[str, ...]
     requests: LiveStats
+    shared_bytes: int = 0
 
     @property
     def inferences(self) -> int:
@@ -180,10 +184,11 @@ class ServingStatus:
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """The memory of all workers, and the budget; 0 for no budget."""
+    """The memory of all workers, and the budget; 0 for no budget. Clients share `shared_mb` more with the workers."""
 
     used_mb: float
     limit_mb: float
+    shared_mb: float = 0.0
 
 
 @dataclass(frozen=True)

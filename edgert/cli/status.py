@@ -143,7 +143,8 @@ def _text(status: DeviceStatus) -> str:
         lines.append("storage  is read-only and may be worn out: what is live is served, every change is refused")
     if memory := status.daemon.memory:
         limit = f" of {memory.limit_mb:g} MB" if memory.limit_mb else ""
-        lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}")
+        shared = f", their clients share {memory.shared_mb:.0f} MB more with them" if memory.shared_mb else ""
+        lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}{shared}")
     if status.http.listen:
         lines.append(f"http     {status.http.fault or status.http.listen}")
     lines += [f"warning  {complaint}" for complaint in status.damaged_keys]

@@ -81,7 +81,8 @@ class StatusRounds:
         for name, (loaded, figures) in finished.answers.items():
             models[name] = replace(models[name], loaded=loaded, figures=figures)
         used_mb = sum(worker.mb for service in self._services.values() for worker in service.workers)
-        memory = MemoryStatus(round(used_mb, 1), self._limit_mb)
+        shared_mb = sum(figures.shared_bytes for _, figures in finished.answers.values()) / 1e6
+        memory = MemoryStatus(round(used_mb, 1), self._limit_mb, round(shared_mb, 1))
         read_only = False
         with contextlib.suppress(OSError):  # the folder was removed
             read_only = self._read_only()

@@ -22,25 +22,34 @@ DESCRIPTOR_SPACE = socket.CMSG_SPACE(array.array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedArea:
     """One connection's shared memory. Pages cost nothing until they are first written."""
 
     request: memoryview
     response: memoryview
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.request) + len(self.response)
+
+    @staticmethod
+    def bytes_for(half_bytes: int) -> int:
+        """Return the size of an area with halves of at least `half_bytes`."""
+        return 2 * mmap.PAGESIZE * -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE)
+
     @classmethod
     def made(cls, half_bytes: int) -> tuple[SharedArea, int] | None:
         """Return a new area with halves of at least `half_bytes`, and its descriptor; None if the kernel has none."""
-        half = -(-min(half_bytes, HALF_BYTES_MAX) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size_bytes = cls.bytes_for(half_bytes)
         try:
             descriptor = os.memfd_create("edgert", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except (OSError, AttributeError):
             return None
         try:
-            os.ftruncate(descriptor, 2 * half)
+            os.ftruncate(descriptor, size_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            return cls._mapped(descriptor, half), descriptor
+            return cls._mapped(descriptor, size_bytes // 2), descriptor
         except OSError:
             os.close(descriptor)
             return None
@@ -56,6 +65,12 @@ class SharedArea:
             return None
         finally:
             os.close(descriptor)
+
+    def free_pages(self) -> None:
+        """Return the area's memory to the kernel, whoever else has its descriptor: it then reads as zeros."""
+        pages: mmap.mmap = self.request.obj  # type: ignore[assignment]  # made by _mapped
+        with contextlib.suppress(OSError):  # a kernel that cannot keeps them until the client closes its descriptor
+            pages.madvise(mmap.MADV_REMOVE)
 
     @classmethod
     def _mapped(cls, descriptor: int, half: int) -> SharedArea:

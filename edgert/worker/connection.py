@@ -71,6 +71,7 @@ class Connection:
         self.frames = FrameBuffer(frame_bytes_max, FIRST_BUFFER_BYTES, budget.resize)
         budget.resize(0, FIRST_BUFFER_BYTES)
         self._reply = KeptFrame(wire.RESULT)
+        self.area: SharedArea | None = None
         self._tensors: tuple[wire.WireTensor, ...] | None = None  # the tensors that `_inputs` was made of
         self._inputs: ModelInputs | None = None
         stall = timeval(STALL_S)
@@ -79,13 +80,13 @@ class Connection:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
-    def greet(self, welcome: bytes, shared_bytes: int) -> None:
-        """Send the frame `welcome`, with shared memory of halves of `shared_bytes`; 0: the client wants none."""
-        made = SharedArea.made(shared_bytes) if shared_bytes else None
+    def greet(self, welcome: bytes, made: tuple[SharedArea, int] | None) -> None:
+        """Send the frame `welcome`, with shared memory and its descriptor, which is closed, if there is some."""
         if made is None:
             self.sock.sendall(welcome)
             return
         area, descriptor = made
+        self.area = area
         self.frames.shared = area.request
         self._reply = KeptFrame(wire.RESULT, shared=area.response)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.telemetry.spans import WindowRecorder
 from edgert.worker.admission import Admission, Peer
+from edgert.worker.area_budget import AreaBudget
 from edgert.worker.connection import BufferBudget, Connection, ReactorSwitch
 from edgert.worker.pipeline import Pipeline
 from edgert.worker.reactor import Departure, Reactor
@@ -36,10 +38,11 @@ class Connections:
         frame_bytes_max: int,
         connections_max: int,
         reactor_cap: int | None,
+        areas: AreaBudget,
     ) -> None:
         self._pipeline, self._recorder = pipeline, recorder
         self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
-        self._budget = BufferBudget()
+        self._budget, self._areas = BufferBudget(), areas
         self._lock = threading.Lock()
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
@@ -63,12 +66,13 @@ class Connections:
     def accept(self, sock: socket.socket, shared: bool) -> None:
         """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
         with self._lock:
-            if not self._stopping and self._admission.admit(sock, Peer.of(sock)):
+            peer = Peer.of(sock)
+            if not self._stopping and self._admission.admit(sock, peer):
                 self._set_switch()
                 try:
                     # threading.Thread would make this thread wait for the new one to begin, which costs more than
                     # all else here when many connect at once.
-                    _thread.start_new_thread(self._serve, (sock, shared))
+                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared))
                     return
                 except RuntimeError:  # the system gives no more threads
                     self._admission.release(sock)
@@ -95,12 +99,12 @@ class Connections:
         while not self._admission.empty and time.monotonic() < until:
             time.sleep(DRAIN_STEP_S)
 
-    def _serve(self, sock: socket.socket, shared: bool) -> None:
+    def _serve(self, sock: socket.socket, uid: int, shared: bool) -> None:
         """Greet and serve one connection; the first function of its thread."""
         connection = None
         try:
             connection = Connection(sock, self._pipeline, self._recorder, self._frame_bytes_max, self._budget, log)
-            connection.greet(self._welcome, self._pipeline.shared_bytes if shared else 0)
+            connection.greet(self._welcome, self._areas.make(uid, self._pipeline.shared_bytes) if shared else None)
         except (EdgeRTError, OSError) as error:
             self._end(sock, connection, error)
             return
@@ -147,10 +151,19 @@ class Connections:
         with self._lock:
             self._admission.release(sock)
             self._set_switch()
-        sock.close()
         if connection is not None:
+            if connection.area is not None:
+                self._areas.end(connection.area, unread=not _has_closed(sock))
             connection.close()
+        sock.close()
 
     def _set_switch(self) -> None:
         """Update whether there are many connections; the caller holds the lock."""
         self._switch.many = self._reactor is not None and len(self._admission) >= MANY_MIN
+
+
+def _has_closed(sock: socket.socket) -> bool:
+    """Return whether the other end is closed in both directions, so that its client reads nothing more."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -38,6 +38,7 @@ from edgert.threads import STACK_BYTES
 from edgert.typed_json import to_json
 from edgert.versions.installed import load_version
 from edgert.worker.agreement import scores_output
+from edgert.worker.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.batcher import Batcher
 from edgert.worker.cache import PredictionCache
 from edgert.worker.connections import Connections
@@ -147,6 +148,7 @@ class Worker:
             "frame_bytes_max": frame_bytes_max,
             **pipeline.welcome(),
         }
+        self._areas = AreaBudget(areas_bytes_max(serving))
         self._connections = Connections(
             pipeline,
             self._recorder,
@@ -154,6 +156,7 @@ class Worker:
             frame_bytes_max,
             serving.connections_max,
             reactor_cap=self._batcher.cap if _answers_quickly(model, self._batcher) else None,
+            areas=self._areas,
         )
 
     def start(self, end: socket.socket) -> None:
@@ -275,6 +278,7 @@ class Worker:
             shadow=None if self._shadow is None else self._shadow.status(),
             alarms=() if self._reporter is None else self._reporter.alarms,
             requests=self._recorder.snapshot(),
+            shared_bytes=self._areas.reserved_bytes,
         )
 
 

@@ -1,0 +1,82 @@
+"""The shared memory of all clients of a worker: how much there may be, and when it is freed.
+
+An area's pages belong to the client that writes them, and show in no figure of the worker. So areas are reserved from a
+budget before they are made, also if their pages are never written. A client can keep an area's descriptor for ever: the
+worker frees the pages itself when the connection ends. After a MOVED the client may still copy its last answer, so the
+pages of an open connection stay for `UNREAD_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from edgert.config import ServingConfig
+from edgert.protocol.sharing import SharedArea
+
+AREAS_BYTES_MAX = 256 * 1024**2
+MACHINE_SHARE = 1 / 8  # of the machine's memory
+LIMIT_SHARE = 1 / 4  # of `worker_mb_max`, where it is set
+USER_SHARE = 1 / 2  # of the budget, so that one user cannot take all of it
+UNREAD_S = 10.0
+
+
+def areas_bytes_max(serving: ServingConfig) -> int:
+    """Return the budget of a worker."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit_bytes = serving.worker_mb_max * 1e6 * LIMIT_SHARE if serving.worker_mb_max else AREAS_BYTES_MAX
+    return int(min(AREAS_BYTES_MAX, machine_bytes * MACHINE_SHARE, limit_bytes))
+
+
+class AreaBudget:
+    """Makes the areas of a worker, of at most `size_bytes_max` in all."""
+
+    def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._size_bytes_max, self._clock = size_bytes_max, clock
+        self._lock = threading.Lock()
+        self._by_user: Counter[int] = Counter()
+        self._users: dict[SharedArea, int] = {}
+        self._unread: deque[tuple[float, SharedArea]] = deque()  # and when to free each
+
+    @property
+    def reserved_bytes(self) -> int:
+        with self._lock:
+            self._free_unread()
+            return sum(self._by_user.values())
+
+    def make(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
+        """Return an area for a client of user `uid`, and its descriptor; None if the budget or the kernel has none."""
+        with self._lock:
+            self._free_unread()
+            size_bytes = SharedArea.bytes_for(half_bytes)
+            if size_bytes > self._size_bytes_max - sum(self._by_user.values()):
+                return None
+            if size_bytes > self._size_bytes_max * USER_SHARE - self._by_user[uid]:
+                return None
+            made = SharedArea.made(half_bytes)
+            if made is not None:
+                self._users[made[0]] = uid
+                self._by_user[uid] += size_bytes
+            return made
+
+    def end(self, area: SharedArea, *, unread: bool) -> None:
+        """Free an area; later if its client may still copy an answer out of it."""
+        with self._lock:
+            if unread:
+                self._unread.append((self._clock() + UNREAD_S, area))
+            else:
+                self._free(area)
+
+    def _free_unread(self) -> None:
+        while self._unread and self._unread[0][0] <= self._clock():
+            self._free(self._unread.popleft()[1])
+
+    def _free(self, area: SharedArea) -> None:
+        uid = self._users.pop(area)
+        self._by_user[uid] -= area.size_bytes
+        if not self._by_user[uid]:
+            del self._by_user[uid]
+        area.free_pages()
