@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import time
 from pathlib import Path
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
@@ -71,11 +70,6 @@ def clock_synced() -> bool | None:
     if state >= 0:
         return bool(state != _TIME_ERROR)
     return True if _TIMESYNCD_MARK.exists() else None
-
-
-def trusted_time() -> float | None:
-    """Return the seconds since 1970 where the clock follows a time source, else None."""
-    return time.time() if clock_synced() else None
 
 
 def sys_fields(disk: Path) -> dict[str, object]:

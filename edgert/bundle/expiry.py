@@ -17,10 +17,14 @@ def expiry_time(text: str) -> float:
     return found.timestamp()
 
 
+def time_text(time_s: float) -> str:
+    """Return the UTC time of so many seconds since 1970, as 2027-02-19T08:00:00Z."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime(FORM)
+
+
 def check_expiry(expires: str, what: str, now_s: float) -> None:
     """Raise BundleExpired where `what` (model and release) expired before `now_s`, in seconds since 1970."""
     if expires and now_s >= expiry_time(expires):
-        now = datetime.fromtimestamp(now_s, timezone.utc).strftime(FORM)
         raise BundleExpired(
-            f"{what} could be installed until {expires}, and it is {now}: build it again with --expires"
+            f"{what} could be installed until {expires}, and it is {time_text(now_s)}: build it again with --expires"
         )

@@ -87,10 +87,12 @@ class TargetEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a bundle. `downgrade` lets a device install this release over a newer one.
+    """The content of a bundle.
 
+    `downgrade_from` lets a device install this release where a higher one was live, up to that one; 0 for none.
     `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
-    serving after it.
+    serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
+    give the same bytes. A downgrade always expires.
     """
 
     model: str
@@ -106,11 +108,16 @@ class Manifest:
     preprocess: Preprocess | None = None
     classify: Classify | None = None
     detect: Detect | None = None
-    downgrade: bool = False
+    downgrade_from: int = 0
     expires: str = ""
+    signed_at: str = ""
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def may_follow(self, ratchet: int) -> bool:
+        """Return whether a device takes this release where `ratchet` is the highest that was ever good."""
+        return self.release >= ratchet or self.downgrade_from >= ratchet
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
         return next(a for a in self.artifacts if a.id == artifact_id)
@@ -169,11 +176,13 @@ def _check(manifest: Manifest) -> None:
     """Raise BundleError unless every name, reference and limit of `manifest` is valid."""
     if not MODEL_NAME.fullmatch(manifest.model):
         raise BundleError(f"model name {manifest.model[:80]!r}: use a letter, then at most 62 of a-z 0-9 _ -")
-    if manifest.expires:
-        try:
-            expiry_time(manifest.expires)
-        except ValueError as error:
-            raise BundleError(f"expires {manifest.expires[:40]!r}: give a time like 2027-02-19T08:00:00Z") from error
+    if manifest.expires or manifest.signed_at:
+        _check_times(manifest)
+    if manifest.downgrade_from and not (manifest.release < manifest.downgrade_from < 2**53 and manifest.expires):
+        raise BundleError(
+            f"a downgrade of release {manifest.downgrade_from} to {manifest.release}: "
+            "it must replace a higher release, and expire"
+        )
     if not 1 <= manifest.release < 2**53:
         raise BundleError(f"release {manifest.release}: give a whole number from 1 up")
     if not (manifest.inputs and manifest.outputs and manifest.artifacts and manifest.targets):
@@ -193,6 +202,18 @@ def _check(manifest: Manifest) -> None:
     if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
         raise BundleError("golden inputs must be one file of the bundle per input")
     check_rules(manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs)
+
+
+def _check_times(manifest: Manifest) -> None:
+    try:
+        signed_before_expiry = expiry_time(manifest.signed_at) < expiry_time(manifest.expires)
+    except ValueError as error:
+        raise BundleError(
+            f"expires {manifest.expires[:40]!r}, signed at {manifest.signed_at[:40]!r}: "
+            "give two times like 2027-02-19T08:00:00Z"
+        ) from error
+    if not signed_before_expiry:
+        raise BundleError(f"it expires {manifest.expires}, before it was signed at {manifest.signed_at}")
 
 
 def _check_files(files: tuple[FileEntry, ...]) -> None:

@@ -44,6 +44,7 @@ from edgert.protocol import wire
 from edgert.protocol.control import answer_of, error_answer
 from edgert.protocol.listening import listening
 from edgert.typed_json import to_json
+from edgert.versions.latest_time import LatestTime
 from edgert.worker_link import channel
 
 STOP_S_MAX = 30.0
@@ -70,6 +71,7 @@ class Supervisor:
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._incoming = IncomingFolder(state.incoming, log, clock)
+        self._latest_time = LatestTime(state, clock=clock)
         self._reported_ready = False
         self._pid_inode: int | None = None
         self._state_check_at_s = 0.0
@@ -114,6 +116,7 @@ class Supervisor:
         for process in self._side_processes:
             process.tick(now_s)
         self._incoming.tick()
+        self._latest_time.tick()
         self._ping_watchdog(now_s)
         self._check_state_folder(now_s)
         if self._alarms_now() != self._alarms and self._stop_by_s is None:
@@ -131,7 +134,7 @@ class Supervisor:
             self._stop_by_s,
             self._watchdog_at_s,
         ]
-        times += [self._state_check_at_s, self._incoming.due_s]
+        times += [self._state_check_at_s, self._incoming.due_s, self._latest_time.due_s]
         times += [process.due_s() for process in self._side_processes]
         due = min((t for t in times if t is not None), default=None)
         if self._stop_by_s is not None:  # workers end within milliseconds

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert import machine as host
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.delta import Delta, open_delivery
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
-from edgert.bundle.expiry import check_expiry
+from edgert.bundle.expiry import check_expiry, expiry_time
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import read_keyring
 from edgert.config import DeviceConfig, StateDir
@@ -28,6 +27,7 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.versions.installed import InstalledVersion, load_version
+from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import ON_TRIAL, SLOT_NAMES, SlotState, Version
 
@@ -49,12 +49,12 @@ def install(
     state: StateDir,
     config: DeviceConfig,
     progress: Callable[[str], None] = lambda _: None,
-    trusted_time: Callable[[], float | None] = host.trusted_time,
+    latest: LatestTime | None = None,
 ) -> Installed:
     """Verify the bundle or delta at `path` and put this device's part of it into the model's spare slot.
 
-    The expiry is checked where `trusted_time` (seconds since 1970) is known; else `progress` gets a note. The live
-    version goes on serving, and the version to roll back to stays, until the whole bundle is verified and on disk.
+    The expiry is checked against `latest`, by default the latest time that this device has seen. The live version goes
+    on serving, and the version to roll back to stays, until the whole bundle is verified and on disk.
     Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed.
     """
     ring = read_keyring(state.keys)
@@ -66,7 +66,8 @@ def install(
     with open_delivery(path, trusted, lambda manifest: held_files(state, manifest.model)) as bundle:
         manifest = bundle.manifest
         target = manifest.target_for(config.profile, config.machine)
-        _check_expiry(manifest, trusted_time(), progress)
+        latest = latest or LatestTime(state)
+        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", latest.now_s())
         store = SlotStore(state.models / manifest.model)
         with store.installing():
             before = store.read()
@@ -74,6 +75,8 @@ def install(
                 bundle.verify_files()  # a damaged copy is refused even where there is nothing to do
                 return Installed(manifest.model, manifest.release, bundle.digest, already_live=True)
             _check_release(manifest, bundle.digest, before)
+            if manifest.signed_at:
+                latest.saw(expiry_time(manifest.signed_at))
             store.collect()  # before the free space is counted
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
@@ -109,20 +112,13 @@ def _serves(state: SlotState, digest: str) -> bool:
     return active is not None and active.digest == digest
 
 
-def _check_expiry(manifest: Manifest, now_s: float | None, progress: Callable[[str], None]) -> None:
-    if manifest.expires and now_s is None:
-        progress(f"expiry {manifest.expires} is not checked: this device's clock follows no time source")
-    elif now_s is not None:
-        check_expiry(manifest.expires, f"release {manifest.release} of {manifest.model}", now_s)
-
-
 def _check_release(manifest: Manifest, digest: str, state: SlotState) -> None:
     if state.state in ON_TRIAL:  # the table refuses it, too, but only after minutes of unpacking
         raise TransitionRefused("a version is on trial; mark-good or rollback it first")
-    if manifest.release < state.ratchet and not manifest.downgrade:
+    if not manifest.may_follow(state.ratchet):
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {state.ratchet}, which was live here: "
-            f"build with --release {state.ratchet + 1}, or allow it with --downgrade"
+            f"build with --release {state.ratchet + 1}, or sign a downgrade with --downgrade-from {state.ratchet}"
         )
     for slot in (state.a, state.b):
         if slot is not None and slot.good and slot.release == manifest.release and slot.digest != digest:

@@ -34,6 +34,7 @@ from edgert.errors import (
 )
 from edgert.versions.install import install
 from edgert.versions.installed import load_live
+from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
@@ -144,19 +145,16 @@ def test_a_replayed_older_release_is_refused(device: Device, tmp_path: Path) -> 
     refused(device, make_null_bundle(tmp_path / "same", device.key, release=3, op="sum"), BundleError)
 
 
-def test_an_expired_bundle_is_refused_by_a_synchronised_clock(device: Device, tmp_path: Path) -> None:
-    """A clock without a time source accepts it and reports that. Installed versions serve at any time."""
+def test_an_expired_bundle_is_refused_and_an_installed_one_serves(device: Device, tmp_path: Path) -> None:
     path = make_null_bundle(tmp_path / "timed", device.key, release=4, expires="2027-02-19T08:00:00Z")
-    over_s, said = expiry_time("2027-02-19T08:00:00Z"), list[str]()
+    over_s = expiry_time("2027-02-19T08:00:00Z")
     config, before = read_config(device.state), everything(device.state.models / "echo")
     with pytest.raises(
         BundleExpired, match=r"release 4 of echo could be installed until 2027-02-19T08:00:00Z, and it is"
     ):
-        install(path, device.state, config, trusted_time=lambda: over_s)
+        install(path, device.state, config, latest=LatestTime(device.state, lambda: over_s))
     assert everything(device.state.models / "echo") == before
-    install(path, device.state, config, said.append, trusted_time=lambda: None)
-    assert "expiry 2027-02-19T08:00:00Z is not checked: this device's clock follows no time source" in said
-    install(path, device.state, config, trusted_time=lambda: over_s - 1)
+    install(path, device.state, config, latest=LatestTime(device.state, lambda: over_s - 1))
     store = SlotStore(device.state.models / "echo")
     store.activate(60)
     store.mark_good()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ def make_null_bundle(
     padding_bytes: int = 0,
     padding: bytes = b"",
     foreign_bytes: int = 0,
-    downgrade: bool = False,
+    downgrade_from: int = 0,
     expires: str = "",
+    signed_at: str = "2019-12-01T08:00:00Z",
     receipt: dict[str, Any] | None = None,
 ) -> Path:
     """Write `folder/<model>-<release>.edgert` and return its path.
@@ -50,7 +52,7 @@ def make_null_bundle(
     JSON. `first` is the engine and the bytes of an artifact that is tried before it. `reference` is the program of an
     artifact to compare answers with. `golden_off_by` makes the golden outputs wrong by that much, so that the health
     check fails. `padding_bytes` of incompressible data make the bundle larger; `padding` is given data.
-    `foreign_bytes` belong to no target. `receipt` is what the build found out.
+    `foreign_bytes` belong to no target. `signed_at` counts where it `expires`. `receipt` is what the build found out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 2 * int(np.prod(item_shape))
@@ -79,7 +81,9 @@ def make_null_bundle(
         contents["reference/model.json"] = json.dumps(reference).encode()
         contents["golden/reference/output-0.npy"] = _npy(_answer(reference["op"], golden))
         engines["reference"] = reference_engine
-    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents, downgrade, expires)
+    manifest = _manifest(model, release, profile, machines, engines, item_shape, contents)
+    signed_at = signed_at if expires else ""
+    manifest = replace(manifest, downgrade_from=downgrade_from, expires=expires, signed_at=signed_at)
     path = folder / f"{model}-{release}.edgert"
     write_bundle(path, manifest, _laid_out(folder / f".{model}-{release}", contents), key)
     return path
@@ -102,8 +106,6 @@ def _manifest(
     engines: dict[str, str],
     item_shape: tuple[int, ...],
     contents: dict[str, bytes],
-    downgrade: bool,
-    expires: str,
 ) -> Manifest:
     program = contents["null/model.json"]
     return Manifest(
@@ -137,8 +139,6 @@ def _manifest(
         golden_inputs=("golden/input-0.npy",),
         source_sha256=hashlib.sha256(program).hexdigest(),
         source_size_bytes=len(program),
-        downgrade=downgrade,
-        expires=expires,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from edgert.bundle.expiry import time_text
 from edgert.bundle.rules import Classify, Detect
 from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
@@ -37,6 +38,7 @@ from edgert_deploy.packager.sources.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
 TEXT_LETTERS_MAX = 10_000
+DOWNGRADE_EXPIRES = "30d"  # unless given: one that is never over could be replayed for ever
 CALIBRATION_SAMPLES_MIN = 10
 FILE = click.Path(path_type=Path)
 
@@ -73,7 +75,13 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     show_default=True,
     help="Must grow with every deploy.",
 )
-@click.option("--downgrade", is_flag=True, help="Let devices take this release after a higher one, too.")
+@click.option(
+    "--downgrade-from",
+    type=click.IntRange(2, 2**53 - 1),
+    default=0,
+    metavar="RELEASE",
+    help="Let devices go back to this release from higher ones, up to RELEASE; expires in 30 days unless given.",
+)
 @click.option(
     "--expires", default="", metavar="TIME", help="Devices install it until then: 90d, 12h, 2027-02-19 (UTC)."
 )
@@ -209,7 +217,7 @@ def build(
         return
     if any(choice.timings for choice in result.choices):
         click.echo(build_output.times(result.choices))
-    downgrade = " (a downgrade)" if request.downgrade else ""
+    downgrade = f" (a downgrade from releases up to {request.downgrade_from})" if request.downgrade_from else ""
     expires = f", expires {request.expires}" if request.expires else ""
     size = size_text(result.size_bytes)
     click.echo(f"{out}: {size}, release {request.release}{downgrade}{expires}, signed by {result.key_id}")
@@ -223,6 +231,11 @@ def _check_given(ctx: click.Context) -> None:
     if missing:
         raise click.UsageError(
             f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
+        )
+    if 0 < ctx.params["downgrade_from"] <= ctx.params["release"]:
+        raise click.UsageError(
+            f"release {ctx.params['release']} is no downgrade from {ctx.params['downgrade_from']}: "
+            "give the highest release that devices may go back from"
         )
     if ctx.params["measure"] and ctx.params["measure_on"]:
         raise click.UsageError("give either --measure or --measure-on")
@@ -245,8 +258,9 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         if len(given[name]) > TEXT_LETTERS_MAX:
             raise ConfigInvalid(f"--{name} has {len(given[name])} letters; at most {TEXT_LETTERS_MAX}: shorten it")
     names = after.labels if after is not None else ()
+    now_s, expires = time.time(), given["expires"] or (DOWNGRADE_EXPIRES if given["downgrade_from"] else "")
     same = (
-        *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "downgrade", "licence"),
+        *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "downgrade_from", "licence"),
         *("notes", "precision", "with_reference", "budget_s", "jobs"),
     )
     return BuildRequest(
@@ -255,7 +269,8 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         holdout=load_samples(given["holdout"], source, before, names, at_least=HOLDOUT_SAMPLES_MIN),
         targets=profiles,
         model=model,
-        expires=expiry_from(given["expires"], time.time()) if given["expires"] else "",
+        expires=expiry_from(expires, now_s) if expires else "",
+        signed_at=time_text(now_s) if expires else "",
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,
         detect=after if isinstance(after, Detect) else None,

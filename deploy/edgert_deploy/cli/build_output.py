@@ -60,7 +60,7 @@ def as_json(result: BuildResult, request: BuildRequest) -> dict[str, Any]:
         "key_id": result.key_id,
         "model": request.model,
         "release": request.release,
-        "downgrade": request.downgrade,
+        "downgrade_from": request.downgrade_from or None,
         "expires": request.expires or None,
         "warnings": list(result.warnings),
         "targets": [_target(choice, request.source.size_bytes) for choice in result.choices],

@@ -44,7 +44,8 @@ def inspect(bundle: Path, as_json: bool) -> None:
 
 def _lines(report: Report) -> Iterator[str]:
     manifest, receipt = report.manifest, report.receipt
-    yield f"model     {manifest.model}, release {manifest.release}{', a downgrade' if manifest.downgrade else ''}"
+    downgrade = f", a downgrade from releases up to {manifest.downgrade_from}" if manifest.downgrade_from else ""
+    yield f"model     {manifest.model}, release {manifest.release}{downgrade}"
     yield f"digest    {report.digest}"
     yield f"signed    by key {', '.join(report.key_ids)} (not checked; edgert bundle verify does)"
     if manifest.expires:

@@ -95,8 +95,9 @@ def write_contents(
         preprocess=request.preprocess,
         classify=request.classify,
         detect=request.detect,
-        downgrade=request.downgrade,
+        downgrade_from=request.downgrade_from,
         expires=request.expires,
+        signed_at=request.signed_at,
     )
     return Contents(manifest, files)
 

@@ -38,8 +38,8 @@ class BuildRequest:
 
     `precision` None takes each profile's own. `engines` "all" packs an artifact for every engine of a profile that
     takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
-    target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade` lets
-    devices go back to this release; `expires` is the manifest's text. `allow_overlap` accepts hold-out samples that
+    target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade_from`,
+    `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that
     are calibration samples too. `metric` is a name from metrics.py. `budget_s` limits all searches for layers that
     must stay in float. `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
     artifacts are built at once, 0 for as many as fit.
@@ -59,8 +59,9 @@ class BuildRequest:
     preprocess: Preprocess | None = None
     classify: Classify | None = None
     detect: Detect | None = None
-    downgrade: bool = False
+    downgrade_from: int = 0
     expires: str = ""
+    signed_at: str = ""
     licence: str = ""
     notes: str = ""
     metric: str = "auto"

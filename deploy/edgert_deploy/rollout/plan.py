@@ -111,10 +111,10 @@ def _steps(model: ModelStatus | None, digest: str, limits: TrialLimits | None) -
 def _check_release(manifest: Manifest, digest: str, model: ModelStatus | None, facts: DeviceStatus) -> None:
     if model is None or _is(model.live, digest):
         return
-    if manifest.release < model.ratchet and not manifest.downgrade:
+    if not manifest.may_follow(model.ratchet):
         raise ReleaseTooOld(
             f"release {manifest.release} of {manifest.model} is older than {model.ratchet}, which was live on "
-            f"{facts.device}: build with --release {model.ratchet + 1}, or sign a downgrade with --downgrade"
+            f"{facts.device}: build with --release {model.ratchet + 1}, or sign a downgrade with --downgrade-from {model.ratchet}"
         )
     if model.on_trial:
         _refuse_during_trial(

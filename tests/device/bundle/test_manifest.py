@@ -39,7 +39,9 @@ GOOD = Manifest(
     source_size_bytes=100,
     preprocess=Preprocess("image", 1 / 255, (0.5,), (0.25,), "nhwc"),
     classify=Classify("scores", ("zero", "one")),
-    downgrade=True,
+    downgrade_from=4,
+    expires="2027-02-19T08:00:00Z",
+    signed_at="2026-11-21T08:00:00Z",
 )
 
 
@@ -47,7 +49,7 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     data = GOOD.to_bytes()
     assert Manifest.from_bytes(data) == GOOD
     assert Manifest.from_bytes(data).to_bytes() == data
-    plain = replace(GOOD, preprocess=None, classify=None, downgrade=False)
+    plain = replace(GOOD, preprocess=None, classify=None, downgrade_from=0)
     assert Manifest.from_bytes(plain.to_bytes()) == plain
 
 

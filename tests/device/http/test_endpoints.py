@@ -128,7 +128,6 @@ def put_types(device: Device) -> None:
         golden_inputs=tuple(f"golden/{name.lower()}.npy" for name in TYPES),
         source_sha256=hashlib.sha256(b"").hexdigest(),
         source_size_bytes=0,
-        downgrade=False,
     )
     folder.mkdir()
     bundle = folder / "types.edgert"

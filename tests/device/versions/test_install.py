@@ -101,7 +101,7 @@ def test_a_bad_bundle_is_refused_with_its_own_error_and_nothing_changes(device: 
 
 def test_a_signed_downgrade_is_taken(device: Device) -> None:
     keep(device, release=3)
-    keep(device, release=2, downgrade=True)
+    keep(device, release=2, downgrade_from=3, expires="2100-01-01T00:00:00Z")
     assert active_release(device.state) == 2
 
 

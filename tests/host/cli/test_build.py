@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from edgert.bundle.expiry import expiry_time
+
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
@@ -202,6 +204,7 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
         ({"name": "Not Allowed"}, "input.config_invalid", 4),
         ({"out": "missing/digits.edgert"}, "input.config_invalid", 4),
         ({"release": "0"}, "input.usage", 2),
+        ({"downgrade-from": "1"}, "input.usage", 2),
         ({"max-drop": "-1"}, "input.usage", 2),
         ({"budget": "soon"}, "input.usage", 2),
         ({"metric": "f1"}, "input.config_invalid", 4),
@@ -213,11 +216,12 @@ def test_bad_input_is_one_clear_error_each_and_leaves_nothing(shell_here: Shell)
 
 
 def test_a_downgrade_is_signed_as_one(shell_here: Shell) -> None:
-    assert json.loads(shell_here.build("--json", "--downgrade", "--precision", "fp32").stdout)["downgrade"] is True
-    assert (
-        json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]["downgrade"] is True
-    )
-    assert "release 1, a downgrade" in shell_here("bundle", "inspect", "digits.edgert").stdout
+    built = json.loads(shell_here.build("--json", "--downgrade-from", "3", "--precision", "fp32").stdout)
+    manifest = json.loads(shell_here("bundle", "inspect", "digits.edgert", "--json").stdout)["manifest"]
+    assert (built["downgrade_from"], manifest["downgrade_from"]) == (3, 3)
+    days = (expiry_time(manifest["expires"]) - expiry_time(manifest["signed_at"])) / 86400
+    assert (built["expires"], days) == (manifest["expires"], 30)
+    assert "release 1, a downgrade from releases up to 3" in shell_here("bundle", "inspect", "digits.edgert").stdout
 
 
 def test_samples_that_make_the_gate_worthless_are_refused_or_warned_about(shell_here: Shell) -> None:

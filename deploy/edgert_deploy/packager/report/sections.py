@@ -258,7 +258,7 @@ def _meaning(report: Report) -> str:
         more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""
         facts.append(("Labels", f"{len(after.labels)}: {', '.join(after.labels[:ROWS_SHOWN_MAX])}{more}"))
     facts.append(("Source", f"{manifest.source_size_bytes} bytes"))
-    facts.append(("Downgrade", "yes: devices take this release after a higher one" if manifest.downgrade else "no"))
+    facts.append(("Downgrade", f"from releases up to {manifest.downgrade_from}" if manifest.downgrade_from else "no"))
     facts.append(("Expires", manifest.expires or "never"))
     facts += [(name.capitalize(), report.receipt[name]) for name in ("licence", "notes") if report.receipt.get(name)]
     rows = [[escape(name), escape(value)] for name, value in facts]

@@ -1,0 +1,77 @@
+"""The latest time that a device has seen, so that a clock that was set back makes no expired bundle valid again.
+
+A device without a battery or a time source may believe any time. But a bundle that expires states when it was signed,
+files state when they were written, and the clock may have been right before. It is at least as late as the latest of
+these. Signed times, and the clock while it follows a time source, are kept in `STATE/latest_time.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from edgert import machine as host
+from edgert.bundle.expiry import expiry_time, time_text
+from edgert.config import StateDir
+from edgert.durable import replace_file
+from edgert.errors import StorageFailed
+
+KEPT_S = 86400.0  # an earlier time than this after the one that is kept is not worth a write
+CHECK_S = 3600.0
+
+
+class LatestTime:
+    """The latest time that the device of `state` has seen, in seconds since 1970. `wall_clock` may be wrong."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        wall_clock: Callable[[], float] = time.time,
+        clock_synced: Callable[[], bool | None] = host.clock_synced,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state, self._path = state, state.root / "latest_time.json"
+        self._wall_clock, self._clock_synced, self._clock = wall_clock, clock_synced, clock
+        self.due_s = 0.0
+
+    def now_s(self) -> float:
+        """Return a time that it is at least."""
+        return max(self._wall_clock(), self._kept_s(), *self._written_s())
+
+    def saw(self, time_s: float) -> None:
+        """Keep a time that has certainly passed. Raises StorageFailed."""
+        if time_s <= self._kept_s():
+            return
+        try:
+            replace_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
+        except OSError as error:
+            raise StorageFailed(f"cannot write {self._path}: {error.strerror}") from error
+
+    def tick(self) -> None:
+        """Keep the clock's time once a day while it follows a time source; `due_s` is when to call next."""
+        if (now_s := self._clock()) < self.due_s:
+            return
+        self.due_s = now_s + CHECK_S
+        wall_s = self._wall_clock()
+        if self._clock_synced() and wall_s - self._kept_s() > KEPT_S:
+            try:
+                self.saw(wall_s)
+            except StorageFailed:  # full or read-only: the next hour tries again
+                return
+
+    def _kept_s(self) -> float:
+        try:
+            return expiry_time(json.loads(self._path.read_bytes())["latest"])
+        except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged
+            return 0.0
+
+    def _written_s(self) -> list[float]:
+        """Return when the files of a bootstrap were written."""
+        found = [0.0]
+        for path in (self._state.config, *self._state.keys.glob("*.pem")):
+            try:
+                found.append(path.lstat().st_mtime)
+            except OSError:  # removed meanwhile
+                continue
+        return found

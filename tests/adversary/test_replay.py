@@ -1,0 +1,75 @@
+"""Bundles that were signed once are installed again, when they should not count any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.expiry import expiry_time
+from edgert.config import read_config
+from edgert.errors import BundleError, BundleExpired, ReleaseTooOld
+from edgert.versions.install import install
+from edgert.versions.latest_time import LatestTime
+from edgert.versions.slot_store import SlotStore
+from tests.support.devices import Device
+
+FAR = "2100-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    device = Device(tmp_path)
+    device.prepare()
+    return device
+
+
+def keep(device: Device, bundle: Path, now_s: float | None = None) -> None:
+    """Make `bundle` live and good where the clock, which follows no time source, says `now_s`."""
+    clock = LatestTime(device.state, time.time if now_s is None else lambda: now_s, lambda: False)
+    install(bundle, device.state, read_config(device.state), latest=clock)
+    store = SlotStore(device.state.models / "echo")
+    store.activate(60)
+    store.mark_good()
+
+
+def written_in_1970(device: Device) -> None:
+    """Give every file of the device the time of a clock that was never set."""
+    for path in device.state.root.rglob("*"):
+        os.utime(path, (0, 0))
+
+
+def test_a_downgrade_replaces_no_release_that_came_after_it(device: Device) -> None:
+    downgrade = device.bundle(release=2, downgrade_from=3, expires=FAR)
+    keep(device, device.bundle(release=3))
+    keep(device, downgrade)
+    keep(device, device.bundle(release=4))
+    with pytest.raises(ReleaseTooOld, match="older than 4"):
+        keep(device, downgrade)
+
+
+def test_a_downgrade_that_would_count_for_ever_is_no_bundle(device: Device) -> None:
+    with pytest.raises(BundleError, match="expire"):
+        device.bundle(release=2, downgrade_from=3)
+    with pytest.raises(BundleError, match="higher release"):
+        device.bundle(release=3, downgrade_from=3, expires=FAR)
+
+
+def test_a_clock_that_was_never_set_makes_no_expired_bundle_valid(device: Device) -> None:
+    expired = device.bundle(release=2, expires="2020-01-01T00:00:00Z")
+    with pytest.raises(BundleExpired):  # the device was set up after that
+        keep(device, expired, now_s=0.0)
+    written_in_1970(device)
+    keep(device, device.bundle(release=1, expires=FAR, signed_at="2020-06-01T00:00:00Z"), now_s=0.0)
+    with pytest.raises(BundleExpired, match="it is 2020-06-01T00:00:00Z"):
+        keep(device, expired, now_s=0.0)
+
+
+def test_a_clock_that_is_set_back_makes_no_expired_bundle_valid(device: Device) -> None:
+    written_in_1970(device)
+    then_s = expiry_time("2026-11-22T08:00:00Z")
+    LatestTime(device.state, lambda: then_s, lambda: True).tick()  # by the daemon, while the clock was right
+    with pytest.raises(BundleExpired, match="it is 2026-11-22T08:00:00Z"):
+        keep(device, device.bundle(release=1, expires="2026-11-21T00:00:00Z"), now_s=0.0)

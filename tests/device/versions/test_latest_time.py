@@ -1,0 +1,91 @@
+"""The latest time that a device has seen: what counts, and what is written how often."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgert.bundle.expiry import expiry_time
+from edgert.config import StateDir
+from edgert.errors import StorageFailed
+from edgert.versions.latest_time import CHECK_S, KEPT_S, LatestTime
+from tests.support.devices import nothing_may_be_written
+
+NOW_S = expiry_time("2026-11-22T08:00:00Z")
+
+
+class Clocks:
+    """A device whose clocks the test sets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = StateDir(folder)
+        self.wall_s, self.now_s, self.synced = NOW_S, 0.0, True
+        self.latest = LatestTime(self.state, lambda: self.wall_s, lambda: self.synced, lambda: self.now_s)
+        self.kept = folder / "latest_time.json"
+
+    def passes(self, seconds: float) -> None:
+        self.now_s, self.wall_s = self.now_s + seconds, self.wall_s + seconds
+        self.latest.tick()
+
+
+@pytest.fixture
+def clocks(tmp_path: Path) -> Clocks:
+    return Clocks(tmp_path)
+
+
+def test_it_follows_the_clock_and_never_goes_back(clocks: Clocks) -> None:
+    assert clocks.latest.now_s() == NOW_S
+    clocks.latest.tick()
+    clocks.wall_s = 0.0
+    assert clocks.latest.now_s() == NOW_S
+    clocks.wall_s = NOW_S + 5
+    assert clocks.latest.now_s() == NOW_S + 5
+
+
+def test_a_clock_without_a_time_source_is_not_kept(clocks: Clocks) -> None:
+    clocks.synced, clocks.wall_s = False, NOW_S * 2
+    clocks.latest.tick()
+    assert not clocks.kept.exists()
+    clocks.wall_s = NOW_S
+    assert clocks.latest.now_s() == NOW_S
+
+
+def test_it_is_written_once_a_day(clocks: Clocks) -> None:
+    clocks.latest.tick()
+    first = clocks.kept.read_bytes()
+    for _ in range(int(KEPT_S / CHECK_S)):
+        clocks.passes(CHECK_S)
+        assert clocks.kept.read_bytes() == first
+    clocks.passes(CHECK_S)
+    assert clocks.kept.read_bytes() != first
+
+
+def test_an_earlier_time_is_not_kept(clocks: Clocks) -> None:
+    clocks.latest.saw(NOW_S)
+    clocks.latest.saw(NOW_S - 1)
+    clocks.wall_s = 0.0
+    assert clocks.latest.now_s() == NOW_S
+
+
+def test_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
+    clocks.wall_s = 0.0
+    clocks.state.config.write_text("")
+    os.utime(clocks.state.config, (NOW_S, NOW_S))
+    assert clocks.latest.now_s() == NOW_S
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"latest": 3}', b'{"latest": "soon"}', b"\xff"])
+def test_a_damaged_record_is_as_none(clocks: Clocks, content: bytes) -> None:
+    clocks.kept.write_bytes(content)
+    assert clocks.latest.now_s() == NOW_S
+    clocks.latest.saw(NOW_S)
+    assert b"2026" in clocks.kept.read_bytes()
+
+
+def test_a_full_disk_stops_an_install_but_not_the_daemon(clocks: Clocks) -> None:
+    with nothing_may_be_written():
+        clocks.latest.tick()
+        with pytest.raises(StorageFailed, match="latest_time"):
+            clocks.latest.saw(NOW_S)
