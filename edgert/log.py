@@ -1,5 +1,6 @@
 """The daemon's log: lines on stderr, which a service manager or `edgertd start` keeps.
 
+What a client or a bundle put into a message can neither begin a line of its own nor control a terminal.
 Several processes share one file. A full disk costs the line, never the process that writes it.
 """
 
@@ -9,10 +10,12 @@ import contextlib
 import sys
 import time
 
+from edgert.printable import printable
+
 
 def log(line: str) -> None:
     """Write one line with the time, UTC."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
-        sys.stderr.write(f"{stamp} {line}\n")
+        sys.stderr.write(f"{stamp} {printable(line, newlines=False)}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Output of `edgertd`: one JSON object or one text on stdout, progress on stderr."""
+"""Output of `edgertd`: one JSON object or one text on stdout, progress on stderr, nothing that could control a terminal."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
+from edgert.printable import printable
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def emit(value: dict[str, Any], text: str, as_json: bool) -> None:
     """Print the result."""
-    click.echo(json.dumps(value) if as_json else text)
+    click.echo(json.dumps(value) if as_json else printable(text))
 
 
 def progress(line: str) -> None:
     """Print a line of progress."""
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

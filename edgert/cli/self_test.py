@@ -7,7 +7,7 @@ import sys
 import click
 
 from edgert import __version__
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.config import StateDir, read_config
 from edgert.versions.slot_store import SlotStore
 
@@ -32,7 +32,7 @@ def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
     names = models or tuple(
         name for name in state.model_names() if SlotStore(state.models / name).read().live is not None
     )
-    results = [test_model(name, state, config, lambda line: click.echo(line, err=True)) for name in names]
+    results = [test_model(name, state, config, progress) for name in names]
     lines = [
         f"{each['model']}: release {each['release']} answers correctly on {each['engine']} {each['engine_version']}"
         + (f"; not on: {'; '.join(each['tried'])}" if each["tried"] else "")

@@ -14,6 +14,7 @@ import click
 
 from edgert.checks.status import DaemonStatus, ServingStatus, ask_daemon
 from edgert.config import StateDir
+from edgert.printable import printable
 from edgert.typed_json import FLAT, to_json
 
 CLEAR = "\x1b[H\x1b[J"  # cursor home, erase below
@@ -133,8 +134,8 @@ def lines_of(view: View, width: int, bold: bool = False) -> list[str]:
     lines.append(f"{BOLD}{heading}{PLAIN}" if bold else heading)
     for model in view.models:
         named = {name: cell for (name, _), cell in zip(COLUMNS, _cells(model), strict=True)}
-        lines.append(_row(named, columns)[:width])
-        lines += [f"  {line}"[:width] for line in _details(model)]
+        texts = (_row(named, columns), *(f"  {line}" for line in _details(model)))
+        lines += [printable(text[:width], newlines=False) for text in texts]
     return lines
 
 

@@ -16,6 +16,7 @@ from edgert.http.endpoints import Endpoints
 from edgert.http.limits import Limits
 from edgert.http.request_parser import check_installed
 from edgert.http.server import HttpServer
+from edgert.log import log
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         serve(StateDir(parser.parse_args(argv).state))
     except EdgeRTError as error:
-        print(f"http: {error.message}", file=sys.stderr, flush=True)
+        log(f"http: {error.message}")
         return error.exit_code
     return 0
 
@@ -43,7 +44,7 @@ def serve(state: StateDir) -> None:
         limits = Limits(int(config.serving.frame_mb * 1024**2), config.http.connections_max)
         with listening(address, config.socket_group) as listener:
             where = address if address.path is not None else "{}:{}".format(*listener.getsockname()[:2])
-            print(f"http: listens on {where}", file=sys.stderr, flush=True)
+            log(f"http: listens on {where}")
             HttpServer(listener, endpoints.handle, limits).run()
 
 

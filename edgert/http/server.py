@@ -21,6 +21,7 @@ from http import HTTPStatus
 from edgert.http.connection import Handler, HttpConnection
 from edgert.http.limits import BODIES_MAX, EVICT_IDLE_S, STOP_S_MAX, BodyBudget, Limits
 from edgert.http.messages import HttpError
+from edgert.log import log
 from edgert.threads import STACK_BYTES
 
 PAUSE_S = 0.05  # when the process is out of descriptors or threads
@@ -107,7 +108,7 @@ class HttpServer:
         except OSError:
             pass  # the client is gone
         except Exception as error:  # noqa: BLE001  # an error in one connection must not end the others
-            print(f"http: {type(error).__name__} in a connection: {error}", file=sys.stderr, flush=True)
+            log(f"http: {type(error).__name__} in a connection: {error}")
             _answer_and_close(
                 sock, HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}")
             )

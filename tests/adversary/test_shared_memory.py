@@ -49,5 +49,7 @@ def test_shared_memory_has_a_budget_shows_in_the_status_and_is_freed() -> None:
                 array = np.ones((1, 400, 400), np.float32)
                 with device.client() as client:
                     np.testing.assert_array_equal(client.infer("echo", array)["y"], array)
-            wait_until(lambda: held_mb(taken) == 0, "the memory of ended connections is free, although its holder keeps it")
+            wait_until(
+                lambda: held_mb(taken) == 0, "the memory of ended connections is free, although its holder keeps it"
+            )
             assert device.serving()["shared_bytes"] == 0

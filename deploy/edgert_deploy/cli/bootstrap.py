@@ -143,7 +143,7 @@ def bootstrap(
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
     if reports_to is not None and (doubt := broker_doubt(reports_to)):
-        click.echo(f"warning: {doubt}", err=True)
+        say("", f"warning: {doubt}")
     options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
 
     def plan(device: Device, transport: Transport) -> Row:

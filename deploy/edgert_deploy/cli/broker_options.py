@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings, Session
+from edgert_deploy.cli.output import say
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
 SESSION_KEPT_S = 86_400
@@ -101,10 +102,10 @@ def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: str
     theirs = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
     if theirs:
         words = ", ".join(f"--{name.replace('_', '-')}" for name in theirs)
-        click.echo(
+        say(
+            "",
             f"note: {given} is not the project's broker ({own}), so the settings of edgert.toml for {own} are not used; "
             f"give {words} if {given} needs them",
-            err=True,
         )
     return {**options, **{name: without[name] for name in theirs}}
 

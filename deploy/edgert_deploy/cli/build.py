@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -78,7 +77,6 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--downgrade-from",
     type=click.IntRange(2, 2**53 - 1),
-    default=0,
     metavar="RELEASE",
     help="Let devices go back to this release from higher ones, up to RELEASE; expires in 30 days unless given.",
 )
@@ -212,15 +210,12 @@ def build(
 
         out = out or NewBundlePath().convert(f"{request.model}.edgert", None, ctx)
         result = build_bundle(request, signing_key, out, progress, report)
-    if as_json:
-        click.echo(json.dumps(build_output.as_json(result, request)))
-        return
-    if any(choice.timings for choice in result.choices):
-        click.echo(build_output.times(result.choices))
+    times = f"{build_output.times(result.choices)}\n" if any(choice.timings for choice in result.choices) else ""
     downgrade = f" (a downgrade from releases up to {request.downgrade_from})" if request.downgrade_from else ""
     expires = f", expires {request.expires}" if request.expires else ""
     size = size_text(result.size_bytes)
-    click.echo(f"{out}: {size}, release {request.release}{downgrade}{expires}, signed by {result.key_id}")
+    text = f"{times}{out}: {size}, release {request.release}{downgrade}{expires}, signed by {result.key_id}"
+    emit(build_output.as_json(result, request), text, as_json)
 
 
 def _check_given(ctx: click.Context) -> None:
@@ -232,7 +227,7 @@ def _check_given(ctx: click.Context) -> None:
         raise click.UsageError(
             f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
         )
-    if 0 < ctx.params["downgrade_from"] <= ctx.params["release"]:
+    if 0 < (ctx.params["downgrade_from"] or 0) <= ctx.params["release"]:
         raise click.UsageError(
             f"release {ctx.params['release']} is no downgrade from {ctx.params['downgrade_from']}: "
             "give the highest release that devices may go back from"
@@ -260,7 +255,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     names = after.labels if after is not None else ()
     now_s, expires = time.time(), given["expires"] or (DOWNGRADE_EXPIRES if given["downgrade_from"] else "")
     same = (
-        *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "downgrade_from", "licence"),
+        *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "licence"),
         *("notes", "precision", "with_reference", "budget_s", "jobs"),
     )
     return BuildRequest(
@@ -270,6 +265,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
         targets=profiles,
         model=model,
         expires=expiry_from(expires, now_s) if expires else "",
+        downgrade_from=given["downgrade_from"] or 0,
         signed_at=time_text(now_s) if expires else "",
         preprocess=before,
         classify=after if isinstance(after, Classify) else None,

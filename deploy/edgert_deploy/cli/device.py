@@ -21,7 +21,7 @@ from edgert_deploy.cli.options import (
     same_machine_option,
     selector_argument,
 )
-from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.cli.output import columns, emit, say
 from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.facts import describe, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import ALL, Device, SshAddress, find_inventory, fingerprint, refuse_same_machine
@@ -130,7 +130,7 @@ def add(
     inventory.add(known)
     text = f"added {name} to {inventory.path}: a {known.profile} ({facts_line})"
     emit({"device": known.as_json(), "inventory": str(inventory.path)}, text, as_json)
-    click.echo(f"next: edgert bootstrap {name}", err=True)
+    say("", f"next: edgert bootstrap {name}")
 
 
 @device.command("list")
@@ -167,7 +167,7 @@ def list_(selector: str, inventory_file: Path | None, as_json: bool) -> None:
     text = columns(rows) if devices else f"{inventory.path} has no devices: edgert device add"
     emit({"devices": [d.as_json() for d in devices], "inventory": str(inventory.path)}, text, as_json)
     if devices:
-        click.echo("next: edgert status shows what they serve; edgert bootstrap NAME sets one up", err=True)
+        say("", "next: edgert status shows what they serve; edgert bootstrap NAME sets one up")
 
 
 @device.command()
@@ -218,7 +218,7 @@ def _completed(
     else:
         profile = load_profile(profile_name, profiles_dir)
         for reason in misfits(profile, facts):
-            click.echo(f"warning: profile {profile.name} {reason}; the device is {describe(facts)}", err=True)
+            say("", f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
     filled = {
         "profile": profile.name,
         "state": draft.state or facts.default_state,

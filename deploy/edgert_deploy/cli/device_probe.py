@@ -11,6 +11,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
+from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import SELECTED_BY, Device, SshAddress, find_inventory
@@ -67,7 +68,7 @@ def probe_(
         after = inventory.change(list(changed), lambda device: replace(device, profile=changed[device.name]))
         saved = [device.name for device in after]
     elif changed and not is_address:
-        click.echo(f"next: edgert device probe {','.join(changed)} --save records these profiles", err=True)
+        say("", f"next: edgert device probe {','.join(changed)} --save records these profiles")
     unfit = any(row["profile"] is None for row in found)
     text = "\n".join(_text(row) for row in found)
     results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)

@@ -10,7 +10,7 @@ import click
 
 from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
-from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.types import ProfileName
 from edgert_deploy.devices.inventory import Device, SshAddress, find_inventory
 from edgert_deploy.devices.profiles import load_profile
@@ -109,7 +109,7 @@ def set_(
         new.name for new in changed if (new.site, new.profile) != (before[new.name].site, before[new.name].profile)
     ]
     if moved:
-        click.echo(f"next: edgert bootstrap {','.join(moved)} configures the devices", err=True)
+        say("", f"next: edgert bootstrap {','.join(moved)} configures the devices")
 
 
 def _listed(

@@ -11,7 +11,7 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
-from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.output import emit, say
 from edgert_deploy.common.parallel import AT_ONCE_MAX
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import ALL, find_inventory
@@ -62,7 +62,7 @@ def doctor(
         devices = []  # the host's own findings explain what is wrong with the inventory
     keys = signing_keys()
     if devices:
-        click.echo(f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}", err=True)
+        say("", f"asking {len(devices)} device{'' if len(devices) == 1 else 's'}")
         with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
             for found in pool.map(lambda device: check_device(device, keys, profiles_dir), devices):
                 findings += found

@@ -9,10 +9,10 @@ import time
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.options import for_option
+from edgert_deploy.cli.output import say
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.addresses import host_and_port
@@ -136,4 +136,4 @@ def _push(url: str, exporter: Exporter, headers: dict[str, str], failure: str) -
 
 
 def _say(line: str) -> None:
-    click.echo(printable(f"export: {line}"), err=True)
+    say("", f"export: {line}")

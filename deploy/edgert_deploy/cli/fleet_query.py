@@ -11,7 +11,7 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import json_option, store_option
-from edgert_deploy.cli.output import columns, emit
+from edgert_deploy.cli.output import columns, emit, say
 from edgert_deploy.cli.types import Duration, ModelName, ProfileName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.query import DIMENSIONS, Answer, FleetQuery, Question
@@ -105,7 +105,7 @@ def query(
         emit({"since_ms": question.since_ms, "until_ms": until_ms, "by": question.by, "groups": rows}, table, as_json)
     else:
         window = duration_text(window_s)
-        click.echo(f"no matching reports in the last {window}; `edgert fleet record` fills the store", err=True)
+        say("", f"no matching reports in the last {window}; `edgert fleet record` fills the store")
 
 
 def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.options import for_option, store_option
+from edgert_deploy.cli.output import say
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.types import Duration, Size
 from edgert_deploy.common.quantities import duration_text
@@ -134,4 +134,4 @@ def _summary(recorder: Recorder) -> str:
 
 
 def _say(line: str) -> None:
-    click.echo(printable(f"record: {line}"), err=True)
+    say("", f"record: {line}")

@@ -12,11 +12,10 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
-from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.options import for_option, json_option
-from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.stopping import stopping
 from edgert_deploy.cli.types import Size
 from edgert_deploy.common.folders import rollouts_folder
@@ -240,4 +239,4 @@ def _wall_ms() -> int:
 
 
 def _say(line: str) -> None:
-    click.echo(printable(f"ui: {line}"), err=True)
+    say("", f"ui: {line}")

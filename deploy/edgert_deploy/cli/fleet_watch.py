@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from edgert.printable import printable
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.options import for_option, json_option
-from edgert_deploy.cli.output import CELL_CHARS_MAX
+from edgert_deploy.cli.output import CELL_CHARS_MAX, emit, say
 from edgert_deploy.cli.types import Duration, ModelName
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.state import FleetState, Row
@@ -121,9 +120,7 @@ def watch(
     """
     view = View(model, device, states_of(states), alarms_only, sort, limit)
     state = FleetState()
-    subscriber = FleetSubscriber(
-        settings, state, site, log=lambda line: click.echo(printable(f"watch: {line}"), err=True)
-    )
+    subscriber = FleetSubscriber(settings, state, site, log=lambda line: say("", f"watch: {line}"))
     subscriber.open()
     try:
         if once:
@@ -323,7 +320,7 @@ def _stream_json(state: FleetState, view: View, listen: Callable[[], bool]) -> N
 
 def _print_json(rows: list[Row]) -> None:
     for row in rows:
-        click.echo(json.dumps(row.as_json()))
+        emit(row.as_json(), "", as_json=True)
     sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgert.errors import ConfigInvalid
+from edgert_deploy.cli.output import say
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 
 DEVICE_KEY = "--fingerprint"
@@ -24,10 +25,10 @@ def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind
 
     key = scan_host_key(address, wanted, jump=Jump.of(behind) if behind is not None else None)
     shown = f"{address.host} shows host key {fingerprint(key)} ({key.split()[0]})"
-    click.echo(shown, err=True)
+    say("", shown)
     if wanted is not None:
         return key
-    click.echo("compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=True)
+    say("", "compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     if not sys.stdin.isatty():
         raise ConfigInvalid(f"{shown}; not a terminal, so nobody can confirm it: check it, then pass {option}")
     what = "the jump host's" if option == JUMP_KEY else "this device's"

@@ -10,7 +10,7 @@ import click
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import json_option
-from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.output import emit, say
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.project import FILE_NAME, INVENTORY, find_project
@@ -78,17 +78,17 @@ def init(folder: Path, as_json: bool) -> None:
     text = f"{folder} is a project; made: {', '.join(made) or 'nothing, everything existed'}"
     emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(public)}, text, as_json)
     if above is not None:
-        click.echo(
+        say(
+            "",
             f"note: {folder} is inside the project {above.root}; its own {FILE_NAME} applies here",
-            err=True,
         )
     users = config_folder() / INVENTORY
     if INVENTORY in made and users.exists():
-        click.echo(f"note: your devices so far are in {users}: copy it here, or pass --inventory", err=True)
+        say("", f"note: your devices so far are in {users}: copy it here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
-        click.echo(f"note: .gitignore existed; it lacks {', '.join(lacking)}", err=True)
-    click.echo(f"signing key: {private} (back it up: devices trust only what it signs)", err=True)
-    click.echo("next: edgert device add NAME USER@HOST, then edgert doctor", err=True)
+        say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
+    say("", f"signing key: {private} (back it up: devices trust only what it signs)")
+    say("", "next: edgert device add NAME USER@HOST, then edgert doctor")
 
 
 def _written(path: Path, text: str) -> bool:

@@ -10,7 +10,7 @@ from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns, emit, error_lines
+from edgert_deploy.cli.output import columns, emit, error_lines, say
 from edgert_deploy.common.keys import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
@@ -51,7 +51,7 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
     key_id = key.public.key_id
     emit({"key_id": key_id, "private": str(private), "public": str(public)}, f"{key_id}  {public}", as_json)
     if not as_json:
-        click.echo(f"private key: {private}. Back it up: devices trust only bundles that it signed.", err=True)
+        say("", f"private key: {private}. Back it up: devices trust only bundles that it signed.")
 
 
 @keys.command("list")
@@ -80,7 +80,7 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
     if rows or as_json:
         emit({"keys": rows}, "\n".join(lines), as_json)
     else:
-        click.echo("no keys yet; make one with: edgert keys new", err=True)
+        say("", "no keys yet; make one with: edgert keys new")
 
 
 @keys.command()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from edgert.printable import printable
 from edgert_deploy.cli.options import device_argument, inventory_option, json_option
-from edgert_deploy.cli.output import emit
+from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.types import ModelName
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
@@ -57,13 +55,13 @@ def logs(
     if found or as_json:
         emit({"device": device.name, "lines": found}, "\n".join(found), as_json)
     if not found:
-        click.echo(f"{device.name} has no such lines", err=True)
+        say("", f"{device.name} has no such lines")
 
 
 def _follow(device: Device, request: LogRequest, as_json: bool) -> None:
     try:
         with following(device, request) as lines:
             for line in lines:
-                click.echo(json.dumps({"device": device.name, "line": line}) if as_json else printable(line))
+                emit({"device": device.name, "line": line}, line, as_json)
     except KeyboardInterrupt:
-        click.echo(err=True)
+        say("", "")

@@ -16,6 +16,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from edgert.printable import printable
+from edgert_deploy.cli.output import say
+
 STAGE = re.compile(r"([a-z0-9-]+): ((?:building|judging) .*)")
 STAGES_PER_ARTIFACT = 2
 SHOWN_LETTERS_MAX = 60
@@ -35,9 +38,9 @@ class BuildProgress:
 
     def __call__(self, line: str) -> None:
         if self._bars is None:
-            click.echo(line, err=True)
+            say("", line)
         else:
-            self._bars.show(line)
+            self._bars.show(printable(line, newlines=False))
 
     def done(self, target: str) -> None:
         if self._bars is not None:
@@ -45,6 +48,7 @@ class BuildProgress:
 
     def print(self, text: str) -> None:
         """Print a result on stdout. If that is the terminal of the bars, it appears above them."""
+        text = printable(text)
         if self._bars is not None and _is_one_terminal(sys.stdout.fileno(), sys.stderr.fileno()):
             self._bars.print_above(text)
         else:

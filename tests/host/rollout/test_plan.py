@@ -107,8 +107,8 @@ def test_an_older_release_is_refused_unless_it_is_signed_as_a_way_back(offer: Of
     newer = ModelStatus("echo", "steady", version(6), None, ratchet=6)
     with pytest.raises(ReleaseTooOld, match="--release 7"):
         make_plan(facts(offer, newer), offer)
-    times = {"expires": "2027-02-19T08:00:00Z", "signed_at": "2026-11-21T08:00:00Z"}
-    way_back = replace(offer, manifest=replace(offer.manifest, downgrade_from=6, **times))
+    signed = replace(offer.manifest, downgrade_from=6, expires="2027-02-19T08:00:00Z", signed_at="2026-11-21T08:00:00Z")
+    way_back = replace(offer, manifest=signed)
     assert make_plan(facts(offer, newer), way_back).steps == WHOLE_WAY
     with pytest.raises(ReleaseTooOld, match="--downgrade-from 8"):
         make_plan(facts(offer, replace(newer, ratchet=8)), way_back)
