@@ -182,6 +182,7 @@ def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: Worl
         "bootstrap", "mine", "--engine", "null", code=7
     )  # without polkit only root may enable lingering
     assert f"loginctl enable-linger {rootfs.USER}" in refused["error"]["message"]
+    assert world.sh(f"ls -A /home/{rootfs.USER}").split() == files_before, "it was refused before anything was sent"
     world.sh(f"loginctl enable-linger {rootfs.USER}")
     (done,) = host.edgert("bootstrap", "mine", "--engine", "null")["devices"]
     assert done["service"] == "systemd"

@@ -17,7 +17,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import EdgeRTError
+from edgert.extras import missing_package
 from edgert.printable import printable
 from edgert.vendor_telemetry import stop_reporting
 
@@ -31,8 +32,8 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called.
 
     `commands_by_name` maps a name to ("module:attribute", the line that --help shows), so that --help imports no
-    command, and a broken one breaks no other. A command without a line is hidden. A missing module is installed with
-    the extra `extra`.
+    command, and a broken one breaks no other. A command without a line is hidden. `extra` is the extra of edgert that
+    brings what these commands import.
     """
 
     def __init__(
@@ -52,10 +53,7 @@ class LazyGroup(click.Group):
         try:
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise ConfigInvalid(
-                f"command {cmd_name!r} cannot be loaded: {error}; install all it needs with: "
-                f"pip install 'edgert[{self._extra}]'"
-            ) from error
+            raise missing_package(error, self._extra) or error from error
         assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
         return command
 
@@ -99,6 +97,8 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         where = f"{error.filename}: " if error.filename else ""
         return _fail(as_json, "os_error", f"{where}{error.strerror or error}", EXIT_OS_ERROR, error)
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for users
+        if (missing := missing_package(error)) is not None:
+            return _fail(as_json, missing.code, missing.message, missing.exit_code, error)
         message = f"{type(error).__name__}: {error}; this is a fault in edgert: set EDGERT_DEBUG=1 for the traceback, and report it"
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
 

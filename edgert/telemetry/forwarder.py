@@ -30,7 +30,7 @@ from edgert.log import log
 from edgert.names import checked_id
 from edgert.telemetry import messages
 from edgert.telemetry.home_assistant import discovery
-from edgert.telemetry.link import CONNECTED, write_link
+from edgert.telemetry.link import CONNECTED, STOPPED, write_link
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import IN_FLIGHT_MAX, KEEPALIVE_S, BrokerUnreachable, Connection, MqttSettings, Will
 from edgert.telemetry.sketch import SCALE
@@ -235,7 +235,7 @@ class Forwarder:
         while number in self._in_flight and self._clock() < gives_up_at:
             self._connection.pump(0.05)
         self._connection.close()
-        self._note("stopped", "stopped")
+        self._note(STOPPED, "stopped")
 
     def _sys_now(self) -> dict[str, object]:
         stats = self._spool.stats()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from edgert.durable import replace_file
 
-CONNECTED = "connected"
+CONNECTED, STOPPED = "connected", "stopped"
 _NAME = "link.json"
 
 
 def write_link(folder: Path, state: str, text: str) -> None:
-    """Keep `state` (CONNECTED, "stopped" or an error's code) and a text about it. A full disk costs only the note."""
+    """Keep `state` (CONNECTED, STOPPED or an error's code) and a text about it. A full disk costs only the note."""
     value = {"state": state, "text": text, "at": int(time.time())}
     with contextlib.suppress(OSError):
         replace_file(folder / _NAME, json.dumps(value).encode(), durable=False)

@@ -21,7 +21,9 @@ from typing import Any
 from edgert.bundle.signing import PublicKey
 from edgert.checks.status import DeviceStatus
 from edgert.config import DeviceConfig
+from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
+from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap import wheelhouse
 from edgert_deploy.bootstrap.runtime import (
     TENSORRT_HINT,
@@ -35,7 +37,16 @@ from edgert_deploy.bootstrap.runtime import (
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import note_folders, setting_up
-from edgert_deploy.devices.device_files import Broker, DeviceFile, check_config, config_there, holds, put, wanted_files
+from edgert_deploy.devices.device_files import (
+    Broker,
+    DeviceFile,
+    broker_doubt,
+    check_config,
+    config_there,
+    holds,
+    put,
+    wanted_files,
+)
 from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
@@ -45,6 +56,7 @@ from edgert_deploy.devices.transports import Transport, in_folder
 
 QUICK_S_MAX = 60.0
 ANSWER_S_MAX = 60.0  # until the daemon of the previous runtime answers again
+BROKER_S_MAX = 15.0  # for the first connection of the new daemon
 FIRST_ENGINE, ALL_ENGINES = "first", "all"
 
 Progress = Callable[[str], None]
@@ -69,6 +81,12 @@ class BootstrapOptions:
     upgrade: bool = False
     trial_s: float = TRIAL_S
 
+    def __post_init__(self) -> None:
+        """Raise ConfigInvalid for an engine that does not exist."""
+        if self.engines not in (ALL_ENGINES, FIRST_ENGINE):
+            for name in self._named():
+                engine_by_name(name)
+
     @property
     def exactly(self) -> bool:
         """Whether every engine must load."""
@@ -79,6 +97,9 @@ class BootstrapOptions:
             return profile.engines
         if self.engines == FIRST_ENGINE:
             return profile.engines[:1]
+        return self._named()
+
+    def _named(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name.strip() for name in self.engines.split(",") if name.strip()))
 
 
@@ -174,6 +195,9 @@ def plan_bootstrap(
     """
     facts = probe(transport, device.name)
     progress(describe(facts))
+    python = facts.python_path if device.kind.needs_runtime else device.python
+    if options.broker is not None and python and (doubt := broker_doubt(options.broker, device, python, transport)):
+        progress(f"warning: {doubt}")
     unit = None if options.service == "monitor" else service.unit_for(device, facts)
     if unit is None and options.service == "systemd":
         raise DeviceError(f"systemd does not run on {device.name}: omit --service, or give --service monitor")
@@ -253,6 +277,8 @@ class _Work:
         """Do what `plan_bootstrap` planned. Raises as `bootstrap`."""
         done = BootstrapResult(self.device.name, plan.profile.name, plan.service)
         unit = _unit(plan, plan.config)
+        if unit is not None:
+            service.check(self.transport, self.device, unit)
         if plan.runtime is not None and plan.house is not None:
             self._install_runtime(plan, plan.runtime, plan.house, done)
         self._write([file for file in plan.files if file.change not in ("unit", "runtime.sh")], done)
@@ -265,10 +291,12 @@ class _Work:
         # The daemon reads keys at each install, and the script runs at each start: neither needs a restart.
         if plan.restart_due or any(not change.startswith(("key ", "runtime")) for change in done.changed):
             self.progress("starting the daemon")
+            before = self._link()
             service.restart(self.transport, self.device, unit)
             self.transport.run(["rm", "-f", _marker(self.device)], QUICK_S_MAX)
             if not done.changed:
                 done.changed.append("daemon restarted")
+            self._wait_for_the_broker(before)
         elif not RemoteDaemon(self.transport, self.device).status().daemon.running:
             self.progress("starting the daemon, which was not running")
             service.start(self.transport, self.device)
@@ -340,6 +368,23 @@ class _Work:
             with contextlib.suppress(EdgeRTError):
                 if RemoteDaemon(self.transport, self.device).status().daemon.running:
                     return
+            time.sleep(1)
+
+    def _link(self) -> Link:
+        """Return the device's note of its connection to the broker."""
+        try:
+            return RemoteDaemon(self.transport, self.device).status().telemetry.link
+        except EdgeRTError:  # nothing is installed yet
+            return Link()
+
+    def _wait_for_the_broker(self, before: Link) -> None:
+        """Wait until the restarted daemon is connected to its broker or has failed to. `before` is the last daemon's note."""
+        until = time.monotonic() + BROKER_S_MAX
+        while time.monotonic() < until:
+            said = RemoteDaemon(self.transport, self.device).status().telemetry
+            failed = said.link != before and said.link.state not in ("", STOPPED)
+            if not said.broker or said.link.state == CONNECTED or failed:
+                return
             time.sleep(1)
 
     def _write(self, wanted: list[DeviceFile], done: BootstrapResult) -> None:

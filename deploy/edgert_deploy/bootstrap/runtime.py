@@ -269,17 +269,17 @@ class Runtimes:
                 f"{self.device.name} has {plan.free_bytes / 1e6:.0f} MB free at {self.device.home}, the runtime needs "
                 f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
             )
-        wheels = f"{self.device.home}/wheels"
-        self.progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
-        for wheel in house.wheels:
-            if wheel.name in plan.send:
-                self.transport.put(wheel, f"{wheels}/{wheel.name}")
         self.progress("making the environment" + (" from the one in use" if plan.base else ""))
         if plan.base:
             self._copy_venv(f"{self.device.home}/venvs/{plan.base}", venv)
             self._remove_packages(venv, there, house)
         else:
             self._make_venv(facts, venv, system_site=_system_site(plan.engines))
+        wheels = f"{self.device.home}/wheels"
+        self.progress(f"sending {len(plan.send)} wheels, {plan.send_bytes / 1e6:.1f} MB")
+        for wheel in house.wheels:
+            if wheel.name in plan.send:
+                self.transport.put(wheel, f"{wheels}/{wheel.name}")
         self._pip_install(house, plan, venv)
         loading, lacking = self._try_engines(plan.engines, venv)
         if lacking and (exactly or not loading):

@@ -12,6 +12,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey, read_public_key
 from edgert.errors import ConfigInvalid
+from edgert.telemetry.link import CONNECTED
 from edgert.typed_json import to_json
 from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, plan_bootstrap, use_previous_runtime
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
@@ -30,7 +31,7 @@ from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Duration
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import duration_text
-from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
+from edgert_deploy.devices.device_files import Broker, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport
@@ -142,8 +143,6 @@ def bootstrap(
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
-    if reports_to is not None and (doubt := broker_doubt(reports_to)):
-        say("", f"warning: {doubt}")
     options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
 
     def plan(device: Device, transport: Transport) -> Row:
@@ -215,7 +214,12 @@ def _line(row: dict[str, Any], python: str) -> str:
         if version and name not in ENGINES_WITHOUT_WHEELS
     )
     engines += "".join(f"; without {name}" for name in row["lacking"])
+    telemetry = row["status"]["telemetry"]
+    ready = "ready"
+    if telemetry["broker"] and telemetry["link"]["state"] != CONNECTED:
+        reason = telemetry["link"]["text"] or "no connection yet"
+        ready = f"set up, but without its broker {telemetry['broker']} ({reason})"
     return (
-        f"{row['device']}: ready, kept running by {row['service']}; engines {engines}; changed: {changed}\n"
+        f"{row['device']}: {ready}, kept running by {row['service']}; engines {engines}; changed: {changed}\n"
         f"  apps there: {python}, socket {row['status']['socket']}"
     )

@@ -18,7 +18,7 @@ from edgert_deploy.cli.options import inventory_option, json_option, selector_ar
 from edgert_deploy.cli.output import columns, emit, error_lines, say
 from edgert_deploy.cli.types import BundlePath, Duration, Rate
 from edgert_deploy.common.folders import rollouts_folder
-from edgert_deploy.common.project import find_project
+from edgert_deploy.common.project import find_bundle, find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
@@ -92,7 +92,7 @@ BYTES_PER_S_MIN = 1000.0
 @click.option(
     "--delta-from",
     "delta_from",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=BundlePath(),
     multiple=True,
     metavar="OLD.edgert",
     help="A bundle that devices have and this host never shipped: only differences are sent. May be repeated.",
@@ -194,9 +194,10 @@ def deploy(
 
 def resume(rollout: Rollout, as_json: bool) -> None:
     """Finish a rollout, with its bundle and inventory as they are now."""
+    bundle = find_bundle(Path(rollout.bundle))
     request = DeployRequest(
-        Path(rollout.bundle),
-        read_offer(Path(rollout.bundle)),
+        bundle,
+        read_offer(bundle),
         rollout.trial_s,
         open_transport,
         _make_ready,

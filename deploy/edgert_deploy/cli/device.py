@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from edgert.config import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.device_probe import probe_
 from edgert_deploy.cli.device_set import set_
-from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
 from edgert_deploy.cli.options import (
     device_argument,
     inventory_option,
@@ -110,21 +111,23 @@ def add(
     if (address is None) == (folder is None):
         raise click.UsageError("pass either USER@HOST[:PORT] or --local DIR")
     inventory = find_inventory(inventory_file)
-    if name in {d.name for d in inventory.devices()}:
-        raise ConfigInvalid(f"{inventory.path} already has a device {name}: edgert device remove {name}")
+    if profile_name is not None:
+        load_profile(profile_name, profiles_dir)
+    chosen: dict[str, Any] = {"site": site, "groups": groups, "tags": tags, "same_machine": same_machine}
     if folder is not None:
-        draft = _local(name, folder)
         if jump:
             raise click.UsageError("--jump needs a device that is reached over SSH")
+        draft = replace(_local(name, folder), **chosen)
+        inventory.check_new(draft)
     else:
         assert address is not None  # one of both is given
-        draft = Device(name, "ssh", address, "", state or "", identity=absolute(identity), jump=jump)
-        draft = replace(draft, become="sudo" if sudo else "")
+        draft = Device(name, "ssh", address, "", state or "", identity=identity_path(identity), jump=jump)
+        draft = replace(draft, become="sudo" if sudo else "", **chosen)
+        inventory.check_new(draft)
         if jump:
             key = agreed_host_key(SshAddress.parse(jump), jump_fingerprint, JUMP_KEY)
             draft = replace(draft, jump_host_key=key)
         draft = replace(draft, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, draft))
-    draft = replace(draft, site=site, groups=groups, tags=tags, same_machine=same_machine)
     refuse_same_machine([draft], inventory.devices())
     known, facts_line = _completed(draft, profile_name, home, state, profiles_dir)
     inventory.add(known)

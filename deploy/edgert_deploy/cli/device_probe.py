@@ -9,7 +9,7 @@ import click
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.each import Row, run_on_each
-from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Selector
@@ -76,7 +76,7 @@ def probe_(
 
 def _unnamed(address: str, wanted: str | None, identity: Path | None, jump: str, jump_wanted: str | None) -> Device:
     """Return a machine that is in no inventory; you agree to its host key for this one time."""
-    device = Device(address, "ssh", address, "", "/", home="/", identity=absolute(identity), jump=jump)
+    device = Device(address, "ssh", address, "", "/", home="/", identity=identity_path(identity), jump=jump)
     if jump:
         device = replace(device, jump_host_key=agreed_host_key(SshAddress.parse(jump), jump_wanted, JUMP_KEY))
     return replace(device, host_key=agreed_host_key(SshAddress.parse(address), wanted, DEVICE_KEY, device))

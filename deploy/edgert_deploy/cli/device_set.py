@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, absolute, agreed_host_key
+from edgert_deploy.cli.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.types import ProfileName
@@ -84,7 +84,7 @@ def set_(
     if address is not None:
         changes["address"] = address
     if identity is not None or no_identity:
-        changes["identity"] = absolute(identity)
+        changes["identity"] = identity_path(identity)
     if site is not None:
         changes["site"] = site
     if profile is not None:

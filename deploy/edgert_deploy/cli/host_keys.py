@@ -37,6 +37,10 @@ def agreed_host_key(address: SshAddress, wanted: str | None, option: str, behind
     return key
 
 
-def absolute(path: Path | None) -> str:
-    """Return the path as the inventory states it: "" for none."""
-    return "" if path is None else str(path.expanduser().absolute())
+def identity_path(file: Path | None) -> str:
+    """Return the path of a private key as the inventory states it: "" for none. Raises ConfigInvalid if it is missing."""
+    if file is None:
+        return ""
+    if not file.expanduser().is_file():
+        raise ConfigInvalid(f"identity {file} is missing: give the private key's path")
+    return str(file.expanduser().absolute())

@@ -90,7 +90,13 @@ class ModelOrBundle(click.Path):
     """The name of a model, or the path of a bundle: a name that ends in .edgert, or a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
-        bundle = find_bundle(Path(value))
+        path = Path(value)
+        try:
+            bundle = find_bundle(path)
+        except ConfigInvalid:
+            if path.suffix == ".edgert":
+                raise
+            return str(value)
         return bundle if bundle.suffix == ".edgert" or bundle.is_file() else str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -120,11 +120,16 @@ def read_project(file: Path) -> Project:
 
 
 def find_bundle(given: Path) -> Path:
-    """Return `given`; for a name without a file here, the bundle of that name in the project's folder of bundles."""
+    """Return `given`; for a name without a file here, the bundle of that name in the project's folder of bundles.
+
+    Raises ConfigInvalid if there is none.
+    """
     if given.parent == Path() and not given.is_absolute() and not given.exists():
         project = find_project()
         if project is not None and project.bundles is not None and (project.bundles / given).exists():
             return project.bundles / given
+    if not given.exists():
+        raise ConfigInvalid(f"there is no bundle {given}: give the path of one, or make it with edgert build")
     return given
 
 

@@ -6,11 +6,10 @@ A file is written only if it differs, and not if the runtime on the device would
 from __future__ import annotations
 
 import hashlib
-import socket
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,28 +26,41 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.transports import Transport, in_folder, sha256_command
 
 QUICK_S_MAX = 60.0
-BROKER_S_MAX = 3.0
+BROKER_S_MAX = 5.0
 PASSWORD_NAME = "mqtt-password"
+REACHED = "reached"
+_CONNECT = f"""\
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
+    print({REACHED!r})
+except OSError as error:
+    print(error.strerror or error)
+"""
 
 
 @dataclass(frozen=True)
 class Broker:
-    """The broker that a device reports to. The files are the host's; their content is copied."""
+    """The broker that a device reports to. `password` and `ca` are the content of files, which devices get as they are."""
 
     host: str
     port: int = 1883
     username: str = ""
-    password_file: Path | None = None
-    ca: Path | None = None
+    password: bytes | None = field(default=None, repr=False)
+    ca: bytes | None = None
     tls: bool = False
 
     @classmethod
     def parse(
         cls, text: str, username: str, password_file: Path | None, ca: Path | None, *, tls: bool = False
     ) -> Broker:
-        """Parse HOST[:PORT]. A certificate authority turns TLS on, and TLS the default port 8883. Raises ConfigInvalid."""
+        """Parse HOST[:PORT] and read the files. A certificate authority turns TLS on, and TLS the default port 8883.
+
+        Raises ConfigInvalid, also for a file that cannot be read.
+        """
         tls = tls or ca is not None
-        return cls(*host_and_port(text, PORT_TLS if tls else PORT_PLAIN), username, password_file, ca, tls)
+        address = host_and_port(text, PORT_TLS if tls else PORT_PLAIN)
+        return cls(*address, username, _content(password_file), _content(ca), tls)
 
 
 @dataclass(frozen=True)
@@ -118,17 +130,17 @@ def check_settings(settings: dict[str, Any]) -> None:
     parse_config(tomlkit.dumps({**fixed, **settings}), "--set")
 
 
-def broker_doubt(broker: Broker) -> str:
-    """Return why devices may not reach the broker; "" if this host can reach it."""
-    try:
-        socket.create_connection((broker.host, broker.port), BROKER_S_MAX).close()
+def broker_doubt(broker: Broker, device: Device, python: str, transport: Transport) -> str:
+    """Return why the device cannot reach the broker; "" if it can. `python` is the path of an interpreter there."""
+    words = [python, "-c", _CONNECT, broker.host, str(broker.port), f"{BROKER_S_MAX:g}"]
+    said = transport.run(words, QUICK_S_MAX).stdout.strip()
+    if said == REACHED:
         return ""
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        return (
-            f"this host cannot reach the broker {broker.host}:{broker.port} ({reason}); "
-            "devices keep their reports until they can"
-        )
+    reason = said or "the attempt failed"
+    return (
+        f"{device.name} cannot reach the broker {broker.host}:{broker.port} ({reason}). It keeps its reports until it can. "
+        "Check the address, and that the broker runs"
+    )
 
 
 def merged_config(present: str, ours: dict[str, Any]) -> str:
@@ -168,24 +180,26 @@ def _without_old_login(present: str, broker: Broker, password_file: str) -> str:
 
 
 def _broker_files(broker: Broker, state: str) -> tuple[dict[str, Any], list[DeviceFile]]:
-    """Return the table [mqtt] and the files that it names. Raises ConfigInvalid if one cannot be read here."""
+    """Return the table [mqtt] and the files that it names."""
     table: dict[str, Any] = {"host": broker.host, "port": broker.port, "tls": broker.tls or broker.ca is not None}
     if broker.username:
         table["username"] = broker.username
     wanted = []
-    for source, name, key, mode in (
-        (broker.password_file, PASSWORD_NAME, "password_file", 0o600),
+    for data, name, key, mode in (
+        (broker.password, PASSWORD_NAME, "password_file", 0o600),
         (broker.ca, "mqtt-ca.pem", "ca", 0o644),
     ):
-        if source is None:
-            continue
-        try:
-            data = source.read_bytes()
-        except OSError as error:
-            raise ConfigInvalid(f"cannot read {source}: {error.strerror}") from error
-        table[key] = f"{state}/{name}"
-        wanted.append(DeviceFile(table[key], data, name, mode))
+        if data is not None:
+            table[key] = f"{state}/{name}"
+            wanted.append(DeviceFile(table[key], data, name, mode))
     return table, wanted
+
+
+def _content(file: Path | None) -> bytes | None:
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
 
 
 def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:

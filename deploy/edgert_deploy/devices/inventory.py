@@ -37,6 +37,7 @@ from tomlkit.items import Table
 
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
+from edgert.names import checked_id
 from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.folders import config_folder
@@ -158,17 +159,15 @@ class Inventory:
         """Return the devices that `selector` matches, as in `select`. Raises ConfigInvalid."""
         return select(self.devices(), selector, self.path)
 
+    def check_new(self, device: Device) -> None:
+        """Check all that is known of a new device before it is asked. Raises ConfigInvalid, as `add` would."""
+        self._check_new(device, self.devices())
+
     def add(self, device: Device) -> None:
         """Add a device. Raises ConfigInvalid if the name is invalid or belongs to a device or a group."""
         _check_device(device, f"device {device.name}")
         with self._changing() as document:
-            present = _devices(document, self.path)
-            if device.name in {d.name for d in present}:
-                raise ConfigInvalid(
-                    f"{self.path} already has a device {device.name}: change it with edgert device set {device.name}, or "
-                    f"remove it with edgert device remove {device.name}"
-                )
-            _check_groups([*present, device], self.path)
+            self._check_new(device, _devices(document, self.path))
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
             tables[device.name] = _as_table(device)
 
@@ -198,6 +197,15 @@ class Inventory:
             new = {device.name: device for device in changed}
             _check_groups([new.get(device.name, device) for device in present], self.path)
         return changed
+
+    def _check_new(self, device: Device, present: list[Device]) -> None:
+        _check_words(device, f"device {device.name}")
+        if device.name in {d.name for d in present}:
+            raise ConfigInvalid(
+                f"{self.path} already has a device {device.name}: change it with edgert device set {device.name}, or "
+                f"remove it with edgert device remove {device.name}"
+            )
+        _check_groups([*present, device], self.path)
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
@@ -360,11 +368,25 @@ def _device(name: str, table: Any, path: Path) -> Device:
     return device
 
 
-def _check_device(device: Device, where: str) -> None:
+def _check_words(device: Device, where: str) -> None:
+    """Check what the user chose: names and addresses. Raises ConfigInvalid."""
     _check_name("device", device.name)
     for group in device.groups:
         _check_name("group", group)
     _check_tags(where, device.tags)
+    try:
+        checked_id("device", device.name)
+        checked_id("site", device.site)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"{where}: {error.message}") from error
+    if device.transport in TRANSPORTS and device.kind.uses_ssh:
+        SshAddress.parse(device.address)
+    if device.jump:
+        SshAddress.parse(device.jump)
+
+
+def _check_device(device: Device, where: str) -> None:
+    _check_words(device, where)
     uses_ssh = device.transport in TRANSPORTS and device.kind.uses_ssh
     checks: dict[str, Callable[[], bool]] = {
         'become must be "sudo" or missing': lambda: device.become in ("", "sudo"),
@@ -379,10 +401,8 @@ def _check_device(device: Device, where: str) -> None:
         if not holds():
             raise ConfigInvalid(f"{where}: {message}")
     if uses_ssh:
-        SshAddress.parse(device.address)
         fingerprint(device.host_key)
     if device.jump:
-        SshAddress.parse(device.jump)
         fingerprint(device.jump_host_key)
 
 

@@ -62,8 +62,6 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
     """Return the profile from `profiles_dir`, else ./profiles, else those that ship. Raises ConfigInvalid."""
     if not PROFILE_NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is no profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
-    if profiles_dir is not None and not profiles_dir.is_dir():
-        raise ConfigInvalid(f"{profiles_dir} is not a folder: give the folder of your profiles")
     for folder in _folders(profiles_dir):
         if (folder / f"{name}.toml").is_file():
             return _read(folder / f"{name}.toml")
@@ -72,7 +70,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
 
 
 def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
-    """Return all profiles of the first folder in the look-up order that has some."""
+    """Return all profiles of the first folder in the look-up order that has some. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
         if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
             return [_read(path) for path in found]
@@ -80,6 +78,8 @@ def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
 
 
 def _folders(profiles_dir: Path | None) -> Iterator[Path]:
+    if profiles_dir is not None and not profiles_dir.is_dir():
+        raise ConfigInvalid(f"{profiles_dir} is not a folder: give the folder of your profiles")
     here = Path(__file__).resolve().parent
     # The last is the repository's own folder: an editable install does not see packaged data.
     for folder in (profiles_dir, Path("profiles"), here / "shipped", here.parents[2] / "devices"):

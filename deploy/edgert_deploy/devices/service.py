@@ -111,19 +111,33 @@ def start(transport: Transport, device: Device) -> None:
         RemoteDaemon(transport, device).call("start")
 
 
-def enable(transport: Transport, device: Device, unit: Unit) -> None:
-    """Enable the unit file at boot. A change that an uninstall must undo goes into the receipt."""
-    _shell(transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "enable the unit", device)
-    if unit.user:
-        advice = f"run there, as root: loginctl enable-linger {device.address.partition('@')[0]}"
-        # Without polkit only root may enable it, and a second request of the user would be refused.
-        lingers = (
-            'test -e "/var/lib/systemd/linger/$(id -un)" || '
-            '{ loginctl enable-linger && printf "linger\\n" >>"$1/receipt"; }'
+def check(transport: Transport, device: Device, unit: Unit) -> None:
+    """Check what only the device's administrator can grant, before anything is sent. Raises DeviceError.
+
+    A user's services end at log-out unless the user lingers. A change that an uninstall must undo goes into the receipt.
+    """
+    if not unit.user:
+        if not transport.run(["sh", "-c", _CAN_MAKE_USER, "sh", USER], QUICK_S_MAX).ok:
+            raise DeviceError(f"{device.name}: useradd and runuser are missing; install there: passwd, util-linux")
+        return
+    done = transport.run(["sh", "-c", _LINGER, "sh", device.home], QUICK_S_MAX)
+    if not done.ok:
+        user = device.address.rpartition("@")[0] or "USER"
+        raise DeviceError(
+            f"{device.name}: the service would end at log-out ({done.complaint()}). Nothing was sent; run there, as root: "
+            f"loginctl enable-linger {user}"
         )
-        done = transport.run(["sh", "-c", lingers, "sh", device.home], QUICK_S_MAX)
-        if not done.ok:
-            raise DeviceError(f"{device.name}: the service would end at log-out ({done.complaint()}); {advice}")
+    done = transport.run(["sh", "-c", _USER_MANAGER], QUICK_S_MAX)
+    if not done.ok:
+        raise DeviceError(
+            f"{device.name}: systemd does not answer its user ({done.complaint()}). Nothing was sent; install there "
+            "dbus-user-session and libpam-systemd, or bootstrap with --service monitor"
+        )
+
+
+def enable(transport: Transport, device: Device, unit: Unit) -> None:
+    """Enable the unit file at boot."""
+    _shell(transport, f"{unit.systemctl} daemon-reload && {unit.systemctl} enable {UNIT}", "enable the unit", device)
 
 
 def restart(transport: Transport, device: Device, unit: Unit | None) -> None:
@@ -163,6 +177,22 @@ def _shell(
         raise DeviceError(f"{device.name}: cannot {doing}: {done.complaint()}. See there: journalctl -u {UNIT} -e")
     return done
 
+
+_CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
+# Without polkit only root may enable it, and a second request of the user would be refused.
+_LINGER = """
+test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }
+"""
+# The manager of a user who lingers since a moment ago may still be starting.
+_USER_MANAGER = f"""
+{_USER_RUNTIME}
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  said=$(systemctl --user show-environment 2>&1 >/dev/null) && exit 0
+  sleep 1
+done
+printf '%s\\n' "$said" >&2
+exit 1
+"""
 
 # Prints a word if something changed. Incoming bundles keep their owner: the daemon only reads them. With -exec, the
 # daemon's user could put a link in place of a folder on the way.

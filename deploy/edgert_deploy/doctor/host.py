@@ -17,6 +17,7 @@ from edgert import __version__
 from edgert.bundle.signing import read_public_key, read_signing_key
 from edgert.engines import engine_by_name
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.extras import EXTRAS, missing_package
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
 from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
@@ -31,7 +32,7 @@ PYTHON_RANGE = ((3, 10), (3, 13))
 ENGINES = ("tflite", "openvino", "onnxruntime")
 BUILDERS = ("onnx", "nncf", "sympy", "flatbuffers")
 DEPLOYERS = ("fabric", "tomlkit", "packaging", "pip")
-FLEET = ("sqlalchemy", "rich")
+FLEET = tuple(module for module, extras in EXTRAS.items() if "fleet" in extras)
 FREE_MB_FAIL, FREE_MB_WARN = 200, 2048
 BROKER_S_MAX = 5.0
 
@@ -54,7 +55,7 @@ def check_host(inventory: Inventory, project: Project | None = None) -> list[Fin
         try:
             found += look()
         except (EdgeRTError, OSError, ImportError) as error:
-            found.append(_fail(check, str(error), "see the message"))
+            found.append(_fail(check, str(missing_package(error) or error), "see the message"))
     return found
 
 

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from edgert.errors import EdgeRTError
+from edgert.extras import missing_package
 
 LENGTH_BYTES = 8
 STDERR_BYTES_MAX = 64 * 1024  # of what a child printed last
@@ -161,6 +162,8 @@ def answered(function: Function, request: dict[str, Any], payload: bytes, progre
     except MemoryError:
         return {"memory": True}, b""
     except Exception as error:  # noqa: BLE001 - an unforeseen error of a hostile file is still one clear message
+        if (missing := missing_package(error)) is not None:
+            return {"error": missing.message, "class": type(missing).__name__}, b""
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}, b""
 
 

@@ -14,6 +14,7 @@ import tomlkit
 from edgert.bundle.signing import new_key
 from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert.telemetry.link import CONNECTED
 from edgert_deploy.bootstrap.bootstrap import BootstrapOptions, BootstrapResult, bootstrap
 from edgert_deploy.devices.device_files import Broker, broker_doubt, check_settings
 from edgert_deploy.devices.inventory import Device
@@ -21,6 +22,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
+from tests.support.brokers import Broker as RunningBroker
 from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 
@@ -58,9 +60,8 @@ def test_twice_changes_nothing_and_a_key_more_restarts_nothing(device: Device, t
     assert (status_of(again).site, status_of(again).profile) == ("lab", "this-machine")
 
 
-def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp_path: Path) -> None:
-    (tmp_path / "pw").write_text("xyzzy7\n")
-    do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device) -> None:
+    do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", b"xyzzy7\n"))
     state = Path(device.state)
     assert (state / "mqtt-password").read_text() == "xyzzy7\n"
     assert (state / "mqtt-password").stat().st_mode & 0o777 == 0o600
@@ -70,19 +71,13 @@ def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device, tmp
 
 
 def test_another_broker_is_not_told_the_old_ones_password(device: Device, tmp_path: Path) -> None:
-    (tmp_path / "pw").write_text("xyzzy7\n")
     key = new_key().public
-    do(device, key, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "pw"))
+    do(device, key, broker=Broker("127.0.0.1", 1, "edge", b"xyzzy7\n"))
     do(device, key, broker=Broker("127.0.0.1", 1))
     config = Path(device.state) / "config.toml"
     assert 'username = "edge"' in config.read_text()  # the same broker: what was given before holds
     do(device, key, broker=Broker("127.0.0.1", 2))
     assert not {"username", "password_file"} & set(tomlkit.parse(config.read_text()).unwrap()["mqtt"])
-
-
-def test_a_password_file_that_is_not_there_is_said_so(device: Device, tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="none"):
-        do(device, new_key().public, broker=Broker("127.0.0.1", 1, "edge", tmp_path / "none"))
 
 
 def test_a_daemon_that_did_not_run_is_started_and_that_is_said(device: Device) -> None:
@@ -120,11 +115,29 @@ def test_settings_that_no_device_takes_are_refused_before_one_is_asked(settings:
     check_settings({"serving": {"window_s": 1.0}, "models": {"digits": {"pinned": True}}})
 
 
-def test_a_broker_out_of_reach_is_a_doubt_and_no_more() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as broker:
-        assert broker_doubt(Broker("127.0.0.1", broker.getsockname()[1])) == ""
-        port = broker.getsockname()[1]
-    assert f"this host cannot reach the broker 127.0.0.1:{port}" in broker_doubt(Broker("127.0.0.1", port))
+def test_a_dead_broker_is_told_before_the_work_and_in_the_status_after_it(device: Device) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert broker_doubt(Broker("127.0.0.1", port), device, device.python, open_transport(device)) == ""
+    said: list[str] = []
+    options = BootstrapOptions((new_key().public,), Broker("127.0.0.1", port), engines="null")
+    done = bootstrap(device, PROFILE, options, open_transport(device), said.append)
+    (warning,) = (line for line in said if line.startswith("warning: "))
+    assert f"here cannot reach the broker 127.0.0.1:{port} (Connection refused)" in warning
+    assert said.index(warning) < said.index("starting the daemon")
+    link = status_of(done).telemetry.link
+    assert (link.state, f"127.0.0.1:{port}" in link.text) == ("telemetry.broker_unreachable", True)
+
+
+def test_a_bootstrap_ends_once_the_device_is_connected_to_its_broker(device: Device, tmp_path: Path) -> None:
+    with RunningBroker.in_folder(tmp_path / "broker") as broker:
+        done = do(device, new_key().public, broker=Broker("127.0.0.1", broker.port))
+        assert status_of(done).telemetry.link.state == CONNECTED
+
+
+def test_an_engine_that_does_not_exist_is_refused_before_a_device_is_asked() -> None:
+    with pytest.raises(ConfigInvalid, match="warp-drive"):
+        BootstrapOptions((), engines="null,warp-drive")
 
 
 def test_an_engine_that_does_not_load_there_is_said_so(device: Device) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.own_wheel import content_digest, installed_distribution, own_wheel, source_tree
 from edgert_deploy.bootstrap.runtime import ID_LENGTH
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget, prepare
+from tests.support.environments import environment_beside
 from tests.support.paths import ROOT
 
 TARGET = WheelTarget("3.11", "aarch64", "2.36")
@@ -80,7 +80,7 @@ def test_a_checkout_and_an_installed_wheel_give_one_runtime_id(tmp_path: Path, m
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("edgert-*.whl")
-    python = a_fresh_venv(tmp_path / "venv")
+    python = environment_beside(tmp_path / "venv")
     install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     subprocess.run([python, *install], check=True)
     program = (
@@ -103,11 +103,3 @@ def test_the_content_alone_identifies_a_wheel(tmp_path: Path, monkeypatch: pytes
             stored.writestr(name, archive.read(name))
     assert other.read_bytes() != wheel.read_bytes()
     assert content_digest(other) == content_digest(wheel)
-
-
-def a_fresh_venv(folder: Path) -> str:
-    """Make an environment of its own that finds this one's packages, and return its interpreter."""
-    venv.create(folder, with_pip=False)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
-    return str(folder / "bin" / "python")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.cli import main
-from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.common.keys import key_paths
+from edgert_deploy.devices.inventory import Device, Inventory
+from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
+
+# The key of a machine that is nobody's.
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
+FAR = Device("far", "ssh", "root@127.0.0.1:1", "this-machine", "/s", "/h", HOST_KEY, groups=("a-group",))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +32,7 @@ from tests.support.commands import Edgert
         (("deploy", "none.edgert", "all"), 4),
         (("bootstrap", "nobody"), 4),
         (("rollback", "echo", "nobody"), 4),
-        (("deploy", "none.edgert", "gamma", "beta"), 2),
+        (("rollback", "echo", "gamma", "beta"), 2),
         (("infer", "echo", "--input", "none.npy", "--socket", "s"), 4),
     ],
 )
@@ -32,6 +41,73 @@ def test_wrong_words_have_their_exit_codes(
 ) -> None:
     assert edgert(*words)[0] == code
     assert inventory.devices() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bundle", "inspect", "none.edgert"),
+        ("bundle", "diff", "none.edgert", "none.edgert"),
+        ("bundle", "report", "none.edgert"),
+        ("bundle", "verify", "none.edgert"),
+        ("bundle", "verify", "there.edgert", "--key", "none.pem"),
+        ("deploy", "none.edgert", "far"),
+        ("deploy", "none.edgert", "far", "--dry-run"),
+        ("deploy", "there.edgert", "far", "--delta-from", "none.edgert"),
+        ("bench", "none.edgert", "far"),
+        ("infer", "echo", "far", "--input", "none.npy"),
+        ("build", "none.toml"),
+        ("build", "none.onnx", "--target", "this-machine", "--calibration", "s", "--holdout", "s"),
+        ("bootstrap", "far", "--key", "none.pem"),
+        ("bootstrap", "far", "--broker", "127.0.0.1", "--mqtt-password-file", "none"),
+        ("bootstrap", "far", "--broker", "127.0.0.1", "--mqtt-ca", "none"),
+        ("device", "add", "x", "root@127.0.0.1:1", "--identity", "none"),
+        ("device", "probe", "root@127.0.0.1:1", "--identity", "none"),
+        ("device", "probe", "far", "--profiles", "none"),
+        ("device", "set", "far", "--identity", "none"),
+        ("profiles", "--profiles", "none"),
+        ("status", "far", "--inventory", "none.toml"),
+        ("fleet", "query", "--store", "none.db"),
+        ("fleet", "watch", "--broker", "127.0.0.1:1", "--username", "u", "--password-file", "none"),
+        ("fleet", "watch", "--broker", "127.0.0.1:1", "--tls", "--ca", "none"),
+        ("fleet", "ui", "--broker", "127.0.0.1:1", "--token-file", "none"),
+        ("rollout", "resume", "none"),
+    ],
+    ids=" ".join,
+)
+def test_a_missing_file_is_exit_code_4_and_no_device_is_asked(
+    edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Nothing listens at the device's address: code 6 would mean that it was asked."""
+    key = new_key()
+    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    make_null_bundle(tmp_path, key).rename(tmp_path / "there.edgert")
+    inventory.add(FAR)
+    code, answer = edgert(*words)
+    assert (code, answer["error"]["code"].partition(".")[0]) == (4, "input"), answer
+    assert "none" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("X",), "invalid device name"),
+        (("nan",), "reads as a number"),
+        (("far",), "already has a device"),
+        (("a-group",), "a device and a group"),
+        (("x", "--group", "far"), "a device and a group"),
+        (("x", "--site", "a/b"), "site id"),
+        (("x", "--tag", "=1"), "invalid tag"),
+        (("x", "--profile", "none"), "no device profile"),
+        (("x", "--jump", "a b"), "no address"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_before_the_device_is_asked(
+    edgert: Edgert, inventory: Inventory, words: tuple[str, ...], says: str
+) -> None:
+    inventory.add(FAR)
+    code, answer = edgert("device", "add", words[0], "root@127.0.0.1:1", *words[1:])
+    assert (code, says in answer["error"]["message"]) == (4, True), answer
 
 
 def test_help_shows_an_example_for_each_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,8 @@ def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch
     (folder / "b").mkdir()
     (folder / "b" / "m.edgert").touch()
     assert find_bundle(Path("m.edgert")) == folder / "b" / "m.edgert"
-    assert find_bundle(Path("./sub/m.edgert")) == Path("sub/m.edgert")
+    with pytest.raises(ConfigInvalid, match=r"no bundle sub/m\.edgert"):
+        find_bundle(Path("./sub/m.edgert"))
     assert NewBundlePath().convert("new.edgert", None, None) == folder / "b" / "new.edgert"
     Path("m.edgert").touch()
     assert find_bundle(Path("m.edgert")) == Path("m.edgert")
@@ -225,6 +226,7 @@ def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None
 def test_what_is_missing_may_also_stand_in_a_project(
     words: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    (Path.cwd() / "x.edgert").touch()
     assert main(words) == 2
     assert "edgert.toml" in capfd.readouterr().err
 

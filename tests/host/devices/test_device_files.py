@@ -35,12 +35,20 @@ def test_a_configuration_whose_table_is_none_is_said_so() -> None:
     [
         ("10.0.0.1", None, "10.0.0.1", 1883),
         ("broker:1884", None, "broker", 1884),
-        ("broker", Path("ca.pem"), "broker", 8883),
+        ("broker", "ca.pem", "broker", 8883),
         ("[fe80::1]:8883", None, "fe80::1", 8883),
         ("[fe80::1]", None, "fe80::1", 1883),
         ("fe80::1", None, "fe80::1", 1883),
     ],
 )
-def test_brokers(text: str, ca: Path | None, host: str, port: int) -> None:
-    broker = Broker.parse(text, "", None, ca)
+def test_brokers(text: str, ca: str | None, host: str, port: int, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("a certificate")
+    broker = Broker.parse(text, "", None, tmp_path / ca if ca else None)
     assert (broker.host, broker.port) == (host, port)
+
+
+def test_a_password_file_that_is_missing_is_named_and_a_password_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="none"):
+        Broker.parse("broker", "edge", tmp_path / "none", None)
+    (tmp_path / "pw").write_text("xyzzy7\n")
+    assert "xyzzy7" not in repr(Broker.parse("broker", "edge", tmp_path / "pw", None))

@@ -135,6 +135,7 @@ free() {
     test "$has" = "$1" || exit 0
     rm -f "$home/setup"
     test -z "$(ls -A "$home" | grep -vxE 'lock|receipt|working')" || exit 0
+    ! grep -qx linger "$home/receipt" 2>/dev/null || exit 0 # an uninstall undoes it
     made=$(sed -n 's/^folder //p' "$home/receipt" 2>/dev/null | sed -n '1!G;h;$p')
     rm -f "$home/lock" "$home/receipt" "$home/working"
     printf '%s\n' "$made" | while read -r path; do test -z "$path" || rmdir "$path" 2>/dev/null; done

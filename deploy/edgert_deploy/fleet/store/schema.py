@@ -186,7 +186,7 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
         if not parsed.database or parsed.database == ":memory:":
             raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
         if not writes and not os.path.exists(parsed.database):
-            raise StoreFailed(f"no store {parsed.database}: `edgert fleet record --store FILE` makes one")
+            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
         engine = _sqlite(parsed, writes)
     else:
         engine = sa.create_engine(

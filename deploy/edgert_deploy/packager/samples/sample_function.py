@@ -95,8 +95,10 @@ def _function(name: str) -> Callable[[], Any]:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise
+        if error.name not in (module, module.partition(".")[0]):
+            raise CalibrationInvalid(
+                f"{name}: its module imports {error.name}, which is not installed for {sys.executable}; install it"
+            ) from error
         raise CalibrationInvalid(
             f"{name}: no module {module!r} in {here} or in this Python; check the name, or change the folder"
         ) from error

@@ -27,7 +27,7 @@ def cli(url: str, *words: str) -> Result:
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        ("/nowhere/fleet.db", "no store /nowhere/fleet.db"),
+        ("/nowhere/fleet.db", "there is no store /nowhere/fleet.db"),
         ("mysql://db/fleet", "postgresql"),
         ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
     ],

@@ -1,0 +1,109 @@
+"""A package that is missing is named with the line that installs it, whichever command needs it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from edgert.errors import ConfigInvalid
+from edgert.extras import EXTRAS, missing_package
+from edgert_deploy.cli import COMMANDS
+from edgert_deploy.cli.fleet import COMMANDS as FLEET_COMMANDS
+from tests.support.environments import environment_without_extras
+from tests.support.paths import ROOT
+
+# What `pip install edgert` alone brings.
+BASE = {"click", "cryptography", "numpy", "paho", "PIL", "tomli", "xxhash", "zstandard"}
+# The modules that import these say themselves what to install.
+OWN_MESSAGES = {"cuda", "keras", "pycuda", "tensorrt", "tensorrt_rtx_bindings"}
+
+
+def test_every_import_of_an_optional_package_is_known() -> None:
+    found = {module for path in sources() for module in imported(path)}
+    ours = {"edgert", "edgert_deploy", *sys.stdlib_module_names}
+    assert found - ours - BASE - OWN_MESSAGES - set(EXTRAS) == set()
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_the_extras_bring_the_package(module: str) -> None:
+    names = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+    for extra in EXTRAS[module]:
+        assert names & brought_by(extra), f"edgert[{extra}] does not bring {module}"
+
+
+def test_without_extras_every_command_works_or_names_the_line_that_installs_what_it_needs(tmp_path: Path) -> None:
+    python = environment_without_extras(tmp_path / "base")
+    commands = [[name] for name in COMMANDS] + [["fleet", name] for name in FLEET_COMMANDS]
+    program = (
+        "import contextlib, io, json, sys\n"
+        "from edgert_deploy.cli import main\n"
+        "answers = []\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:\n"
+        "        code = main([*words, '--help'])\n"
+        "    answers.append((words, code, said.getvalue()))\n"
+        "print(json.dumps(answers))\n"
+    )
+    done = subprocess.run(
+        [python, "-c", program, json.dumps(commands)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert [(words, code, said) for words, code, said in answers if code not in (0, 4)] == []
+    for words, code, said in answers:
+        extra = "fleet" if words[0] == "fleet" else "host"
+        assert code == 0 or f"pip install 'edgert[{extra}]'" in said, (words, said)
+    assert {code for _, code, _ in answers} == {0, 4}
+
+
+def test_a_module_that_no_extra_brings_is_no_missing_extra() -> None:
+    assert missing_package(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None
+    assert missing_package(ValueError("onnx")) is None
+    error = missing_package(ModuleNotFoundError("No module named 'rich.table'", name="rich.table"), "fleet")
+    assert isinstance(error, ConfigInvalid)
+    assert "edgert[fleet]" in error.message
+
+
+def sources() -> list[Path]:
+    return [path for folder in ("edgert", "deploy/edgert_deploy") for path in (ROOT / folder).rglob("*.py")]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the top-level modules that a file imports at run time."""
+    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]
+        todo += ast.iter_child_nodes(node)
+
+
+def brought_by(extra: str) -> set[str]:
+    """Return the distributions of an extra, with those that they require themselves."""
+    direct = {
+        canonicalize_name(requirement.name)
+        for requirement in map(Requirement, distribution("edgert").requires or ())
+        if requirement.marker is not None
+        and any(requirement.marker.evaluate({"extra": extra, "platform_machine": m}) for m in ("x86_64", "aarch64"))
+        and not requirement.marker.evaluate({"extra": ""})
+    }
+    further = set()
+    for name in direct:
+        try:
+            further |= {canonicalize_name(Requirement(line).name) for line in distribution(name).requires or ()}
+        except ModuleNotFoundError:  # not installed here, such as TensorFlow
+            continue
+    return direct | further
