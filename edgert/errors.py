@@ -209,6 +209,12 @@ class NotBootstrapped(DeviceError):
     code = "device.not_bootstrapped"
 
 
+class RuntimeBroken(DeviceError):
+    """EdgeRT is installed on the device, but the Python of its environment does not start."""
+
+    code = "device.runtime_broken"
+
+
 class HealthCheckFailed(DeviceError):
     """The live version's answers differ from the bundle's golden outputs."""
 

@@ -47,7 +47,7 @@ from edgert_deploy.devices.device_files import (
     put,
     wanted_files,
 )
-from edgert_deploy.devices.facts import MachineFacts, describe, misfits, probe
+from edgert_deploy.devices.facts import PYTHONS, MachineFacts, describe, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
@@ -440,9 +440,9 @@ def _unit(plan: BootstrapPlan, config: DeviceConfig) -> Unit | None:
     return service.unit_for(plan.device, plan.facts, engines, config)
 
 
-_WHAT_PYTHON = """
+_WHAT_PYTHON = f"""
 for name in apt-get dnf zypper pacman apk opkg; do command -v $name >/dev/null && echo "installer=$name" && break; done
-for path in $(command -v python3 python python2) /usr/bin/python3.[0-9]* /usr/local/bin/python3.[0-9]*; do
+for path in $(command -v python3 python python2) /usr/bin/python3.[0-9] /usr/local/bin/python3.[0-9] {PYTHONS}; do
   test -x "$path" && "$path" -c 'import sys; print("has=%d.%d" % sys.version_info[:2])' 2>/dev/null
 done
 exit 0

@@ -122,7 +122,7 @@ cd "$1" 2>/dev/null && {
   for link in venv previous; do
     to=$(readlink $link) && test -e "$to/.complete" && test -x "$to/bin/python" && echo "$link ${to##*/}"
   done
-  for each in venvs/*/.complete; do test -e "$each" && each=${each%/*} && echo "complete ${each##*/}"; done
+  for each in venvs/*/.complete; do test -e "$each" && each=${each%/*} && test -x "$each/bin/python" && echo "complete ${each##*/}"; done
   test -e trial && echo "trial 1"
   test -e restart-due && echo "restart_due 1"
   test -e venv/.complete && echo "about $(cat venv/.complete)"

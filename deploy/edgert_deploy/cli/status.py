@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped
+from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
 from edgert_deploy.cli.output import columns
@@ -96,6 +96,8 @@ def _unasked(code: str) -> str:
     """Return in two words why a device could not be asked; the error follows below the table."""
     if code == NotBootstrapped.code:
         return "not bootstrapped"
+    if code == RuntimeBroken.code:
+        return "runtime broken"
     cut_off = (DeviceUnreachable.code, LoginRefused.code, HostKeyMismatch.code)
     return "unreachable" if code in cut_off else "no answer"
 

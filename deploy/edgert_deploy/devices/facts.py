@@ -12,6 +12,7 @@ from edgert_deploy.devices.transports import Transport
 
 PROBE_S_MAX = 30.0
 PYTHON_MIN = (3, 10)
+PYTHON_MAX = (3, 13)
 LOCAL_PROFILE = "this-machine"
 MEMORY_SLACK = 0.85  # a "4 GB" board reports less: firmware and GPU take their part first
 
@@ -23,6 +24,8 @@ _ENGINES_LINES = (
     "    n = (d.metadata['Name'] or '').lower()\n"
     "    if n in ('ai-edge-litert', 'tflite-runtime', 'openvino', 'onnxruntime', 'tensorrt'): print('engine=' + n, d.version)"
 )
+# Pythons that a login may not have on its PATH, as names for the shell.
+PYTHONS = "/usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9]"
 # $1 is the Python of edgert's environment there, if there is one.
 _PROBE = rf"""
 echo machine=$(uname -m)
@@ -44,7 +47,7 @@ for file in /dev/nvhost-gpu /dev/nvidia0 /dev/apex_0 /dev/hailo0; do test -e $fi
 for file in /sys/bus/usb/devices/*/idVendor; do
   test -r $file && echo accelerator=usb $(cat $file):$(cat ${{file%idVendor}}idProduct)
 done
-for name in python3 python3.13 python3.12 python3.11 python3.10; do
+for name in python3 python3.13 python3.12 python3.11 python3.10 {PYTHONS} python; do
   found=$(command -v $name) && line=$($name -c "{_PYTHON_LINE}" 2>/dev/null) && echo "$line $found"
 done
 test -x "$1" && own=$1 || own=python3
@@ -119,6 +122,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
     pythons = [value.split(" ", 2) for value in found.get("python", [])]
     usable = [words for words in pythons if len(words) == 3 and version(words[0]) >= PYTHON_MIN]
+    usable.sort(key=lambda words: version(words[0]) > PYTHON_MAX)  # a newer one only where it is alone
     python, bits, path = usable[0] if usable else ("", "64", "")
     machine = said("machine")
     engines = [words.partition(" ") for words in found.get("engine", [])]

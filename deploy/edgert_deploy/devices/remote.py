@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
-from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped
+from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
@@ -16,6 +16,15 @@ ACTIVATE_S_MAX = 900.0
 CHECK_S_MAX = 180.0
 
 _COMMAND_NOT_FOUND = (126, 127)
+# $1 is HOME, $2 is STATE. A daemon that started before its Python went away serves on. No file of STATE is read.
+_WITHOUT_PYTHON = """
+test -L "$1/venv" || test -e "$1/venv" || exit 0
+echo installed
+for each in /proc/[0-9]*/cmdline; do
+  tr '\\0' ' ' <"$each" 2>/dev/null | grep -qF -- "--state $2 serve" && echo runs && break
+done
+exit 0
+"""
 
 
 class RemoteDaemon:
@@ -28,7 +37,7 @@ class RemoteDaemon:
         return DeviceStatus.from_json(self.call("status"))
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
-        """Return the JSON of `edgertd WORDS --json`. Raises the error that it reports, or NotBootstrapped."""
+        """Return the JSON of `edgertd WORDS --json`. Raises its error, NotBootstrapped or RuntimeBroken."""
         progress = None if words == ("status",) else self._progress  # the device may have no edgertd yet
         result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=progress)
         value = _object(result.stdout)
@@ -40,7 +49,7 @@ class RemoteDaemon:
         name = self.device.name
         advice = f"EdgeRT is not set up on {name}: edgert bootstrap {name}"
         if result.exit_code in _COMMAND_NOT_FOUND or "No module named 'edgert" in result.stderr:
-            return NotBootstrapped(advice)
+            return self._without_python() or NotBootstrapped(advice)
         reported = value.get("error") if value is not None else None
         if not isinstance(reported, dict) or "code" not in reported:
             return DeviceError(f"{name}: {result.complaint()}")
@@ -48,6 +57,23 @@ class RemoteDaemon:
         if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
             return NotBootstrapped(advice)
         return error_class(str(reported["code"]))(f"{name}: {message}")
+
+    def _without_python(self) -> RuntimeBroken | None:
+        """Return the error of a device whose environment is there but does not start; None if it is not there."""
+        name, home = self.device.name, self.device.home
+        if not self.device.kind.needs_runtime:
+            return None
+        words = ["sh", "-c", _WITHOUT_PYTHON, "sh", home, self.device.state]
+        said = self.transport.run(words, QUICK_S_MAX).stdout.split()
+        if "installed" not in said:
+            return None
+        serves = (
+            "Its daemon still serves, but would not start again. " if "runs" in said else "Its daemon does not run. "
+        )
+        return RuntimeBroken(
+            f"EdgeRT is installed on {name}, but the Python of {home}/venv does not start: it was removed or replaced. "
+            f"{serves}Install that Python again, or make a new environment with: edgert bootstrap {name}"
+        )
 
 
 def edgertd(device: Device) -> list[str]:

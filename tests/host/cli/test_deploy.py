@@ -7,43 +7,81 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.cli import main as edgertd
+from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.sshd import SshDevice, free_port
+from hil.sshd import SshDevice, free_port, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
 from tests.support.commands import Edgert, live, stop
+from tests.support.devices import Device, a_device, wait_until
 from tests.support.paths import ROOT
 
 
-def interrupted_deploy(bundle: Path, presses: int) -> tuple[int, str, str]:
-    """`edgert deploy` in a process of its own, interrupted while it installs: exit code, stdout, stderr."""
-    program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", program, "deploy", str(bundle), "here"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        told = ""
-        for line in process.stderr:
-            told += line
-            if line.strip() == "[here] install":
-                process.send_signal(signal.SIGINT)
-            if "stopping at the next step" in line:
-                if presses == 2:
+class SlowInstall:
+    """A device `here` on which every install waits until the test lets it go on."""
+
+    def __init__(self, there: Device, server: SshDevice) -> None:
+        self.there, self._gate = there, server.folder / "gate"
+        os.mkfifo(self._gate)
+        program = server.home / "edgert/venv/bin/edgertd"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            f'#!/bin/sh\ncase " $* " in *" install "*) echo waiting >&2; read line <"{self._gate}";; esac\n'
+            f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m edgert.cli "$@"\n'
+        )
+        program.chmod(0o755)
+
+    def go_on(self) -> None:
+        """Let the install that waits go on."""
+        self._gate.write_text("\n")
+
+    def wait_no_more(self) -> None:
+        """Let every later install go on at once."""
+        self._gate.unlink()
+        self.go_on()
+
+    def interrupted_deploy(self, bundle: Path, presses: int) -> tuple[int, str, str]:
+        """Deploy in a process of its own, interrupted while it installs; return exit code, stdout, stderr."""
+        program = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
+        words = [sys.executable, "-c", program, "deploy", str(bundle), "here"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "deploy")])}
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            told = ""
+            for line in process.stderr:
+                told += line
+                if line.strip() == "[here] waiting":
                     process.send_signal(signal.SIGINT)
-                break
-        told += process.stderr.read()
-        shown = process.stdout.read()
-    assert "Traceback" not in told
-    return process.returncode, shown, told
+                if "stopping at the next step" in line:
+                    break
+            if presses == 2:
+                process.send_signal(signal.SIGINT)
+            else:
+                self.go_on()
+            told += process.stderr.read()
+            shown = process.stdout.read()
+        assert "Traceback" not in told
+        return process.returncode, shown, told
+
+
+@pytest.fixture
+def slow(inventory: Inventory, tmp_path: Path) -> Iterator[SlowInstall]:
+    with a_device() as there, running_sshd(tmp_path / "sshd") as server:
+        there.put()
+        inventory.add(replace(server.device("here"), state=str(there.state.root)))
+        yield SlowInstall(there, server)
 
 
 def test_a_damaged_bundle_is_refused_before_a_device_is_asked(
@@ -100,29 +138,48 @@ def test_a_deploy_beside_another_is_refused_at_once(edgert: Edgert, here: Path, 
     assert live(edgert) == (1, "steady")
 
 
-def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(here: Path, edgert: Edgert) -> None:
+def test_a_deployment_during_a_trial_is_told_what_helps(edgert: Edgert, here: Path, tmp_path: Path) -> None:
     assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
-    code, shown, _ = interrupted_deploy(here / "echo-2.edgert", presses=1)
+    device = ["--state", str(tmp_path / "dev")]
+    assert edgertd([*device, "install", str(here / "echo-2.edgert")]) == 0
+    assert edgertd([*device, "activate", "echo"]) == 0
+    token = Claims(tmp_path / "dev", "here").take("echo", "ann@desk", 600).token
+    code, answer = edgert("deploy", here / "echo-3.edgert", "here")
+    refused = answer["devices"][0]["error"] if code == 7 and "devices" in answer else answer["error"]
+    assert (refused["code"], "by ann@desk" in refused["message"]) == ("device.deploy_under_way", True)
+    assert "rollback" not in refused["message"]
+    assert edgert("rollback", "echo", "here")[0] == 7
+    Claims(tmp_path / "dev", "here").release(token)
+    code, answer = edgert("deploy", here / "echo-3.edgert", "here")
+    assert "end it with: edgert rollback echo here" in json.dumps(answer)
+    assert edgert("rollback", "echo", "here")[0] == 0
+    assert edgert("deploy", here / "echo-3.edgert", "here")[0] == 0
+
+
+def test_ctrl_c_stops_a_deployment_and_says_what_became_of_each_device(slow: SlowInstall, edgert: Edgert) -> None:
+    code, shown, _ = slow.interrupted_deploy(slow.there.bundle(release=2), presses=1)
     assert code == 130
     assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "stopped"]]
     assert "here [deploy.interrupted]: interrupted before activate: release 2 was rolled back" in shown
     assert live(edgert) == (1, "steady")
 
 
-def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(here: Path, edgert: Edgert) -> None:
-    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
-    code, shown, told = interrupted_deploy(here / "echo-2.edgert", presses=2)
+def test_a_second_ctrl_c_lets_go_at_once_and_holds_up_no_later_deployment(slow: SlowInstall, edgert: Edgert) -> None:
+    code, shown, told = slow.interrupted_deploy(slow.there.bundle(release=2), presses=2)
     assert code == 130
     assert "detached: " in told
-    (row,) = [line.split()[:2] for line in shown.splitlines()[1:2]]
-    # On a busy machine the install may end between the two presses: then the deployment is stopped, not abandoned.
-    assert row in (["here", "abandoned"], ["here", "stopped"])
-    assert ("ends by itself after 60 s" in shown) == (row[1] == "abandoned")
-    assert live(edgert)[0] == 1
-    # The step that was under way goes on there for a moment.
-    until = time.monotonic() + 60
-    while (answer := edgert("deploy", here / "echo-3.edgert", "here"))[0] != 0 and time.monotonic() < until:
-        assert answer[1]["error"]["code"] == "device.slots_busy"
+    assert [line.split()[:2] for line in shown.splitlines()[1:2]] == [["here", "abandoned"]]
+    assert "ends by itself after 60 s" in shown
+    assert live(edgert) == (1, "steady")
+    slow.go_on()
+    slow.wait_no_more()
+
+    def deployed() -> bool:  # the step that was under way may go on there for a moment
+        code, answer = edgert("deploy", slow.there.bundle(release=3), "here")
+        assert code == 0 or answer["error"]["code"] == "device.slots_busy"
+        return code == 0
+
+    wait_until(deployed, "a later deployment is not held up", timeout_s=120)
     assert live(edgert) == (3, "steady")
 
 

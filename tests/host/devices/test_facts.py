@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.devices.facts import MachineFacts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import list_profiles, load_profile
-from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.devices.transports import Transport, open_transport
 from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 
@@ -97,3 +98,32 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert facts.distribution
     own = probe(transport, "here", sys.executable)
     assert set(own.engines) >= {"onnxruntime", "openvino"}, "what edgert's own environment has"
+
+
+def on_path(folder: Path, **pythons: str) -> str:
+    """Return a PATH with the tools that the probe needs and Pythons that say these versions; "" does not start."""
+    folder.mkdir()
+    for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    for name, says in pythons.items():
+        program = folder / name.replace("_", ".")
+        program.write_text(f"#!/bin/sh\necho python={says} 64\n" if says else "#!/none\n")
+        program.chmod(0o755)
+    return str(folder)
+
+
+def test_a_python_that_a_login_has_not_on_its_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Path("/usr/bin/python3").resolve()
+    monkeypatch.setenv("PATH", on_path(tmp_path / "bin", python3=""))
+    assert probe(local(tmp_path), "here").python_path == str(there)
+
+
+def test_a_python_newer_than_edgert_takes_is_used_only_where_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", on_path(tmp_path / "bin", python3="3.14", python3_12="3.12"))
+    assert probe(local(tmp_path), "here").python == "3.12"
+
+
+def local(folder: Path) -> Transport:
+    return open_transport(Device("here", "local", str(folder), "this-machine", str(folder)))
