@@ -36,6 +36,8 @@ same_machine_option = click.option(
     "--same-machine", is_flag=True, help="Allow a device with the host key of another one in the inventory."
 )
 
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
+
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 store_option = click.option(

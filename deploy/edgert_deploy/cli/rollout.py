@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table
-from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.options import json_option, verbose_option
 from edgert_deploy.cli.output import columns, emit
 from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.rollout.rollout_store import ABORTED, DONE, RUNNING, Rollout, RolloutStore
@@ -54,8 +54,9 @@ def status(id: str | None, as_json: bool) -> None:
 
 @rollout.command("resume")
 @click.argument("id", required=False)
+@verbose_option
 @json_option
-def resume_rollout(id: str | None, as_json: bool) -> None:
+def resume_rollout(id: str | None, verbose: bool, as_json: bool) -> None:
     """Finish rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
 
     Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy.
@@ -67,7 +68,7 @@ def resume_rollout(id: str | None, as_json: bool) -> None:
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
-    resume(rollout, as_json)
+    resume(rollout, verbose, as_json)
 
 
 @rollout.command()
