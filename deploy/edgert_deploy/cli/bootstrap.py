@@ -88,6 +88,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
 )
 @click.option("--refresh", is_flag=True, help="Download the wheels again.")
+@click.option(
+    "--unlocked", is_flag=True, help="Take the newest wheels that fit, not the versions that edgert was tested with."
+)
 @same_machine_option
 @profiles_option
 @inventory_option
@@ -108,6 +111,7 @@ def bootstrap(
     service: str,
     settings: tuple[str, ...],
     refresh: bool,
+    unlocked: bool,
     same_machine: bool,
     profiles_dir: Path | None,
     inventory_file: Path | None,
@@ -143,7 +147,7 @@ def bootstrap(
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
-    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
+    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked)
 
     def plan(device: Device, transport: Transport) -> Row:
         profile = load_profile(device.profile, profiles_dir)

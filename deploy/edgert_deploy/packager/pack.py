@@ -84,7 +84,15 @@ def build_bundle(
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
         ranges = activations(request.source, request.calibration)
-        receipt_bytes = receipt(choices, builder.built, ranges, request.licence, request.notes)
+        receipt_bytes = receipt(
+            choices,
+            builder.built,
+            ranges,
+            request.licence,
+            request.notes,
+            model=request.model,
+            release=request.release,
+        )
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")
         write_bundle(out, contents.manifest, contents.files, key)

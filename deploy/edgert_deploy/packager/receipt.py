@@ -7,6 +7,7 @@ of day, no path and no duration of the build: the same inputs give the same byte
 The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
 
     {"format": 2, "licence": text, "notes": text,
+     "sbom": the bill of materials of the tools that made the packed artifacts (CycloneDX 1.5),
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
      "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}], "warnings": [text],
                   "mixed_precision": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
@@ -17,6 +18,7 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
                      "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
                      "also": {name: {"fp32", "artifact"}},
                      "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
+     "sbom": a bill of materials in the form of CycloneDX 1.5: the bundle, and the tools that made its artifacts,
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
 
@@ -45,6 +47,9 @@ def receipt(
     activations: Sequence[Activation] = (),
     licence: str = "",
     notes: str = "",
+    *,
+    model: str,
+    release: int,
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
     # Of the sets of layers that a search built, only the one that won; `attempts` describes the others.
