@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -228,6 +229,8 @@ def check_known(manifest: Mapping[str, Any]) -> None:
     preprocess = manifest.get("preprocess")
     rules = (
         ("preprocessing", Preprocess, preprocess),
+        ("sound", Sound, manifest.get("sound")),
+        ("series", Series, manifest.get("series")),
         ("resizing", Resize, preprocess and preprocess.get("resize")),
         ("classification", Classify, manifest.get("classify")),
         ("detection", Detect, manifest.get("detect")),

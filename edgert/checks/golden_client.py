@@ -23,7 +23,7 @@ class GoldenClient:
     def __init__(self, version: InstalledVersion, state: StateDir, config: DeviceConfig) -> None:
         """Raises BundleCorrupt where the samples cannot be read, and what `Client` raises."""
         manifest = version.manifest
-        self.samples = list(golden.samples(version))
+        self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model
         self._inputs, self._outputs = ([spec.name for spec in specs] for specs in (manifest.inputs, manifest.outputs))
         self._client = Client(state.socket(config), timeout_s=ASK_S_MAX)

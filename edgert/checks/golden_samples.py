@@ -16,19 +16,27 @@ from edgert.versions.installed import InstalledVersion, check_files
 Arrays = list[NDArray[Any]]
 
 
-def samples(version: InstalledVersion) -> Iterator[Arrays]:
-    """Yield the golden inputs, one sample at a time: a model with a fixed batch of one takes no other."""
-    arrays = [_read(version, path) for path in version.manifest.golden_inputs]
+def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arrays]:
+    """Yield the golden inputs, one sample at a time: a model with a fixed batch of one takes no other.
+
+    With `as_sent` they are what an app sends: the windows of a signal instead of their features.
+    """
+    manifest = version.manifest
+    arrays = [_read(version, path) for path in manifest.golden_inputs]
+    if as_sent and manifest.golden_raw and (rule := manifest.input_rule) is not None:
+        arrays[[spec.name for spec in manifest.inputs].index(rule.input)] = _read(version, manifest.golden_raw)
     for i in range(len(arrays[0])):
         yield [array[i : i + 1] for array in arrays]
 
 
-def check(version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays]) -> list[float]:
-    """Pass every golden sample to `ask` and return the largest absolute difference per output.
+def check(
+    version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays], *, as_sent: bool = False
+) -> list[float]:
+    """Pass every golden sample (as `samples`) to `ask` and return the largest absolute difference per output.
 
     Raises HealthCheckFailed where one is beyond the signed tolerance, and what `ask` raises.
     """
-    answers = [ask(sample) for sample in samples(version)]
+    answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
     worst = []
     for i, (spec, path, atol) in enumerate(
         zip(version.manifest.outputs, artifact.golden_outputs, artifact.golden_atol, strict=True)

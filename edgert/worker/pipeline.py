@@ -21,6 +21,8 @@ from edgert.errors import RequestError
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import preprocessor
+from edgert.processing.signals import SignalPreprocessor
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire
 from edgert.tensors import StageTimes, TensorSpec, batchable, fits
@@ -43,7 +45,7 @@ _new = tuple.__new__  # makes a NamedTuple without the Python function in betwee
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
 
-    `raw`: they hold an image or UINT8 values that need preprocessing. `tag` stands for dtypes and shapes.
+    `raw`: they hold an image or a signal that needs preprocessing. `tag` stands for dtypes and shapes.
     """
 
     arrays: Arrays
@@ -95,10 +97,10 @@ class Pipeline:
         self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
         self._image = 0  # the index of the input that is preprocessed
-        self._pre: Preprocessor | None = None
-        if manifest.preprocess is not None:
-            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == manifest.preprocess.input)
-            self._pre = Preprocessor(manifest.preprocess, manifest.inputs[self._image])
+        self._pre: Preprocessor | SignalPreprocessor | None = None
+        if (rule := manifest.input_rule) is not None:
+            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == rule.input)
+            self._pre = preprocessor(rule, manifest.inputs[self._image])
         self._post: Postprocessor | None = None
         self.outputs = manifest.outputs
         self._labels: tuple[str, ...] = ()
@@ -130,9 +132,8 @@ class Pipeline:
             "outputs": [spec.as_json() for spec in self.outputs],
         }
         if self._pre is not None:
-            value["preprocess"] = {"input": self._pre.frames.as_json()}
-            if self._pre.files is not None:
-                value["preprocess"]["files"] = self._pre.files.as_json()
+            named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
+            value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             value["labels"] = list(self._labels)
         return value
@@ -229,6 +230,8 @@ class Pipeline:
         began_ns, i = time.perf_counter_ns(), self._image
         array, request.placements = self._pre(request.arrays[i], request.deadline_s)
         request.arrays = [*request.arrays[:i], array, *request.arrays[i + 1 :]]
+        if self._batchable:
+            request.items = self._items(request.arrays)  # a signal may hold several windows
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
@@ -278,7 +281,7 @@ class Pipeline:
         cache = self._near
         assert cache is not None  # the caller has looked
         self._preprocess(request)
-        lookup = cache.look(request.arrays[0]) if cache.on else None
+        lookup = cache.look(request.arrays[0]) if cache.on and request.items == 1 else None
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:
             hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT

@@ -368,7 +368,7 @@ def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
-    plain = batcher.tuner is None and batcher.instances == 1 and model.version.manifest.preprocess is None
+    plain = batcher.tuner is None and batcher.instances == 1 and model.version.manifest.input_rule is None
     return plain and run_us <= QUICK_US_MAX
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgert.bundle.expiry import time_text
-from edgert.bundle.rules import Classify, Detect
+from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import build_output
@@ -241,8 +241,10 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     model = given["name"] or name_from(source.path)
     before = None if given["preprocess"] is None else read_preprocess(given["preprocess"], source)
     if given["fold_preprocess"]:
-        if before is None:
-            raise ConfigInvalid("--fold-preprocess has nothing to fold in: give --preprocess imagenet, yolo or a file")
+        if not isinstance(before, Preprocess):
+            raise ConfigInvalid(
+                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
+            )
         source, before = folded(source, before)
     after: Classify | Detect | None = None
     if given["postprocess"] is not None:

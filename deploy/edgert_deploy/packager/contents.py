@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from edgert import __version__
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.bundle.rules import Preprocess
+from edgert.bundle.signal_rules import Series, Sound
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs
@@ -24,10 +26,14 @@ from edgert_deploy.packager.request import BuildRequest
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden samples, and by artifact how far a device's answers may differ, for each output."""
+    """The golden samples, and by artifact how far a device's answers may differ, for each output.
+
+    `raw` holds the windows of the signals from which an input was made.
+    """
 
     inputs: Outputs
     tolerances: Mapping[str, tuple[float, ...]]
+    raw: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: 
         progress(f"{name}: comparing its answers between the ways to compute them")
         answers = evaluation.reference.answers
         found[name] = tolerances(candidate.artifact, evaluation.source, inputs, candidate.golden, answers)
-    return Golden(inputs, found)
+    return Golden(inputs, found, evaluation.golden_raw())
 
 
 def write_contents(
@@ -79,7 +85,9 @@ def write_contents(
             tools={"edgert": __version__, **artifact.tools},
         )
 
+    before = request.preprocess
     inputs = tuple(save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
+    raw = "" if golden.raw is None else save("golden/raw.npy", golden.raw)
     artifacts = tuple(entry(name, candidate) for name, candidate in all_packed(choices).items())
     manifest = Manifest(
         model=request.model,
@@ -92,7 +100,10 @@ def write_contents(
         golden_inputs=inputs,
         source_sha256=request.source.sha256,
         source_size_bytes=request.source.size_bytes,
-        preprocess=request.preprocess,
+        preprocess=before if isinstance(before, Preprocess) else None,
+        sound=before if isinstance(before, Sound) else None,
+        series=before if isinstance(before, Series) else None,
+        golden_raw=raw,
         classify=request.classify,
         detect=request.detect,
         downgrade_from=request.downgrade_from,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgert.bundle.rules import Preprocess
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
@@ -31,6 +33,11 @@ class Evaluation:
         """Return the golden samples, one array for each input of the model; with `count` the first of them."""
         return [self.reference.holdout.inputs[spec.name][self.golden[:count]] for spec in self.source.inputs]
 
+    def golden_raw(self) -> NDArray[np.float32] | None:
+        """Return the windows of signals from which the golden samples were made, if there are any."""
+        raw = self.reference.holdout.raw
+        return None if raw is None else raw[self.golden]
+
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
     """Answer the hold-out with the source itself. Raises SourceInvalid, CalibrationInvalid and ConfigInvalid."""
@@ -53,7 +60,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
 
 def _image_size(request: BuildRequest) -> tuple[int, int] | None:
     """Return height and width of a detector's input."""
-    before = request.preprocess
+    before = request.preprocess if isinstance(request.preprocess, Preprocess) else None
     name = before.input if before is not None else request.source.inputs[0].name
     shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
     if request.detect is None or len(shape) != 4:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgert.bundle.manifest import MODEL_NAME
-from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.bundle.rules import Classify, Detect
 from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
@@ -56,7 +57,7 @@ class BuildRequest:
     precision: Asked | None = None
     engines: Literal["all", "first"] = "all"
     with_reference: bool = False
-    preprocess: Preprocess | None = None
+    preprocess: InputRule | None = None
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade_from: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from edgert.bundle.signal_rules import signal_text
 from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
@@ -253,6 +254,8 @@ def _meaning(report: Report) -> str:
         files = ", JPEG and PNG files" if before.decode else ""
         value = f"(value * {before.scale:g} - {list(before.mean)}) / {list(before.std)}"
         facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
+    if (signal := manifest.sound or manifest.series) is not None:
+        facts.append(("Preprocessing", f"{signal.input}: {signal_text(signal)}"))
     after = manifest.classify or manifest.detect
     if after is not None:
         more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""

@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from edgert.bundle.rules import Preprocess
 from edgert.errors import CalibrationInvalid, RequestError
 from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.file_labels import labels_of
 from edgert_deploy.packager.samples.sample_files import (
-    LABELS_TABLE,
     Arrays,
     check_form,
     check_size,
     has_npy,
-    read_label_table,
     read_npy,
     read_npy_folder,
     read_npz,
 )
 from edgert_deploy.packager.samples.sample_function import is_function, read_function
+from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
 
@@ -34,7 +35,6 @@ SLICES = "slice"
 BOXES = "boxes"
 NAMES = (LABELS, SLICES, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-LABELS_NAMED_MAX = 5
 IMAGE_BYTES_MAX = 64 * 1024**2
 
 
@@ -43,13 +43,15 @@ class CalibrationSet:
     """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
-    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
+    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
+    windows [samples, length(, channels)] of the signals from which an input was made.
     """
 
     inputs: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
     slices: NDArray[Any] | None = None
     boxes: NDArray[Any] | None = None
+    raw: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -58,7 +60,7 @@ class CalibrationSet:
 def load_samples(
     path: Path,
     source: SourceModel,
-    preprocess: Preprocess | None = None,
+    preprocess: InputRule | None = None,
     class_names: Sequence[str] = (),
     *,
     at_least: int,
@@ -66,23 +68,34 @@ def load_samples(
     """Read samples, with `labels`, `slice` and `boxes` where there are any.
 
     `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
-    (sample_files.py), a folder of images, or `module:function` (sample_function.py). Images are preprocessed by the code that devices run. A table `labels.csv`
-    gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet.
+    (sample_files.py), a folder of images or of signals, or `module:function` (sample_function.py). Images and signals are
+    preprocessed by the code that devices run. A table `labels.csv` gives their classes, or the names of their folders do,
+    in the order of `class_names` or else of the alphabet.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a different number of labels.
     """
+    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
+    signal_rule = None if isinstance(preprocess, Preprocess) else preprocess
+    specs = sample_specs(source.inputs, signal_rule)
     if is_function(str(path)):
-        arrays, labels = read_function(str(path), source.inputs, _preprocessors(source, preprocess))
+        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule))
         arrays |= {} if labels is None else {LABELS: labels}
     elif path.suffix == ".npy" and path.is_file():
-        arrays = read_npy(path, source.inputs)
+        arrays = read_npy(path, specs)
     elif not path.is_dir():
-        arrays = read_npz(path, source.inputs, NAMES)
-    elif has_npy(path, source.inputs):
-        arrays = read_npy_folder(path, source.inputs, NAMES)
+        arrays = read_npz(path, specs, NAMES)
+    elif has_npy(path, specs):
+        arrays = read_npy_folder(path, specs, NAMES)
+    elif signal_rule is not None:
+        arrays, labels = read_signal_files(path, source.inputs, signal_rule, class_names, at_least)
+        arrays |= {} if labels is None else {LABELS: labels}
     else:
-        arrays = _images(path, source, preprocess, class_names, at_least)
+        arrays = _images(path, source, image_rule, class_names, at_least)
+    raw = None
+    if signal_rule is not None:
+        raw = arrays[signal_rule.input]
+        arrays[signal_rule.input] = features_of(path, source.inputs, signal_rule, raw)
     inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
@@ -99,6 +112,7 @@ def load_samples(
         _checked_labels(path, more[LABELS], count) if LABELS in more else None,
         _checked_slices(path, more[SLICES], count) if SLICES in more else None,
         _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
+        raw,
     )
 
 
@@ -136,7 +150,7 @@ def _images(
     files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < at_least:
         raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
-    labels = _labels_of(folder, files, class_names)
+    labels = labels_of(folder, files, class_names)
     preprocessor = Preprocessor(rule, source.inputs[0])
     first = _image(preprocessor, files[0])
     check_size(folder, first.nbytes * len(files))
@@ -160,32 +174,6 @@ def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
     except RequestError as error:
         raise CalibrationInvalid(f"{path}: {error.message}") from error
-
-
-def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """Return the class of each file by the table, else by its folder; None where no file is in a folder of a class."""
-    if (folder / LABELS_TABLE).is_file():
-        table = read_label_table(folder / LABELS_TABLE, class_names)
-        listed = [file.relative_to(folder).as_posix() for file in files]
-        if missing := [name for name in listed if name not in table]:
-            raise CalibrationInvalid(
-                f"{folder / LABELS_TABLE} has no line for {missing[0]} ({len(missing)} of {len(files)} images): "
-                "add `file,label` for each"
-            )
-        return np.array([table[name] for name in listed], np.int64)
-    names = [file.parent.name for file in files if file.parent != folder]
-    if not names:
-        return None
-    if len(names) != len(files):
-        raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move all into folders")
-    number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
-    if unknown := sorted(set(names) - set(number)):
-        raise CalibrationInvalid(
-            f"the name of folder {folder / unknown[0]} is not one of the {len(number)} labels "
-            f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders like "
-            f"the labels of --labels, or write {folder / LABELS_TABLE}"
-        )
-    return np.array([number[name] for name in names], np.int64)
 
 
 def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
