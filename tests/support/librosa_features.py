@@ -47,7 +47,14 @@ def sound() -> NDArray[np.float32]:
 def librosa_features(case: dict[str, Any]) -> NDArray[np.float32]:
     import librosa  # type: ignore[import-not-found, unused-ignore]
 
-    rule: dict[str, Any] = {"n_fft": 512, "win_length": None, "hop_length": 160, "center": True, "n_mels": 40, "fmin": 0.0}
+    rule: dict[str, Any] = {
+        "n_fft": 512,
+        "win_length": None,
+        "hop_length": 160,
+        "center": True,
+        "n_mels": 40,
+        "fmin": 0.0,
+    }
     rule |= {"fmax": None, "htk": False, "norm": "slaney", "power": 2.0, "log": "db", "top_db": 80.0} | case
     log, top_db = rule.pop("log"), rule.pop("top_db") or None
     features, n_mfcc = rule.pop("features", "log_mel"), rule.pop("n_mfcc", 0)
