@@ -68,7 +68,7 @@ def completed(values: Values, rule: str) -> Values:
             f"the series has {int(missing.sum())} missing values (NaN), and its manifest has no rule for them: send all values"
         )
     if rule == "zero":
-        return np.where(missing, 0.0, values)
+        return np.asarray(np.where(missing, 0.0, values))
     if missing.all(axis=2).any():
         raise RequestError("the series has a channel without any value in a window: send at least one")
     filled = values.copy()
