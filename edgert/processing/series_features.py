@@ -71,7 +71,7 @@ def completed(values: Values, rule: str) -> Values:
         return np.asarray(np.where(missing, 0.0, values))
     if missing.all(axis=2).any():
         raise RequestError("the series has a channel without any value in a window: send at least one")
-    filled = values.copy()
+    filled: Values = values.copy()
     at = np.arange(values.shape[2])
     for row, gone in zip(filled.reshape(-1, len(at)), missing.reshape(-1, len(at)), strict=True):
         known = at[~gone]
