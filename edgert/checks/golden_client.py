@@ -1,4 +1,5 @@
-"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send them."""
+"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send
+them. They are probes: telemetry counts them apart from the requests of apps."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class GoldenClient:
         self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model
         self._inputs, self._outputs = ([spec.name for spec in specs] for specs in (manifest.inputs, manifest.outputs))
-        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX)
+        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:
         return self

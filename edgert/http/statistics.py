@@ -18,7 +18,7 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     totals = Totals() if figures is None else figures.requests.totals
     stages_us = totals.stage_sum_us
     hits, executed, answered = totals.cache_hits, totals.executed, totals.answered
-    failed = totals.errors + totals.shed
+    failed = totals.errors + totals.shed + totals.gone
     misses = 0 if figures is None else figures.cache.misses
     runs = [] if figures is None else sorted((size, count, ns) for size, (count, ns) in figures.runs.items())
     return {

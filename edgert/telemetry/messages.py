@@ -167,6 +167,7 @@ def metrics_fields(
         "req_total": totals.requests,
         "err_total": totals.errors,
         "shed_total": totals.shed,
+        "gone_total": totals.gone,
         "cache_hit_total": totals.cache_hits,
         "lat_p50_ms": _quantile(latency, 0.5),
         "lat_p95_ms": _quantile(latency, 0.95),

@@ -115,7 +115,7 @@ def query(
         window = duration_text(window_s)
         say("", f"no matching reports in the last {window}; `edgert fleet record` fills the store")
     for line in _warnings(answers, unsynced, newest_ms, now_ms):
-        say("query", line)
+        say("", line)
 
 
 def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
