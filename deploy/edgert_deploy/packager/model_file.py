@@ -6,21 +6,15 @@ Its keys are the options' names, with `_` for `-`. Paths begin at the file's fol
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import read_toml
 from edgert_deploy.packager.samples.processing import POSTPROCESS_PRESETS, PREPROCESS_PRESETS
 from edgert_deploy.packager.samples.sample_function import is_function
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-FILE_BYTES_MAX = 64 * 1024
 SUFFIX = ".toml"
 
 
@@ -58,15 +52,7 @@ KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
 
 def read_model_file(path: Path) -> dict[str, Any]:
     """Return the options that the file sets, by its keys. Raises ConfigInvalid."""
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; a model file has at most {FILE_BYTES_MAX}")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{path} is not TOML: {error}") from error
-    values = {key: _value(path, key, value) for key, value in table.items()}
+    values = {key: _value(path, key, value) for key, value in read_toml(path).items()}
     if "model" not in values:
         raise ConfigInvalid(f'{path} does not name its model: add model = "FILE.onnx"')
     return values

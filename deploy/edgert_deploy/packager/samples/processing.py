@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,9 @@ from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.errors import BundleError, ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
+from edgert.toml_file import parse_toml, read_text
 from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.packager.sources.source_model import SourceModel
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE_BYTES_MAX = 16 * 1024**2
 KEYS = tuple(field.name for field in fields(Preprocess))
@@ -247,17 +242,14 @@ def _channels(spec: TensorSpec, layout: str) -> int:
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    labels = tuple(line.strip() for line in _read(path).splitlines() if line.strip())
+    labels = tuple(line.strip() for line in read_text(path, FILE_BYTES_MAX).splitlines() if line.strip())
     if not 1 <= len(labels) <= LABELS_MAX:
         raise ConfigInvalid(f"{path} has {len(labels)} labels; give 1 to {LABELS_MAX}, one per line")
     return labels
 
 
 def _toml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = tomllib.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{path} is not TOML: {error}") from error
+    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
     _refuse_unknown(path, values, keys)
     return values
 
@@ -270,17 +262,6 @@ def _refuse_unknown(path: Path, values: dict[str, Any], keys: tuple[str, ...]) -
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
     if not path.exists():
         raise ConfigInvalid(f"{path} is neither a file nor a preset: give a TOML file, or {' or '.join(presets)}")
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes, and the limit is {FILE_BYTES_MAX}")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigInvalid(f"{path} is not UTF-8 text") from error
 
 
 def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
