@@ -29,7 +29,7 @@ from edgert_deploy.cli.options import (
 )
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Duration
-from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
@@ -204,10 +204,7 @@ def _key_path(name: str) -> Path:
     given = Path(name)
     if given.suffix == ".pem" or given.parent != Path():
         return given
-    path = key_paths(keys_dir(), name)[1]
-    if not path.exists():
-        raise ConfigInvalid(f"no key {name!r} in {keys_dir()}: make it with edgert keys new --name {name}")
-    return path
+    return public_key(name)
 
 
 def _line(row: dict[str, Any], python: str) -> str:

@@ -18,19 +18,22 @@ from edgert_deploy.cli.bootstrap import trusted_keys
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, verbose_option
 from edgert_deploy.cli.output import columns, emit, error_lines, errors_by_cause
 from edgert_deploy.cli.rollout_progress import RolloutProgress
+from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.cli.types import BundlePath, Duration, Rate
-from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.common.parallel import at_once_here
-from edgert_deploy.common.project import find_bundle, find_project
+from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
+from edgert_deploy.devices.claims import who
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.rollout.deployment import HELD, Outcome
+from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, Progress, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
@@ -137,8 +140,8 @@ def deploy(
     limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
 
     A rollout over a fleet may go in steps: some devices first (--canary), then waves with a pause between them. It
-    stops when too many devices fail. Its progress is kept on disk: after Ctrl-C, a stop or a crash of this host,
-    `edgert rollout resume` continues.
+    stops when too many devices fail. Its progress is kept in the project: after Ctrl-C, a stop or a crash of this host,
+    `edgert rollout resume` continues, also on another host of the team.
 
     Many devices show a table of those in progress on a terminal, and each tenth of them elsewhere; --verbose prints a
     line for each step. Beyond 40 devices the result is a summary, in which failures of one cause share a line.
@@ -165,7 +168,9 @@ def deploy(
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch_s, unattended, trial_s)
+    trial_limits = limits_for(
+        offer.manifest.model, find_project().trial, parse_limits(limits), watch_s, unattended, trial_s
+    )
     request = DeployRequest(
         bundle,
         offer,
@@ -182,50 +187,45 @@ def deploy(
         _show_plan(request, strategy, devices, verbose, as_json)
         return
     manifest = request.offer.manifest
-    store = RolloutStore(rollouts_folder())
-    number = store.new_number()
+    store, project = open_rollouts(changes=True), find_project()
     rollout = Rollout(
-        id=f"{manifest.model}-r{manifest.release}-{number}",
-        number=number,
-        bundle=str(bundle.absolute()),
+        id="",
+        bundle=project.name_of(bundle),
         digest=request.offer.digest,
         model=manifest.model,
         release=manifest.release,
-        inventory=str(inventory.path.absolute()),
+        inventory=project.name_of(inventory.path),
         devices=tuple(device.name for device in devices),
         strategy=strategy,
         trial_s=trial_s,
         started_at=time.time(),
         bytes_per_s=request.bytes_per_s,
         limits=trial_limits,
+        by=who(),
     )
-    store.tidy()
-    run_rollout(store, rollout, request, devices, verbose, as_json)
+    run_rollout(store, store.begin(rollout), request, devices, verbose, as_json)
 
 
-def resume(rollout: Rollout, verbose: bool, as_json: bool) -> None:
-    """Finish a rollout, with its bundle and inventory as they are now."""
-    bundle = find_bundle(Path(rollout.bundle))
+def resume(store: RolloutStore, rollout: Rollout, bundle: Path | None, verbose: bool, as_json: bool) -> None:
+    """Finish a rollout with its inventory as it is now, and with its bundle; `bundle` is where that is on this host."""
+    bundle, offer = _bundle_of(rollout, bundle)
     request = DeployRequest(
         bundle,
-        read_offer(bundle),
+        offer,
         rollout.trial_s,
         open_transport,
         _make_ready,
         bytes_per_s=rollout.bytes_per_s,
         limits=rollout.limits,
     )
-    if request.offer.digest != rollout.digest:
-        raise ConfigInvalid(
-            f"{rollout.bundle} changed since rollout {rollout.id} began: start a new rollout with edgert deploy"
-        )
-    found = {device.name: device for device in Inventory(Path(rollout.inventory)).devices()}
+    inventory = find_project().path_of(rollout.inventory)
+    found = {device.name: device for device in Inventory(inventory).devices()}
     # A device that was removed from the inventory since is no longer part of the rollout.
     devices = [found[name] for name in rollout.devices if name in found]
     if not devices:
-        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {rollout.inventory} any more")
+        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
-    run_rollout(RolloutStore(rollouts_folder()), rollout, request, devices, verbose, as_json)
+    run_rollout(store, rollout, request, devices, verbose, as_json)
 
 
 def run_rollout(
@@ -236,6 +236,7 @@ def run_rollout(
     todo = sum(not rollout.has_release(device.name) for device in devices)
     progress = RolloutProgress(title, todo, request.stop, FIRST, SECOND, verbose=verbose)
     with store.at_work(rollout.id), progress:
+        rollout = replace(store.read(rollout.id), devices=rollout.devices, by=who())
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but devices are left.
@@ -248,9 +249,31 @@ def run_rollout(
     click.get_current_context().exit(code)
 
 
+def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
+    """Return the rollout's bundle and its offer. Raises ConfigInvalid if it is not on this host."""
+    project, other = find_project(), ""
+    recorded = project.path_of(rollout.bundle)
+    for path in [given] if given is not None else [recorded, (project.bundles or recorded.parent) / recorded.name]:
+        if path.is_file():
+            offer = read_offer(path)
+            if offer.digest == rollout.digest:
+                return path, offer
+            other = f"; {path} has other content"
+    raise ConfigInvalid(
+        f"the bundle of rollout {rollout.id} is not on this host: {rollout.bundle}, digest {rollout.digest[:12]}{other}. "
+        f"Copy it here, then: edgert rollout resume {rollout.id} --bundle FILE"
+    )
+
+
 def rollout_json(rollout: Rollout) -> dict[str, Any]:
     return {
-        "rollout": {"id": rollout.id, "state": rollout.state, "reason": rollout.reason, "left": rollout.left},
+        "rollout": {
+            "id": rollout.id,
+            "state": rollout.state,
+            "reason": rollout.reason,
+            "left": rollout.left,
+            "by": rollout.by,
+        },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
         "devices": [rollout.outcomes.get(name, Outcome(name, HELD).as_json()) for name in rollout.devices],
     }
@@ -315,12 +338,6 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
         text += f"\non trial: {request.limits.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
-
-
-def _trial_table() -> dict[str, Any]:
-    """Return the project's table [trial]."""
-    project = find_project()
-    return {} if project is None else project.trial
 
 
 def _make_ready(device: Device, transport: Transport, progress: Progress) -> None:

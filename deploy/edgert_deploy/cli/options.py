@@ -21,7 +21,7 @@ inventory_option = click.option(
     "inventory_file",
     type=click.Path(dir_okay=False, path_type=Path),
     is_eager=True,  # a shell completes SELECTOR from it
-    help="The fleet [default: ./inventory.toml, the project's, or inventory.toml in the user's configuration].",
+    help="The fleet [default: the project's].",
 )
 
 profiles_option = click.option(
@@ -47,7 +47,7 @@ store_option = click.option(
     envvar="EDGERT_STORE",
     default=STORE_DEFAULT,
     help="A file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
-    f"[default: $EDGERT_STORE, else ./{STORE_DEFAULT}].",
+    f"[default: $EDGERT_STORE, else the project's, else ./{STORE_DEFAULT}].",
 )
 
 for_option = click.option(

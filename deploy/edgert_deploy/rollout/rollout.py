@@ -16,9 +16,9 @@ from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.deployment import HELD, Outcome, abandoned, deploy_one
 from edgert_deploy.rollout.request import DeployRequest
-from edgert_deploy.rollout.rollout_store import DONE, PAUSED, RUNNING, STOPPED, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import DONE, PAUSED, RUNNING, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 
-WRITES_MAX = 100  # of the rollout's file, while devices report
 PAUSE_STEP_S = 0.2  # how soon a stop ends the pause between two waves
 
 Progress = Callable[[str, str], None]  # (device name, or "" for the rollout itself; a line)
@@ -33,7 +33,7 @@ def roll_out(
     sleep: Callable[[float], None] = time.sleep,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Rollout:
-    """Do what is left of `rollout` on its `devices`, and keep its file up to date; return it as it ends.
+    """Do what is left of `rollout` on its `devices`, and keep its record up to date; return it as it ends.
 
     The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
     """
@@ -115,17 +115,13 @@ def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
 
 
 class _Journal:
-    """The running rollout and its file. Any thread may call `add` and `too_many`.
-
-    The file has every outcome in it. So a large rollout writes it once for each hundredth of its devices, else the cost
-    would grow with the square of their number. The devices that a crash of this host forgets are tried again.
-    """
+    """The running rollout and its record. Any thread may call `add` and `too_many`."""
 
     def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
-        self._store, self.rollout = store, replace(rollout, outcomes=dict(rollout.outcomes))
-        self._begun = self._failed = self._unwritten = 0
+        self._store, self.rollout = store, rollout
+        self._begun = self._failed = 0
         self._lock = threading.Lock()
-        store.write(self.rollout)
+        store.write(rollout)
 
     def begin(self, count: int) -> None:
         """Count the devices of a wave that begins."""
@@ -134,10 +130,7 @@ class _Journal:
     def add(self, outcome: Outcome) -> None:
         with self._lock:
             self._failed += outcome.error is not None
-            self.rollout.outcomes[outcome.device] = outcome.as_json()
-            self._unwritten += 1
-            if WRITES_MAX * self._unwritten >= len(self.rollout.devices):
-                self._write()
+            self._write(outcomes={**self.rollout.outcomes, outcome.device: outcome.as_json()})
 
     def too_many(self) -> bool:
         limit = self.rollout.strategy.failures_max
@@ -154,5 +147,4 @@ class _Journal:
     def _write(self, **changes: object) -> Rollout:
         self.rollout = replace(self.rollout, **changes)  # type: ignore[arg-type]  # fields of Rollout, given by name
         self._store.write(self.rollout)
-        self._unwritten = 0
         return self.rollout

@@ -19,7 +19,8 @@ import pytest
 
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page, Scheme

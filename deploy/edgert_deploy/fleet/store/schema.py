@@ -23,6 +23,14 @@ from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
+# Of PostgreSQL's client library: a link that is lost fails within about a minute, also where a connection only waits.
+LINK_LIMITS = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 
 _metadata = sa.MetaData()
 # SQLite numbers rows by itself only in a plain INTEGER key.
@@ -184,6 +192,16 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# A line of a rollout's record (edgert_deploy.rollout.rollout_record); `digest` is that of its text.
+rollout_line = sa.Table(
+    "edgert_rollout_line",
+    _metadata,
+    sa.Column("rollout", sa.String(200), primary_key=True),
+    sa.Column("digest", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("line", sa.Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 
 class StoreFailed(EdgeRTError):
     """The database failed: unreachable, read-only, full, or not a store."""
@@ -210,7 +228,7 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
         engine = sa.create_engine(
             parsed,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": 10, "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"},
+            connect_args={**LINK_LIMITS, "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"},
         )
     try:
         with engine.begin() as connection:
