@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edgert_deploy.cli.output import columns, emit
 from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.cli.types import BundlePath
 from edgert_deploy.devices.claims import who
+from edgert_deploy.rollout.deployment import HELD
 from edgert_deploy.rollout.rollout_record import ABORTED, DONE, PAUSED, RUNNING, Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
@@ -46,7 +48,7 @@ def list_rollouts(as_json: bool) -> None:
     for rollout in found:
         done = f"{len(rollout.devices) - len(rollout.left)} of {len(rollout.devices)}"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rollout.started_at))
-        rows.append((rollout.id, rollout.model, str(rollout.release), rollout.state, done, started, rollout.by))
+        rows.append((rollout.id, rollout.model, str(rollout.release), _state_text(rollout), done, started, rollout.by))
     text = columns(rows) if found else "no rollouts: edgert deploy starts one"
     emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in found]}, text, as_json)
 
@@ -107,6 +109,14 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
         where = ",".join(rollout.changed)
         text += f"\nnext: edgert rollback {rollout.model} {where} makes the version before live again"
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
+
+
+def _state_text(rollout: Rollout) -> str:
+    """Return the state. `done` is a rollout that every device took; of another one, the results of the others."""
+    if rollout.state != DONE or not rollout.left:
+        return rollout.state
+    results = Counter(str(rollout.outcomes.get(device, {}).get("result", HELD)) for device in rollout.left)
+    return f"ended, {', '.join(f'{count} {result}' for result, count in results.items())}"
 
 
 def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
