@@ -15,7 +15,17 @@ class PerfAnalyzer:
     """Fetches the tool into `folder`. `problem` is why it cannot run here, or ""."""
 
     def __init__(self, folder: Path) -> None:
-        pip: list[str] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+        pip: list[str] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(folder),
+        ]
         fetched = subprocess.run([*pip, *WHEELS], capture_output=True, text=True)
         self.problem = "" if fetched.returncode == 0 else f"its wheels cannot be fetched: {fetched.stderr[-300:]}"
         if self.problem:
