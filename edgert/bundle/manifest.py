@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Detect, Preprocess, check_known, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
@@ -95,6 +96,7 @@ class Manifest:
     serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
     give the same bytes. A downgrade always expires.
     `golden_raw` holds the windows of sound or of series from which the golden inputs were made.
+    serving after it. `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
     """
 
     model: str
@@ -116,6 +118,7 @@ class Manifest:
     downgrade_from: int = 0
     expires: str = ""
     signed_at: str = ""
+    buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -219,6 +222,8 @@ def _check(manifest: Manifest) -> None:
         check_sound(manifest.sound, manifest.inputs)
     if manifest.series is not None:
         check_series(manifest.series, manifest.inputs)
+    if manifest.buckets is not None:
+        check_buckets(manifest.buckets, manifest.inputs, manifest.outputs)
     check_rules(manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from edgert.engines.padding import Padder
 from edgert.errors import RequestError
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
@@ -96,6 +97,9 @@ class Pipeline:
         self._batcher, self._cache = batcher, cache
         self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
+        self._padder: Padder | None = None
+        if manifest.buckets is not None:
+            self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
         self._image = 0  # the index of the input that is preprocessed
         self._pre: Preprocessor | SignalPreprocessor | None = None
         if (rule := manifest.input_rule) is not None:
@@ -109,12 +113,13 @@ class Pipeline:
             self.outputs, self._labels = self._post.outputs, self._post.labels
         # The indices into `outputs` that are sent, by whether the inputs are raw.
         self._numbers = (self._numbers_for(False), self._numbers_for(True))
-        item_bytes = [sum(_item_bytes(spec) for spec in specs) for specs in (self.inputs, self.outputs)]
+        item_bytes = [sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs)]
         self._item_bytes_max = max(item_bytes)
 
     def frame_bytes_max(self, configured_bytes: int) -> int:
         """Return the largest frame that this model needs, at most `configured_bytes`."""
-        open_ended = any(n == -1 for spec in (*self.inputs, *self.outputs) for n in spec.item_shape)
+        specs = (*self.inputs, *self.outputs)
+        open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
         if open_ended or self._pre is not None:  # an image may be larger than the model's input
             return configured_bytes
         return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max)
@@ -218,7 +223,12 @@ class Pipeline:
     def _ask_engine(
         self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
     ) -> EngineAnswer:
-        answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+        if self._padder is None:
+            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+        else:
+            length, padded = self._padder.length(arrays), self._padder.padded(arrays)
+            answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)
+            answer = answer._replace(outputs=self._padder.cut(answer.outputs, length))
         for shadow in self._shadows:
             shadow.offer(arrays, answer.outputs)
         return answer
@@ -303,7 +313,8 @@ class Pipeline:
             raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
         return count
 
-
-def _item_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
-    return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT
+    def _item_bytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
+        if self._padder is not None:
+            spec = self._padder.buckets.at(spec, self._padder.buckets.largest)
+        return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

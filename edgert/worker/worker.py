@@ -369,11 +369,16 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
 def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
     """Return whether requests may wait for each other in the reactor: the engine is quick, and nothing else is slow.
 
-    A latency target needs the batcher to see every waiting request; an image takes milliseconds to decode.
+    The reactor runs requests of one shape. A latency target needs the batcher to see every waiting request; an image takes milliseconds to decode.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
-    plain = batcher.tuner is None and batcher.instances == 1 and model.version.manifest.input_rule is None
+    plain = (
+        batcher.tuner is None
+        and batcher.instances == 1
+        and not batcher.is_open
+        and model.version.manifest.input_rule is None
+    )
     return plain and run_us <= QUICK_US_MAX
 
 

@@ -33,6 +33,7 @@ from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
@@ -124,6 +125,18 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     metavar="NAME=SHAPE",
     help="The lengths of an input's axes, where the model leaves them open: images=1,3,640,640, ids=int64:1,128.",
 )
+@click.option(
+    "--buckets",
+    metavar="AXIS=SIZES",
+    help="Keep one axis open, and build for some of its lengths: tokens=32,64,128. Devices pad to the next one.",
+)
+@click.option(
+    "--pad",
+    "pads",
+    multiple=True,
+    metavar="INPUT=NUMBER",
+    help="With --buckets: what an input is padded with (default: 0).",
+)
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option
 @click.option(
@@ -185,7 +198,8 @@ def build(
 
     Targets: see edgert profiles.
     """
-    conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]))
+    buckets = read_buckets(given["buckets"], given["pads"])
+    conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]), buckets)
     if init:
         path = write_model_file(load_source(model, conversion), force)
         emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
@@ -239,6 +253,10 @@ def _check_given(ctx: click.Context) -> None:
 def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: dict[str, Any]) -> BuildRequest:
     """Read the files that the options name, and return the request."""
     model = given["name"] or name_from(source.path)
+    if source.buckets is not None and (given["preprocess"] is not None or given["postprocess"] is not None):
+        raise ConfigInvalid(
+            "--buckets keeps an axis open, and --preprocess and --postprocess need fixed sizes: leave one of them out"
+        )
     before = None if given["preprocess"] is None else read_preprocess(given["preprocess"], source)
     if given["fold_preprocess"]:
         if not isinstance(before, Preprocess):

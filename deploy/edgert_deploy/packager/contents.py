@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import __version__
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.bundle.rules import Preprocess
 from edgert.bundle.signal_rules import Series, Sound
@@ -22,6 +23,7 @@ from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice, all_packed
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.sources.source_model import SourceModel
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Golden:
     """The golden samples, and by artifact how far a device's answers may differ, for each output.
 
     `raw` holds the windows of the signals from which an input was made.
+    `lengths` are those of the samples of a model with buckets.
     """
 
     inputs: Outputs
     tolerances: Mapping[str, tuple[float, ...]]
     raw: NDArray[np.float32] | None
+    lengths: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,12 @@ class Contents:
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
     """Answer the golden samples in every way that each packed artifact's engine can."""
-    inputs, found = evaluation.golden_inputs(), {}
+    samples, found = evaluation.reference.holdout.rows(evaluation.golden), {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers between the ways to compute them")
         answers = evaluation.reference.answers
-        found[name] = tolerances(candidate.artifact, evaluation.source, inputs, candidate.golden, answers)
-    return Golden(inputs, found, evaluation.golden_raw())
+        found[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
+    return Golden(evaluation.golden_inputs(), found, evaluation.golden_raw(), samples.lengths)
 
 
 def write_contents(
@@ -109,8 +113,15 @@ def write_contents(
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,
+        buckets=_buckets(request.source, golden),
     )
     return Contents(manifest, files)
+
+
+def _buckets(source: SourceModel, golden: Golden) -> Buckets | None:
+    if source.buckets is None or golden.lengths is None:
+        return None
+    return replace(source.buckets, golden_lengths=tuple(golden.lengths.tolist()))
 
 
 def _target(choice: Choice) -> TargetEntry:

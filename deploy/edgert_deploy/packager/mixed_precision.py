@@ -156,6 +156,7 @@ class _Saved:
         reference, metric = evaluation.reference, evaluation.metric.name
         holdout = reference.holdout
         truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}
+        truth["lengths"] = holdout.lengths
         samples = [arrays_digest(holdout.inputs), arrays_digest(truth)]
         judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
         judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()

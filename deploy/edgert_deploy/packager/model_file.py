@@ -41,12 +41,12 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "preprocess": _processing,
     "postprocess": _processing,
     "labels": _path,
-    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires"), _as_given),
+    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
 }
 NUMBERS = ("max_drop", "max_class_drop")
 WHOLE = ("release",)
 FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
-LISTS = ("targets", "inputs")
+LISTS = ("targets", "inputs", "pads")
 KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
 
 

@@ -45,7 +45,7 @@ def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Pa
     ("text", "words"),
     [
         ('calibraton = "x"', "unknown key 'calibraton'; did you mean 'calibration'"),
-        ("zzz = 1", "unknown key 'zzz'; the keys are allow_overlap, calibration"),
+        ("zzz = 1", "unknown key 'zzz'; the keys are allow_overlap, buckets, calibration"),
         ("max-drop = 0.1", "did you mean 'max_drop'"),
         ('max_drop = "a lot"', "max_drop = 'a lot' must be a number"),
         ("max_drop = true", "must be a number"),

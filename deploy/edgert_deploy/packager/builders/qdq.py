@@ -104,9 +104,9 @@ def is_transformer(proto: Any) -> bool:
 
 
 def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time."""
+    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time, as an engine gets them."""
     for i in range(min(len(calibration), CALIBRATION_SAMPLES_MAX)):
-        yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
+        yield calibration.served(i)
 
 
 def raised(proto: Any, opset: int) -> Any:

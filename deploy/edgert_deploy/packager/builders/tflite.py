@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
@@ -20,7 +21,7 @@ from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import ranges_of
-from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
+from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto
 
 FILE_NAME = "model.tflite"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
@@ -52,20 +53,32 @@ class TFLiteBuilder(Builder):
                 f"{source.path.name} is quantised, so it holds no {order.precision} weights: "
                 "build it with --precision int8, or give the float model"
             )
-        if source.kind == "onnx":
-            progress("tflite: lowering the ONNX graph")
-        content = source.tflite or lower(float_proto(source))
-        if order.precision == "int8" and not (source.tflite and source.quantised):
-            progress(f"tflite: quantising with {min(len(calibration), SAMPLES_MAX)} samples")
-            own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
-            content = quantize_int8(content, _runs(source, calibration), _is_float(source, order.float_layers), own)
-        elif order.precision == "fp16":
-            content = with_half_weights(content)
+        is_float = _is_float(source, order.float_layers)
+
+        def write(source: SourceModel, calibration: CalibrationSet, path: Path) -> None:
+            if source.kind == "onnx":
+                progress("tflite: lowering the ONNX graph")
+            content = source.tflite or lower(float_proto(source))
+            if order.precision == "int8" and not (source.tflite and source.quantised):
+                progress(f"tflite: quantising with {min(len(calibration), SAMPLES_MAX)} samples")
+                own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
+                content = quantize_int8(content, _runs(source, calibration), is_float, own)
+            elif order.precision == "fp16":
+                content = with_half_weights(content)
+            path.write_bytes(content)
+            progress("tflite: running the artifact once")
+            _try(path)
+
         path = out_dir / FILE_NAME
-        path.write_bytes(content)
-        progress("tflite: running the artifact once")
-        _try(path)
-        return self.made(order, source, path, tools)
+        if source.buckets is None:
+            write(source, calibration, path)
+            return self.made(order, source, path, tools)
+        # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
+        paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
+        for size, own_path in paths.items():
+            progress(f"tflite: bucket {size}")
+            write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
+        return self.made(order, source, path, tools, tuple(one for one in paths.values() if one != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")

@@ -83,6 +83,10 @@ def _slices(report: Report) -> str:
     return _by_group(report, "slices", "Slice")
 
 
+def _buckets(report: Report) -> str:
+    return _by_group(report, "buckets", "Bucket")
+
+
 def _by_group(report: Report, key: str, heading: str) -> str:
     """Show the artifact of which a group lost most, and fold the others away."""
     found = [one for one in report.candidates() if one["packed"] and one.get(key)]
@@ -287,6 +291,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
     ("candidates", "Candidates", _candidates),
     ("classes", "Accuracy by class", _classes),
     ("slices", "Accuracy by slice", _slices),
+    ("buckets", "Accuracy by bucket", _buckets),
     ("size", "Size", _sizes),
     ("latency", "Latency", _latency),
     ("harm", "Layers that hurt most", _harm),

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid, RequestError
 from edgert.processing.preprocess import Preprocessor
 from edgert.tensors import TensorSpec, fits
+from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.samples.sample_files import SAMPLES_BYTES_MAX, Arrays, check_form
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -36,9 +38,9 @@ def is_function(text: str) -> bool:
 
 
 def read_function(
-    name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor]
+    name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor], buckets: Buckets | None = None
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """Return all samples of the function `name`, and their labels.
+    """Return all samples of the function `name`, and their labels. With `buckets` their lengths may differ.
 
     Raises CalibrationInvalid, which names the wrong sample, or what the function raised and where.
     """
@@ -61,7 +63,10 @@ def read_function(
             raise CalibrationInvalid(
                 f"{where} has {'no' if label is None else 'a'} label, unlike those before; return labels for all or none"
             )
-    arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
+    if buckets is None:
+        arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
+    else:
+        arrays = stack_all(name, specs, [rows[spec.name] for spec in specs], buckets)
     return arrays, np.array(labels, np.int64) if labels else None
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import Preprocess
 from edgert.errors import CalibrationInvalid, RequestError
 from edgert.processing.preprocess import Preprocessor
 from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.lengths import in_buckets
 from edgert_deploy.packager.samples.sample_files import (
     Arrays,
     check_form,
@@ -31,6 +33,7 @@ from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 LABELS = "labels"
+LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
 NAMES = (LABELS, SLICES, BOXES)
@@ -45,6 +48,8 @@ class CalibrationSet:
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
     from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
     windows [samples, length(, channels)] of the signals from which an input was made.
+
+    Of a model with `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -52,9 +57,37 @@ class CalibrationSet:
     slices: NDArray[Any] | None = None
     boxes: NDArray[Any] | None = None
     raw: NDArray[np.float32] | None = None
+    lengths: NDArray[np.int64] | None = None
+    buckets: Buckets | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bucket of each sample."""
+        assert self.buckets is not None
+        assert self.lengths is not None
+        return np.array([self.buckets.size_for(int(length)) for length in self.lengths], np.int64)
+
+    def rows(self, index: Any) -> CalibrationSet:
+        """Return the inputs of the samples that `index` (a slice, a mask or numbers) selects, without labels."""
+        lengths = None if self.lengths is None else self.lengths[index]
+        inputs = {name: array[index] for name, array in self.inputs.items()}
+        return CalibrationSet(inputs, None, lengths=lengths, buckets=self.buckets)
+
+    def cut(self, length: int) -> CalibrationSet:
+        """Return the inputs cut to `length` along the axis of the buckets: samples of a model of that length."""
+        assert self.buckets is not None
+        inputs = dict(self.inputs)
+        for one in self.buckets.inputs:
+            inputs[one.name] = np.ascontiguousarray(inputs[one.name].take(range(length), axis=one.axis))
+        return CalibrationSet(inputs, None)
+
+    def served(self, row: int) -> dict[str, NDArray[Any]]:
+        """Return one sample as a device's engine gets it: padded to its bucket."""
+        one = self.rows(slice(row, row + 1))
+        return one.inputs if one.buckets is None else one.cut(int(one.sizes[0])).inputs
 
 
 def load_samples(
@@ -78,15 +111,16 @@ def load_samples(
     image_rule = preprocess if isinstance(preprocess, Preprocess) else None
     signal_rule = None if isinstance(preprocess, Preprocess) else preprocess
     specs = sample_specs(source.inputs, signal_rule)
+    names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
     if is_function(str(path)):
-        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule))
+        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
         arrays |= {} if labels is None else {LABELS: labels}
     elif path.suffix == ".npy" and path.is_file():
         arrays = read_npy(path, specs)
     elif not path.is_dir():
-        arrays = read_npz(path, specs, NAMES)
+        arrays = read_npz(path, specs, names)
     elif has_npy(path, specs):
-        arrays = read_npy_folder(path, specs, NAMES)
+        arrays = read_npy_folder(path, specs, names, source.buckets)
     elif signal_rule is not None:
         arrays, labels = read_signal_files(path, source.inputs, signal_rule, class_names, at_least)
         arrays |= {} if labels is None else {LABELS: labels}
@@ -105,6 +139,9 @@ def load_samples(
     count = next(iter(counts.values()))
     if count < at_least:
         raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
+    lengths = None
+    if source.buckets is not None:
+        inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
     # An input of the model may have one of these names.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     return CalibrationSet(
@@ -113,6 +150,8 @@ def load_samples(
         _checked_slices(path, more[SLICES], count) if SLICES in more else None,
         _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
         raw,
+        lengths,
+        source.buckets,
     )
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.packager.sources.external_data import open_file
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
@@ -66,7 +68,7 @@ class SourceModel:
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
-    contract differs from the file.
+    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths.
     """
 
     path: Path
@@ -80,6 +82,7 @@ class SourceModel:
     quantised: bool = False
     fold: Fold | None = None
     remarks: tuple[str, ...] = ()
+    buckets: Buckets | None = None
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
@@ -104,7 +107,10 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
     shapes = {} if how is None or framework is not None else how.shapes
-    probed = probe(kind, Given(path.name, path.parent, shapes), data, size_bytes if beside else 0)
+    wanted = None if how is None else how.buckets
+    if kind == "tflite" and wanted is not None:
+        raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
+    probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, size_bytes if beside else 0)
     if kind == "tflite":
         return SourceModel(
             path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
@@ -116,7 +122,15 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     quantised = is_quantised(proto)
     proto = proto if quantised else _with_float_weights(proto)
     return SourceModel(
-        path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised, remarks=probed.remarks
+        path,
+        proto,
+        sha256,
+        size_bytes,
+        probed.inputs,
+        probed.outputs,
+        quantised=quantised,
+        remarks=probed.remarks,
+        buckets=probed.buckets,
     )
 
 
@@ -126,6 +140,21 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
     data = source.tflite or source.proto.SerializeToString(deterministic=True)
     (folder / name).write_bytes(data)
     return LocalArtifact(engine, folder / name, source.inputs, source.outputs, source.sha256)
+
+
+def at_length(source: SourceModel, length: int) -> SourceModel:
+    """Return an ONNX source with buckets as a model of one length."""
+    from onnx import ModelProto
+
+    assert source.buckets is not None
+    proto = ModelProto()
+    proto.CopyFrom(source.proto)
+    specs = [tuple(source.buckets.at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
+    for one in source.buckets.inputs:
+        value = next(value for value in proto.graph.input if value.name == one.name)
+        value.type.tensor_type.shape.dim[one.axis].dim_value = length  # replaces the name
+    forget_shapes(proto)
+    return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
 
 
 def computes_in_fp16(source: SourceModel) -> bool:
