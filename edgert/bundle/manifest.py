@@ -96,7 +96,7 @@ class Manifest:
     serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
     give the same bytes. A downgrade always expires.
     `golden_raw` holds the windows of sound or of series from which the golden inputs were made.
-    serving after it. `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
+    `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
     """
 
     model: str

@@ -21,13 +21,14 @@ from typing import Any
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
-from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, USERS_OWN
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
+from edgert_deploy.packager.user_function import is_function
 
 FORMAT = 2
 
@@ -164,7 +165,7 @@ class _Saved:
         self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
         # A metric of the user's own may have changed since.
-        kept = [] if USERS_OWN.fullmatch(metric) else _read(self._attempts_file).get("attempts", [])
+        kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(int(one["count"]), bool(one["passed"]), one["drop"]) for one in kept]
 
     def add_harm(self, harm: Harm) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import read_toml
 from edgert_deploy.packager.samples.processing import POSTPROCESS_PRESETS, PREPROCESS_PRESETS
-from edgert_deploy.packager.samples.sample_function import is_function
+from edgert_deploy.packager.user_function import in_folder, is_function
 
 SUFFIX = ".toml"
 
@@ -23,11 +23,15 @@ def _path(folder: Path, text: str) -> str:
 
 
 def _samples(folder: Path, text: str) -> str:
-    return text if is_function(text) else _path(folder, text)
+    return in_folder(folder, text) if is_function(text) else _path(folder, text)
 
 
 def _processing(folder: Path, text: str) -> str:
     return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
+
+
+def _metric(folder: Path, text: str) -> str:
+    return in_folder(folder, text) if is_function(text) else text
 
 
 def _as_given(folder: Path, text: str) -> str:
@@ -41,7 +45,8 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "preprocess": _processing,
     "postprocess": _processing,
     "labels": _path,
-    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
+    "metric": _metric,
+    **dict.fromkeys(("name", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
 }
 NUMBERS = ("max_drop", "max_class_drop")
 WHOLE = ("release",)

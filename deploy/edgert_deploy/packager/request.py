@@ -16,7 +16,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
+from edgert_deploy.packager.sources.classical import classical_operators, is_classical, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
 class BuildRequest:
     """The options of one build.
 
-    `precision` None takes each profile's own. `engines` "all" packs an artifact for every engine of a profile that
+    `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all" packs an artifact for every engine of a profile that
     takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
     target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade_from`,
     `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that
@@ -94,11 +94,12 @@ class TargetRequest:
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     """Return what the request means for each of its targets."""
     float_only = is_float_only(request.source.proto)
+    asked = request.precision or ("auto" if is_classical(request.source.proto) else None)
     return tuple(
         TargetRequest(
             profile,
             profile.engines[:1] if request.engines == "first" else profile.engines,
-            ("fp32",) if float_only else PRECISIONS_OF[request.precision or profile.precision],
+            ("fp32",) if float_only else PRECISIONS_OF[asked or profile.precision],
             request.with_reference,
         )
         for profile in request.targets

@@ -16,11 +16,12 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Path) -> None:
+def test_paths_and_functions_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Path) -> None:
     text = """
         model = "net.onnx"
         calibration = "samples/cal.npz"
         holdout = "own_module:holdout"
+        metric = "tools/own_module:score"
         preprocess = "imagenet"
         postprocess = "post.toml"
         labels = "/elsewhere/labels.txt"
@@ -31,7 +32,8 @@ def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Pa
     assert read_model_file(written(tmp_path, text)) == {
         "model": str(tmp_path / "net.onnx"),
         "calibration": str(tmp_path / "samples" / "cal.npz"),
-        "holdout": "own_module:holdout",
+        "holdout": str(tmp_path / "own_module:holdout"),
+        "metric": str(tmp_path / "tools/own_module:score"),
         "preprocess": "imagenet",
         "postprocess": str(tmp_path / "post.toml"),
         "labels": "/elsewhere/labels.txt",

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines.openvino import sdk
+from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
@@ -26,11 +27,13 @@ from edgert_deploy.packager.builders.qdq import (
     Recipe,
     calibration_feeds,
     is_transformer,
+    only_in_float,
     prepared,
     vendor_tool,
 )
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
+from edgert_deploy.packager.sources.branches import control_flow
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
@@ -49,8 +52,13 @@ class OpenVINOBuilder(Builder):
         progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
         path = out_dir / "model.xml"
         advice = "build this target with --precision fp32, or export the model with opset 17"
-        with vendor_tool(f"openvino could not build {source.path.name}", advice):
-            versions = _write(order, source, calibration, path)
+        try:
+            with vendor_tool(f"openvino could not build {source.path.name}", advice):
+                versions = _write(order, source, calibration, path)
+        except BuildFailed as error:
+            if quantises and (nodes := control_flow(source.proto)):  # NNCF takes some of them
+                raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
+            raise
         _strip_notes(path)
         return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
 

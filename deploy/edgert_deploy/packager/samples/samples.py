@@ -27,10 +27,11 @@ from edgert_deploy.packager.samples.sample_files import (
     read_npy_folder,
     read_npz,
 )
-from edgert_deploy.packager.samples.sample_function import is_function, read_function
+from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.user_function import is_function
 
 LABELS = "labels"
 LENGTHS = "lengths"

@@ -18,7 +18,7 @@ SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or befo
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes that bear the same name in other inputs.
 
-    Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
+    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
     anything changed. Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
     """
     inputs = {value.name: value for value in model_inputs(proto)}
@@ -28,6 +28,10 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
+        if not dims and len(lengths) == 1:
+            _fix(proto, inputs.pop(name), lengths[0])
+            changed = True
+            continue
         if len(dims) != len(lengths):
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
@@ -162,6 +166,16 @@ def model_inputs(proto: Any) -> Iterator[Any]:
 def is_open(dim: Any) -> bool:
     """Return whether a model leaves the length of this axis open."""
     return not (dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _fix(proto: Any, value: Any, number: int) -> None:
+    """Make an input without axes a constant."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), value.name))
+    proto.graph.input.remove(value)
 
 
 def _move_input(proto: Any, value: Any, axis: int) -> None:

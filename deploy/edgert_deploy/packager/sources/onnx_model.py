@@ -265,10 +265,13 @@ def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
 
 
 def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tuple[int, ...]:
-    if not 1 <= len(dims) <= MAX_RANK:
+    if not dims:
         raise SourceInvalid(
-            f"input {name!r} has {len(dims)} axes; an input has 1 to {MAX_RANK}, the first of which is the batch"
+            f"input {name!r} has no axes, so it is one number for a whole batch: give its value, as --input {name}=1, "
+            "and it becomes a constant of the model; or export the model with one value per sample, [N, 1]"
         )
+    if len(dims) > MAX_RANK:
+        raise SourceInvalid(f"input {name!r} has {len(dims)} axes; an input has at most {MAX_RANK}, the batch included")
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
         raise SourceInvalid(

@@ -22,7 +22,7 @@ from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
-from edgert_deploy.packager.sources.external_data import open_file
+from edgert_deploy.packager.sources.external_data import open_file, size_of
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.onnx_model import tensors
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
@@ -104,13 +104,14 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
-    if beside:
-        sha256, size_bytes = _digest_of_all(path, data, beside)
     shapes = {} if how is None or framework is not None else how.shapes
     wanted = None if how is None else how.buckets
     if kind == "tflite" and wanted is not None:
         raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
-    probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, size_bytes if beside else 0)
+    beside_bytes = size_of(path.name, path.parent, beside)
+    probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, beside_bytes)
+    if beside:
+        sha256, size_bytes = _digest_of_all(path, data, beside)
     if kind == "tflite":
         return SourceModel(
             path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised

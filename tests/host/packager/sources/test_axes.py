@@ -113,3 +113,18 @@ def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
     answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
     assert answer["remarks"] == ()
     assert data == b""
+
+
+RATE = "agraph (float[N, 8] x, int64 rate) => (float[N, 8] out) { f = Cast <to = 1> (rate)  out = Div(x, f) }"
+
+
+def test_an_input_without_axes_is_refused_with_the_option_that_gives_its_value() -> None:
+    with pytest.raises(SourceInvalid, match=r"'rate' has no axes.*one number for a whole batch.*--input rate=1"):
+        examined(RATE)
+
+
+def test_an_input_without_axes_becomes_a_constant_of_its_own_type() -> None:
+    answer, data = examined(RATE, rate=[16000])
+    assert [spec["name"] for spec in answer["inputs"]] == ["x"]
+    (constant,) = onnx.load_from_string(data).graph.initializer
+    assert (constant.name, constant.data_type, onnx.numpy_helper.to_array(constant).item()) == ("rate", 7, 16000)
