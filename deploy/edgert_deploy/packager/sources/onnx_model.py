@@ -37,6 +37,8 @@ from edgert_deploy.packager.sources.branches import inline_known_branches
 from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
+from edgert_deploy.packager.sources.half import widen_half
+from edgert_deploy.packager.sources.qat import tensors
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -61,7 +63,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
     changed |= set_lengths(proto, request.get("shapes") or {})
-    remarks = unwrap_maps(proto) + move_input_batches(proto)
+    remarks = unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     changed |= inline_known_branches(proto)
     buckets = _buckets(proto, request)
     inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
@@ -168,20 +170,6 @@ def _shapes_by_length(
         at = tuple(buckets.at(spec, length) for spec in inputs)
         shapes[length] = [_shape_of(value) for value in _run(session, at, 1)]
     return shapes
-
-
-def tensors(message: Any) -> Iterator[Any]:
-    """Yield every TensorProto inside `message` (protobuf bounds the nesting to 100)."""
-    from onnx import TensorProto
-
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        for child in [value] if hasattr(value, "ListFields") else value:
-            if isinstance(child, TensorProto):
-                yield child
-            elif hasattr(child, "ListFields"):
-                yield from tensors(child)
 
 
 def opset_of(proto: Any) -> int:

@@ -24,7 +24,6 @@ from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
 from edgert_deploy.packager.sources.external_data import open_file, size_of
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
-from edgert_deploy.packager.sources.onnx_model import tensors
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
@@ -156,13 +155,6 @@ def at_length(source: SourceModel, length: int) -> SourceModel:
         value.type.tensor_type.shape.dim[one.axis].dim_value = length  # replaces the name
     forget_shapes(proto)
     return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
-
-
-def computes_in_fp16(source: SourceModel) -> bool:
-    """Whether any weight of an ONNX model is FP16."""
-    from onnx import TensorProto
-
-    return source.proto is not None and any(t.data_type == TensorProto.FLOAT16 for t in tensors(source.proto))
 
 
 def float_proto(source: SourceModel) -> Any:
