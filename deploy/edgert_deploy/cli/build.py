@@ -17,7 +17,7 @@ from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.cli.types import Duration, NewBundlePath, ProfileName
+from edgert_deploy.cli.types import NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory
@@ -30,7 +30,7 @@ from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.packager.model_file import SUFFIX, read_model_file
 from edgert_deploy.packager.new_model_file import name_from, write_model_file
 from edgert_deploy.packager.pack import build_bundle
-from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.request import BUDGET, BuildRequest
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.bucket_axis import read_buckets
@@ -102,7 +102,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),
-    help="For all targets (default: each profile's own); auto takes the first of int8, fp16, fp32 that passes.",
+    help="For all targets (default: each profile's own); auto takes the fastest of int8, fp16, fp32 that passes.",
 )
 @click.option(
     "--engines",
@@ -140,12 +140,18 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option
 @click.option(
+    "--recipe",
+    default="",
+    metavar="NAME",
+    help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... (default: try them in turn).",
+)
+@click.option(
     "--budget",
-    "budget_s",
-    type=Duration(),
-    default="10m",
+    type=click.IntRange(0, 1000),
+    default=BUDGET,
     show_default=True,
-    help="How long to search for the fewest layers in float if INT8 does not pass; 0 does not search.",
+    metavar="BUILDS",
+    help="How many artifacts to build in search of the fewest layers in float if INT8 does not pass; 0: no search.",
 )
 @click.option("--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed.")
 @click.option("--measure-on", metavar="SELECTOR", help="Time them on a device of the inventory.")
@@ -276,7 +282,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     now_s, expires = time.time(), given["expires"] or (DOWNGRADE_EXPIRES if given["downgrade_from"] else "")
     same = (
         *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "licence"),
-        *("notes", "precision", "with_reference", "budget_s", "jobs"),
+        *("notes", "precision", "with_reference", "budget", "recipe", "jobs"),
     )
     return BuildRequest(
         source=source,

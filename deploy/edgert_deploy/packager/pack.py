@@ -106,7 +106,7 @@ def _choose_all(
     request: BuildRequest,
     report: Callable[[Choice], None],
 ) -> tuple[Choice, ...]:
-    budget = Budget(request.budget_s)
+    budget = Budget(request.budget)
     choices = []
     for target in targets:
         try:

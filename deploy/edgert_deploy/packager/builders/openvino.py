@@ -43,6 +43,7 @@ class OpenVINOBuilder(Builder):
     engine = "openvino"
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
+    all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
     ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantisation, in float
 
     def build(
@@ -65,10 +66,10 @@ class OpenVINOBuilder(Builder):
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
 
-    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
         if is_transformer(source.proto):
             return ("min-max", "nncf-transformer", "nncf")
-        return ("min-max", "nncf", "float-tail", "nncf-transformer")
+        return self.all_recipes
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return openvino_layers(path)

@@ -50,11 +50,12 @@ class Recipe:
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
+RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
+
+
 def recipes(proto: Any) -> tuple[str, ...]:
-    """Return the variations of a Q/DQ recipe that are tried for a model, in order."""
-    if is_transformer(proto):
-        return ("min-max", "percentile")
-    return ("min-max", "heavy-only", "percentile", "entropy")
+    """Return those of RECIPES that are tried for a model, in order."""
+    return ("min-max", "percentile") if is_transformer(proto) else RECIPES
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:

@@ -55,6 +55,7 @@ def _candidates(report: Report) -> str:
             [
                 code(one["id"]),
                 escape(one["kind"].upper()),
+                escape(one.get("recipe", "")),
                 share_text(one.get("int8_share")),
                 f"{accuracy['fp32']:.4f}",
                 f"{accuracy['artifact']:.4f}",
@@ -71,7 +72,7 @@ def _candidates(report: Report) -> str:
         f"<p>{escape(accuracy['metric'])} on {accuracy['samples']} hold-out samples; an artifact may lose at most "
         f"{limit:g}{classes}. In INT8: the share of multiply-accumulates, read from the artifact.</p>"
     )
-    columns = "Candidate|Precision|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
+    columns = "Candidate|Precision|Recipe|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
     return lead + table("All candidates that were built and judged", columns, rows)
 
 

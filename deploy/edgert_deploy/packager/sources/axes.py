@@ -23,7 +23,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
     """
     inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
-    changed = False
+    changed = _clear_placeholders(proto)
     for name, lengths in shapes.items():
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
@@ -205,6 +205,17 @@ def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
     del value.type.tensor_type.shape.dim[:]
     for _ in range(rank):
         value.type.tensor_type.shape.dim.add()
+
+
+def _clear_placeholders(proto: Any) -> bool:
+    """Clear lengths of -1 and 0, which some exporters write for an open axis, and tools read as a length."""
+    found = False
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value <= 0:
+                dim.Clear()
+                found = True
+    return found
 
 
 def _set(dim: Any, length: int) -> None:

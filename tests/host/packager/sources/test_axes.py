@@ -51,6 +51,17 @@ def test_lengths_fix_all_axes_but_the_batch() -> None:
     assert data
 
 
+def test_an_axis_whose_length_is_written_as_minus_one_is_open_for_every_reader() -> None:
+    proto = model(CAMERA)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle's exporter writes it
+    answer, data = examine(
+        {"name": "m.onnx", "shapes": {"images": [1, 3, 48, 64]}}, proto.SerializeToString(), lambda *words: None
+    )
+    assert shapes_of(answer, "inputs") == [[-1, 3, 48, 64]]
+    batch = onnx.load_from_string(data).graph.input[0].type.tensor_type.shape.dim[0]
+    assert not batch.HasField("dim_value")
+
+
 def test_an_axis_of_the_same_name_in_another_input_gets_the_same_length() -> None:
     answer, _ = examined(TOKENS, ids=[1, 32])
     assert shapes_of(answer, "inputs") == [[-1, 32], [-1, 32]]
