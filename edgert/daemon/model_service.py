@@ -98,6 +98,8 @@ class ModelService:
             self._settle(error)
             return
         self.trial.follow(slots)
+        if self.store.fault is not None:  # the disk is full or read-only: the version before serves meanwhile
+            self._slot_writer.attempt("record the roll-back", self.store.record)
         version = slots.live
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and (version is None or loading.version.digest != version.digest):
@@ -111,8 +113,8 @@ class ModelService:
         elif loading is None:
             self._bring_up(slots, version)
 
-    def connect(self, client: socket.socket, *, shared: bool = False, probe: bool = False) -> None:
-        """Pass a client's connection to the worker that serves; `shared` asks for shared memory, `probe` is a check.
+    def connect(self, client: socket.socket, *, shared: bool = False) -> None:
+        """Pass a client's connection to the worker that serves; `shared` asks for shared memory.
 
         Raises EdgeRTError while none serves.
         """
@@ -121,8 +123,7 @@ class ModelService:
             self._demand()
             raise self._unavailable()
         try:
-            order = {"op": "connection", "shared": shared, "probe": probe}
-            channel.send(worker.channel, order, (client.fileno(),))
+            channel.send(worker.channel, {"op": "connection", "shared": shared}, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
         except OSError as error:  # it has just ended; the loop will notice
@@ -412,8 +413,6 @@ class ModelService:
         self._report("rolled_back", self.model, {"release": release, "reason": fault.message, **fields})
         self._settle(fault)
         self.sync()
-        if self.store.fault is not None:  # the disk is full or read-only: the version before serves meanwhile
-            self._slot_writer.attempt("record the roll-back", self.store.record)
 
     def _quarantine(self, version: Version, fault: EdgeRTError) -> None:
         pause_s, crashes = self._crashes.pause_s, self._crashes.in_a_row

@@ -1,14 +1,19 @@
-"""A/B slots of one model on disk: `folder/{state.json, lock, install.lock, a/, b/, stage/}`.
+"""A/B slots of one model on disk: `folder/{state.json, may-try, lock, install.lock, a/, b/, stage/}`.
 
-`state.json` alone says what is true of the slots. Each change writes a new one beside it, then fsync, rename, fsync of
-the folder, so a crash at any instant leaves the old state or the new one. A slot's folder is only written while
+`state.json` says what is true of the slots. Each change writes a new one beside it, then fsync, rename, fsync of the
+folder, so a crash at any instant leaves the old state or the new one. A slot's folder is only written while
 `state.json` does not name it.
+
+A roll-back must need no free block, and a new `state.json` does. So a version on trial counts only while the file
+`may-try` is there: if the roll-back cannot be written, that file is removed instead. It is made again by the next trial.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edgert.durable import LOCK_S_MAX, locked, make_private, replace_file, sync_folder
+from edgert.durable import LOCK_S_MAX, PRIVATE, locked, make_private, replace_file, sync_folder
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
 from edgert.versions.slots import BY_COMMAND, CUT_OFF, SLOT_NAMES, Event, SlotState, Trial, Version, step
@@ -24,13 +29,14 @@ from edgert.versions.trial_limits import TrialLimits
 
 STAGE_NAME = "stage"
 TRIAL_S_MAX = 24 * 3600.0
+NOT_WRITTEN = "it failed its trial, and the reason could not be written: the disk was full"
 
 
 class SlotStore:
     """The slots of the model whose folder is `folder`.
 
-    With `remembers`, as in the daemon, a roll-back that cannot be written takes effect in this process. `fault` says so
-    until `record` has written it, or another process has changed the slots.
+    With `remembers`, as in the daemon, a roll-back takes effect in this process even if nothing can be written. `fault`
+    says so until `record` has written it, or another process has changed the slots.
     """
 
     def __init__(self, folder: Path, clock: BootClock | None = None, *, remembers: bool = False) -> None:
@@ -46,7 +52,18 @@ class SlotStore:
         if self._unwritten is not None and self._unwritten[0] == on_disk:
             return self._unwritten[1]
         self._unwritten = self.fault = None
-        return on_disk
+        if not on_disk.on_trial or self._may_try.exists():
+            return on_disk
+        try:
+            after = step(on_disk, Event.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
+        except TransitionRefused:  # there is nothing to go back to
+            return on_disk
+        self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
+        return after
+
+    @property
+    def _may_try(self) -> Path:
+        return self.folder / "may-try"
 
     def _read(self) -> SlotState:
         path = self.folder / "state.json"
@@ -107,7 +124,9 @@ class SlotStore:
             raise ConfigInvalid(f"a trial of {trial_s:g} s; give more than 0 and at most {TRIAL_S_MAX:g} s")
         trial = self._trial(trial_s + (limits.trial_s if limits else 0.0))
         with self.locked():
-            return self.commit(step(self.read(), Event.ACTIVATE, trial=trial, limits=limits))
+            after = step(self.read(), Event.ACTIVATE, trial=trial, limits=limits)
+            self._allow_trial()
+            return self.commit(after)
 
     def mark_good(self, *, force: bool = False) -> SlotState:
         """End the trial: from now on the live version is the one to roll back to.
@@ -201,7 +220,7 @@ class SlotStore:
             unnamed = before.with_slot(before.spare_slot, None)
             if before.staged:
                 unnamed = step(before, Event.ROLLBACK)
-            if unnamed != before:
+            if unnamed != self._read():
                 self.commit(unnamed)
             target = self.slot_folder(before.spare_slot)
             shutil.rmtree(target, ignore_errors=True)
@@ -232,19 +251,41 @@ class SlotStore:
             reason = why(before)
             return None if reason is None else step(before, Event.ROLLBACK, reason=reason, now_s=time.time())
 
-        after = None
         try:
             with self.locked(wait=wait):
                 after = decide()
-                return None if after is None else self.commit(after)
+                try:
+                    return None if after is None else self.commit(after)
+                except StorageFailed as error:
+                    assert after is not None
+                    return self._commit_without_a_block(after, error)
         except StorageFailed as error:
             if not self._remembers:
                 raise
-            after = after or decide()  # the lock itself may need a block
-            if after is not None:
-                self._unwritten = self._read(), after
-                self.fault = StorageFailed(
-                    f"{self.folder.name} was rolled back, which could not be written: {error.message}; "
-                    "free some space, or replace storage that has become read-only"
-                )
-            return after
+            after = decide()  # the lock itself may need a block
+            return None if after is None else self._commit_without_a_block(after, error)
+
+    def _allow_trial(self) -> None:
+        try:
+            os.close(os.open(self._may_try, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
+        except OSError as error:
+            raise StorageFailed(f"cannot write {self._may_try}: {error.strerror}") from error
+
+    def _commit_without_a_block(self, after: SlotState, error: StorageFailed) -> SlotState:
+        """Make a roll-back last that could not be written because of `error`. Raises `error` if that fails, too."""
+        before, removed = self._read(), False
+        if before.on_trial:
+            with contextlib.suppress(OSError):  # the storage is read-only
+                self._may_try.unlink(missing_ok=True)
+                sync_folder(self.folder)
+                removed = True
+        if not (removed or self._remembers):
+            raise error
+        self._unwritten, self.fault = (before, after), self._not_written(error.message)
+        return after
+
+    def _not_written(self, why: str) -> StorageFailed:
+        return StorageFailed(
+            f"{self.folder.name} was rolled back, which could not be written: {why}; "
+            "free some space, or replace storage that has become read-only"
+        )

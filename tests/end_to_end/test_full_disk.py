@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -53,16 +55,34 @@ def mounted(kind: str, device: Device) -> bool:
 def fill(device: Device) -> Path:
     """Write until the disk is full, including the last page of the log."""
     ballast = device.state.root / "ballast"
-    for _ in range(2):  # ext4 frees the blocks of removed files with its next commit
+    written = -1
+    while written != (size := ballast.stat().st_size if ballast.exists() else 0):
+        written = size
         with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        with contextlib.suppress(OSError), ballast.open("rb") as file:
-            os.fsync(file.fileno())
+        os.sync()  # ext4 frees the blocks of removed files, and those that it reserved, with its next commit
     with contextlib.suppress(OSError), device.state.log.open("ab", buffering=0) as log:
         while log.write(b"."):
             pass
     return ballast
+
+
+@pytest.fixture
+def frees_nothing(device: Device) -> Iterator[Device]:
+    """The device with its spool on another disk, and every file open: the end of a process frees no block."""
+    device.run("stop")
+    spool = device.folder / "spool"
+    shutil.copytree(device.state.spool.parent, spool)
+    shutil.rmtree(device.state.spool.parent)
+    device.state.spool.parent.symlink_to(spool)
+    device.run("start")
+    device.run("install", os.fspath(device.bundle(release=2)))
+    with contextlib.ExitStack() as held:
+        for path in device.state.root.rglob("*"):
+            if path.is_file():
+                held.enter_context(path.open("rb"))
+        yield device
 
 
 def alive(pid: int) -> bool:
@@ -88,30 +108,55 @@ def test_an_install_is_refused_and_the_live_version_serves(device: Device) -> No
         assert client.infer("echo", ITEM, trace=True).release == 1
 
 
-def test_a_trial_that_runs_out_ends_without_a_free_block(device: Device) -> None:
-    device.run("install", os.fspath(device.bundle(release=2)))
-    device.run("activate", "echo", "--trial-s", "5")
+def test_a_trial_that_runs_out_ends_without_a_free_block(frees_nothing: Device) -> None:
+    device = frees_nothing
+    device.run("activate", "echo", "--trial-s", "20")
     ballast = fill(device)
-    wait_until(lambda: serves(device, 1), "the good version serves")
-    assert "free some space" in device.serving()["fault"]
-    os.kill(device.run("status")["daemon"]["pid"], signal.SIGKILL)  # it is started again, on a full disk
-    wait_until(lambda: serves(device, 1), "the good version serves again")
-    # The end of the first daemon may free a block: then the roll-back is written already.
-    assert device.model()["state"] in ("trial", "steady")
+    assert written_state(device) == "trial", "the disk was full in time"
+    wait_until(lambda: serves(device, 1), "the good version serves", timeout_s=60)
+    restarted_on_a_full_disk(device)
     ballast.unlink()
-    wait_until(lambda: device.model()["state"] == "steady", "the roll-back is written", pause_s=0.5)
-    assert device.model()["rolled_back"]["reason"] == "the trial was not confirmed in time"
+    wait_until(lambda: written_state(device) == "steady", "the roll-back is written", pause_s=0.5)
     assert device.serving()["fault"] is None
 
 
-def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(device: Device) -> None:
-    device.run("install", os.fspath(device.bundle(release=2)))
-    device.run("activate", "echo", "--watch-s", "600")
-    fill(device)
-    os.kill(device.serving()["pid"], signal.SIGKILL)
+def test_a_version_that_crashes_on_trial_is_rolled_back_without_a_free_block(frees_nothing: Device) -> None:
+    """A restarted daemon does not load it again, although its trial lasts for 10 minutes."""
+    device = frees_nothing
+    device.run("activate", "echo", "--trial-s", "600")
+    ballast = fill(device)
+    killed: list[int] = []
+    for _ in range(3):
+        wait_until(lambda: device.serving()["pid"] not in (None, *killed), "a worker of the version on trial serves")
+        assert serves(device, 2)
+        killed.append(device.serving()["pid"])
+        os.kill(killed[-1], signal.SIGKILL)
     wait_until(lambda: serves(device, 1), "the good version serves")
-    if device.model()["state"] == "trial":  # else a block was free after all
-        assert "could not be written" in device.serving()["fault"]
+    restarted_on_a_full_disk(device)
+    ballast.unlink()
+    wait_until(lambda: written_state(device) == "steady", "the roll-back is written", pause_s=0.5)
+    assert device.model()["rolled_back"]["release"] == 2
+
+
+def restarted_on_a_full_disk(device: Device) -> None:
+    """Kill the daemon, which is started again. Release 1 serves before and after, and nothing is written."""
+    is_rolled_back_in_memory(device)
+    daemon = device.run("status")["daemon"]["pid"]
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: device.run("status")["daemon"]["pid"] not in (None, daemon), "it is started again")
+    wait_until(lambda: device.serving()["pid"] is not None, "a version serves again")
+    assert serves(device, 1)
+    is_rolled_back_in_memory(device)
+
+
+def is_rolled_back_in_memory(device: Device) -> None:
+    assert "free some space" in device.serving()["fault"]
+    assert (written_state(device), device.model()["state"]) == ("trial", "steady")
+
+
+def written_state(device: Device) -> str:
+    """Return the state that is on the disk."""
+    return str(json.loads((device.state.models / "echo" / "state.json").read_bytes())["state"])
 
 
 def serves(device: Device, release: int) -> bool:

@@ -88,12 +88,7 @@ class Transfer:
         return delta.path
 
     def _put(self, path: Path) -> None:
-        tenths = _byte_progress(self.progress, self.request.stop)
-
-        def on_bytes(done: int, total: int) -> None:
-            self.request.on_bytes(self.daemon.device.name, done, total)
-            tenths(done, total)
-
+        on_bytes = _byte_progress(self.progress, self.request.stop)
         limit = self.request.bytes_per_s
         self.daemon.transport.put(path, self.remote, on_bytes, resumable=True, bytes_per_s=limit)
         self.sent_bytes += path.stat().st_size

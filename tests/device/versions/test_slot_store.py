@@ -13,7 +13,7 @@ import pytest
 
 from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed, TransitionRefused
 from edgert.versions.boot_clock import BootClock
-from edgert.versions.slot_store import SlotStore
+from edgert.versions.slot_store import NOT_WRITTEN, SlotStore
 from edgert.versions.slots import CUT_OFF, SlotState, State, Trial, Version
 from edgert.versions.trial_limits import FILL_S_MAX, TrialLimits
 from tests.support.devices import nothing_may_be_written
@@ -196,7 +196,8 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
         assert not store.fail_trial(TWO.digest, "it crashed")
         with pytest.raises(StorageFailed):
             store.record()
-        assert (store.read().live, SlotStore(store.folder).read().live) == (replace(ONE, good=True), TWO)
+        assert store.read().live == SlotStore(store.folder).read().live == replace(ONE, good=True)
+        assert json.loads((store.folder / "state.json").read_bytes())["state"] == "trial"
     assert store.fault is not None
     store.collect()
     assert store.slot_folder("b").exists()  # the file still names it
@@ -206,18 +207,38 @@ def test_a_roll_back_that_cannot_be_written_takes_effect_in_the_daemon(tmp_path:
     assert SlotStore(store.folder).read().state is State.STEADY
 
 
-def test_a_command_overrides_a_roll_back_that_was_not_written(tmp_path: Path) -> None:
+def test_a_roll_back_that_could_not_be_written_outlives_the_daemon(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m", remembers=True)
     with nothing_may_be_written():
         store.fail_trial(TWO.digest, "it crashed")
-    kept = SlotStore(store.folder, store.clock).mark_good()
-    store.record()
-    assert store.read() == kept
-    assert store.fault is None
+    with pytest.raises(TransitionRefused):
+        SlotStore(store.folder, store.clock).mark_good()
+    again = SlotStore(store.folder, store.clock, remembers=True)
+    again.read()
+    assert "could not be written" in str(again.fault)
+    again.record()
+    state = SlotStore(store.folder).read()
+    assert (state.state, state.live, again.fault) == (State.STEADY, replace(ONE, good=True), None)
+    assert state.rolled_back is not None
+    assert (state.rolled_back.release, state.rolled_back.reason) == (TWO.release, NOT_WRITTEN)
 
 
-def test_a_roll_back_by_a_command_is_written_or_refused(tmp_path: Path) -> None:
+def test_a_version_that_failed_may_be_tried_once_more(tmp_path: Path) -> None:
     store = on_trial(tmp_path / "m")
-    with nothing_may_be_written(), pytest.raises(StorageFailed):
+    with nothing_may_be_written():
         store.rollback()
-    assert store.read().live == TWO
+    stage(store, TWO)
+    assert store.activate(60).state is State.TRIAL
+    assert SlotStore(store.folder).read().live == TWO
+
+
+def test_a_slot_that_the_file_still_names_is_not_filled(tmp_path: Path) -> None:
+    store = on_trial(tmp_path / "m")
+    (store.folder / "stage").mkdir()
+    with nothing_may_be_written():
+        store.rollback()
+        with store.locked(), pytest.raises(StorageFailed):
+            store.put_staged(THREE)
+        assert (store.folder / "stage").exists()
+    with store.locked():
+        assert store.put_staged(THREE).spare == THREE

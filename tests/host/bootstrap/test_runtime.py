@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -85,14 +86,29 @@ class Place:
         }  # fmt: skip
         command = ["sh", "-c", start, "sh", str(self.home / "runtime.sh"), *words]
         process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+        end = os.pidfd_open(process.pid)
         try:
-            return process.wait(SCRIPT_S_MAX)
+            ended, _, _ = select.select([end], [], [], SCRIPT_S_MAX)
+            os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped yet, so there is such a session
+            assert ended, f"{words} took longer than {SCRIPT_S_MAX} s"
+            return process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            os.close(end)
 
     def trial(self, **options: str) -> int:
         return self.script("trial", "monitor", str(self.folder / "state"), "30", NEW, "echo", **options)
+
+    def edgertd(self, runtime: str) -> Path:
+        return self.home / "venvs" / runtime / "bin/edgertd"
+
+    def daemons(self, runtime: str) -> list[int]:
+        """Return the stand-ins for a daemon that run."""
+        return running(self.edgertd(runtime), "--state", str(self.folder / "state"), "daemon")
+
+    def noted(self) -> list[int]:
+        """Return the daemon's process in its pid file."""
+        path = self.folder / "state/edgertd.pid"
+        return [int(word) for word in path.read_text().split()] if path.exists() else []
 
     def in_use(self) -> str:
         return (self.home / "venv").readlink().name
@@ -194,29 +210,30 @@ def test_killed_in_the_middle_it_goes_back_where_no_service_manager_runs(
         with ThreadPoolExecutor(1) as pool:
             runtimes = Runtimes(listed, LocalTransport(listed))
             tried = pool.submit(runtimes.try_out, NEW, ("echo",), "monitor", 300.0)
-            wait_until(lambda: device.in_use() == NEW, "the new one is in use")
-            for pid in processes(b"sh", bytes(device.home / "runtime.sh"), b"trial"):
-                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: [] != device.daemons(NEW) == device.noted(), "the daemon of the new one runs")
+            (script,) = running(device.home / "runtime.sh", "trial")
+            os.kill(script, signal.SIGKILL)
             with pytest.raises(RolledBack, match="the trial was interrupted"):
                 tried.result(SCRIPT_S_MAX)
         assert device.in_use() == OLD
-        wait_until(lambda: bool(processes(b"/bin/sh", bytes(device.home / "venvs" / OLD / "bin/edgertd"))), "it runs")
+        wait_until(lambda: [] != device.daemons(OLD) == device.noted(), "the daemon of the old one runs")
+        assert device.daemons(NEW) == []
     finally:
-        for pid in processes(b""):
-            with contextlib.suppress(OSError):
-                if bytes(device.home) in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    with contextlib.suppress(ProcessLookupError):  # a shell of a step that has just ended
-                        os.kill(pid, signal.SIGKILL)
+        for runtime in (OLD, NEW):
+            device.edgertd(runtime).unlink()  # which ends the daemon
+        wait_until(lambda: not device.daemons(OLD), "it has ended")
 
 
-def processes(*words: bytes) -> list[int]:
-    """Those whose command line begins with `words`."""
-    found = []
+def running(program: Path, *words: str) -> list[int]:
+    """Return the processes of the shell that run `program WORDS`, without what they have just forked."""
+    parents: dict[int, int] = {}
+    ran = "\0".join(("sh", str(program), *words, "")).encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(b"\0".join(words)):
-                found.append(int(path.parent.name))
-    return found
+        with contextlib.suppress(OSError):  # it has just ended
+            if path.read_bytes().startswith((ran, b"/bin/" + ran)):
+                stat = path.with_name("stat").read_text()
+                parents[int(path.parent.name)] = int(stat.rpartition(")")[2].split()[1])
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 def test_the_unit_of_before_comes_back_with_its_runtime(tmp_path: Path) -> None:
