@@ -140,7 +140,7 @@ class Reporter:
     def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()
         metrics = messages.metrics_fields(report, up=up, model_version=self._model_version, host=facts)
-        hist = messages.hist_fields(report, model_version=self._model_version)
+        hist = messages.hist_fields(report, model_version=self._model_version, clock_synced=facts.get("clock_synced"))
 
         def keep(kind: str, topic: str, fields: Mapping[str, object]) -> None:
             def numbered(seq: int) -> dict[str, object]:
@@ -180,7 +180,7 @@ def append_event(
     **fields: Scalar | None,
 ) -> int:
     """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
-    values = {"event": name, "model": model, **fields}
+    values = {"event": name, "model": model, "clock_synced": host.clock_synced(), **fields}
     return spool.append(
         "event",
         topics.event,

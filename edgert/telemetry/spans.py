@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.sketch import Sketch, merged
 from edgert.tensors import StageTimes
 
-Outcome = Literal["ok", "error", "shed"]
+Outcome = Literal["ok", "error", "shed", "gone"]  # gone: the client left before its answer
 _Columns = dict[str, tuple[int, ...]]  # microseconds, by stage
 STAGES = (*(name.removesuffix("_us") for name in StageTimes._fields), "encode")
 SLO_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -52,8 +52,9 @@ class Totals:
 
     `requests` counts every outcome. Latency counters cover the requests answered `ok`;
     `within_ms[i]` counts those that took at most SLO_BOUNDS_MS[i], exactly. `executed` counts those that an engine
-    run answered. `stage_sum_us` is the time that answered requests spent in each stage, `hit_cache_sum_us` the part of
-    the cache stage that belongs to hits, `failed_sum_us` the time of the other requests until they were refused.
+    run answered, `gone` those whose client left before its answer. `stage_sum_us` is the time that answered requests
+    spent in each stage, `hit_cache_sum_us` the part of the cache stage that belongs to hits, `failed_sum_us` the time of
+    the other requests until they were refused.
     """
 
     requests: int = 0
@@ -66,10 +67,11 @@ class Totals:
     failed_sum_us: int = 0
     hit_cache_sum_us: int = 0
     stage_sum_us: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
+    gone: int = 0
 
     @property
     def answered(self) -> int:
-        return self.requests - self.errors - self.shed
+        return self.requests - self.errors - self.shed - self.gone
 
 
 @dataclass(frozen=True)
@@ -194,12 +196,17 @@ class WindowRecorder:
             self._last_report = report
             return report
 
+    def latency(self) -> Sketch:
+        """Return the latencies since the recorder started."""
+        self.fold()
+        with self._lock:
+            return merged((self._lifetime, self._window.latency))
+
     def snapshot(self, now: float | None = None) -> LiveStats:
         """Return the present figures; `cut` reports the same as without this call."""
         self.fold()
         with self._lock:
-            latency = self._lifetime.copy()
-            latency.merge(self._window.latency)
+            latency = merged((self._lifetime, self._window.latency))
             at = self._clock() if now is None else now
             totals, last = self._totals, self._last_report
             return LiveStats(
@@ -287,6 +294,7 @@ def _counted(
         requests=totals.requests + len(spans),
         errors=totals.errors + outcomes["error"],
         shed=totals.shed + outcomes["shed"],
+        gone=totals.gone + outcomes["gone"],
         cache_hits=totals.cache_hits + sum(span.cache_hit for span in spans),
         latency_sum_us=totals.latency_sum_us + sum(answered_us),
         within_ms=_within(totals.within_ms, answered_us),

@@ -77,7 +77,7 @@ def claimed(
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
         old = _read(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", _who(), "--for-s", f"{lasts_s:.0f}", *instead)
+        answer = daemon.call("claim", model, "--by", who(), "--for-s", f"{lasts_s:.0f}", *instead)
         token = str(answer["token"])
         _write(note, token)
         try:
@@ -103,7 +103,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             yield transport
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
-        by = re.sub(r"[^\x20-\x7e]", "?", _who())
+        by = re.sub(r"[^\x20-\x7e]", "?", who())
         old = _read(note)
         words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, old, "yes" if make else "no", KNOWN)
         if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
@@ -214,7 +214,8 @@ def _write(note: int, token: str) -> None:
     os.pwrite(note, token.encode(), 0)
 
 
-def _who() -> str:
+def who() -> str:
+    """Return the user and the host that this process belongs to, as other hosts name them."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name

@@ -88,7 +88,12 @@ class Transfer:
         return delta.path
 
     def _put(self, path: Path) -> None:
-        on_bytes = _byte_progress(self.progress, self.request.stop)
+        tenths = _byte_progress(self.progress, self.request.stop)
+
+        def on_bytes(done: int, total: int) -> None:
+            self.request.on_bytes(self.daemon.device.name, done, total)
+            tenths(done, total)
+
         limit = self.request.bytes_per_s
         self.daemon.transport.put(path, self.remote, on_bytes, resumable=True, bytes_per_s=limit)
         self.sent_bytes += path.stat().st_size

@@ -149,7 +149,14 @@ def test_the_buffers_of_all_connections_are_limited_together() -> None:
 @pytest.fixture
 def connections(pipeline: Pipeline) -> Iterator[Connections]:
     connections = Connections(
-        pipeline, WindowRecorder("m"), WELCOME, FRAME_BYTES_MAX, 2, reactor_cap=None, areas=AreaBudget(0)
+        pipeline,
+        WindowRecorder("m"),
+        WindowRecorder("m"),
+        WELCOME,
+        FRAME_BYTES_MAX,
+        2,
+        reactor_cap=None,
+        areas=AreaBudget(0),
     )
     yield connections
     connections.stop_reading()
