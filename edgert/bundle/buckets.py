@@ -55,6 +55,12 @@ class Buckets:
     def largest(self) -> int:
         return self.sizes[-1]
 
+    @property
+    def form(self) -> str:
+        """The axis, its sizes and what pads them, as people read them: `tokens: 32, 64, 128; pads ids with 1`."""
+        pads = [f"{one.name} with {one.value:g}" for one in self.inputs if one.value]
+        return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
+
     def size_for(self, length: int) -> int:
         """Return the smallest size that holds `length`. Raises RequestError."""
         for size in self.sizes:

@@ -207,7 +207,8 @@ def build(
     buckets = read_buckets(given["buckets"], given["pads"])
     conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]), buckets)
     if init:
-        path = write_model_file(load_source(model, conversion), force)
+        kept = {key: given[key] for key in ("inputs", "buckets", "pads")}
+        path = write_model_file(load_source(model, conversion), force, kept)
         emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
         return
     ctx = click.get_current_context()

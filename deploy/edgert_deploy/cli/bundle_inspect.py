@@ -56,6 +56,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
     yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
     yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
+    if manifest.buckets is not None:
+        yield f"buckets   {manifest.buckets.form}"
     if manifest.preprocess is not None:
         yield from _preprocess(manifest.preprocess)
     if (rule := manifest.sound or manifest.series) is not None:

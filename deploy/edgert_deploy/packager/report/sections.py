@@ -253,6 +253,8 @@ def _meaning(report: Report) -> str:
     manifest = report.manifest
     facts = [(f"Input {spec.name}", spec.form) for spec in manifest.inputs]
     facts += [(f"Output {spec.name}", spec.form) for spec in manifest.outputs]
+    if manifest.buckets is not None:
+        facts.append(("Buckets", manifest.buckets.form))
     if (before := manifest.preprocess) is not None:
         resize = before.resize
         size = "" if resize is None else f"{resize.rule} to {resize.height} x {resize.width}, "
