@@ -34,7 +34,7 @@ from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import LineSink, Result, Transport
+from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport
 
 LASTS_S = 60.0  # of a model's claim: commands on the device renew it while they run
 SPARE_S = 240.0  # of a set-up's claim, beyond its longest command: others wait so long for a host that vanished
@@ -144,9 +144,9 @@ class _Claimed:
         self._renew(timeout_s)
         return self._transport.run(argv, timeout_s, input, on_stderr)
 
-    def put(self, local: Path, remote: str, *args: Any, **options: Any) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         self._renew(QUICK_S_MAX + local.stat().st_size / SLOW_LINK_BYTES_PER_S)
-        self._transport.put(local, remote, *args, **options)
+        self._transport.put(local, remote, how)
 
     def get(self, remote: str, local: Path) -> None:
         self._renew(QUICK_S_MAX)

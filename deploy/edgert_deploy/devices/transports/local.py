@@ -20,10 +20,11 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     OUTPUT_BYTES_MAX,
-    ByteProgress,
+    PLAIN,
     LineBuffer,
     LineSink,
     Pace,
+    PutOptions,
     Result,
 )
 
@@ -54,20 +55,11 @@ class LocalTransport:
             return Result(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
-    def put(
-        self,
-        local: Path,
-        remote: str,
-        progress: ByteProgress | None = None,
-        mode: int = 0o644,
-        *,
-        resumable: bool = False,
-        bytes_per_s: float = 0.0,
-    ) -> None:
-        _copy(local, Path(remote), mode, progress, bytes_per_s)
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
+        _copy(local, Path(remote), how)
 
     def get(self, remote: str, local: Path) -> None:
-        _copy(Path(remote), local, 0o644, None)
+        _copy(Path(remote), local, PLAIN)
 
     def close(self) -> None:
         return None
@@ -110,12 +102,12 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
                 buffer.feed(data)
 
 
-def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None, bytes_per_s: float = 0.0) -> None:
+def _copy(source: Path, target: Path, how: PutOptions) -> None:
     """Copy beside the target, compare the hash of the copy with that of the source, rename."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sent = _stream(source, partial, mode, progress, Pace(bytes_per_s))
+        sent = _stream(source, partial, how)
         if _sha256(partial) != sent:
             raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         partial.replace(target)
@@ -126,18 +118,18 @@ def _copy(source: Path, target: Path, mode: int, progress: ByteProgress | None, 
             partial.unlink(missing_ok=True)
 
 
-def _stream(source: Path, partial: Path, mode: int, progress: ByteProgress | None, pace: Pace) -> str:
-    digest, done, size = hashlib.sha256(), 0, source.stat().st_size
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def _stream(source: Path, partial: Path, how: PutOptions) -> str:
+    digest, done, size, pace = hashlib.sha256(), 0, source.stat().st_size, Pace(how.bytes_per_s)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, how.mode)
     with source.open("rb") as file, os.fdopen(descriptor, "wb") as out:
-        os.fchmod(descriptor, mode)
+        os.fchmod(descriptor, how.mode)
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             out.write(chunk)
             done += len(chunk)
             pace.passed(len(chunk))
-            if progress is not None:
-                progress(done, size)
+            if how.progress is not None:
+                how.progress(done, size)
         sync_file(out)
     return digest.hexdigest()
 
