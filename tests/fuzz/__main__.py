@@ -20,7 +20,20 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "fuzz"
 CASE_S_MAX = 20  # one input; a probe of a model file may take as long
 MEMORY_MB_MAX = 1500
-NAMES = ("wire", "control", "envelope", "manifest", "delivery", "http", "mqtt", "store", "device", "onnx", "tflite")
+NAMES = (
+    "wire",
+    "control",
+    "envelope",
+    "manifest",
+    "delivery",
+    "http",
+    "mqtt",
+    "store",
+    "device",
+    "rollout",
+    "onnx",
+    "tflite",
+)
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,9 +38,11 @@ from edgert.http.oip import LENGTH_HEADER, answer, read_question
 from edgert.protocol import control
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.typed_json import Mistyped, from_json, to_json
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.cli.deploy import rollout_json, rollout_table
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
-from edgert_deploy.devices.transports import ByteProgress, LineSink, Result
+from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.otlp import request as otlp_request
 from edgert_deploy.fleet.export.prometheus import Exposition
@@ -52,7 +54,10 @@ from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.packager.sandbox import Limits as ChildLimits
 from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
-from edgert_deploy.rollout.drift import device_drifts, model_drifts
+from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.rollout_record import ABORTED, Rollout, new_record
+from edgert_deploy.rollout.rollout_store import RolloutStore
+from edgert_deploy.rollout.waves import Strategy
 from tests.support import models
 from tests.support.bundles import make_null_bundle
 from tests.support.fleet import NOW_MS, Pi
@@ -365,16 +370,7 @@ class _Answering:
     ) -> Result:
         return Result(tuple(argv), 0 if len(self._said) % 2 else 1, self._said, self._said[:100])
 
-    def put(
-        self,
-        local: Path,
-        remote: str,
-        progress: ByteProgress | None = None,
-        mode: int = 0o644,
-        *,
-        resumable: bool = False,
-        bytes_per_s: float = 0.0,
-    ) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         raise AssertionError
 
     def get(self, remote: str, local: Path) -> None:
@@ -404,6 +400,36 @@ def _device_answers() -> list[bytes]:
     refused = b'{"error": {"code": "bundle.corrupt", "exit_code": 5, "message": "changed"}}'
     # `_Answering` takes the exit code from the length.
     return [text + b" " * (len(text) % 2 != odd) for text, odd in ((good, 1), (refused, 0))]
+
+
+# --- what other hosts of a team rolled out ----------------------------------------------------
+
+
+def rollout(data: bytes) -> None:
+    """A record that git or the team's store brought: refused, or shown and continued."""
+    rollouts = RolloutStore(_folder() / "rollouts")
+    path = rollouts.path("digits-r7-1")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    for found in rollouts.all():
+        rollout_table(found)
+        rollout_table(found, every=False)
+        json.dumps(rollout_json(found))
+        wanted_of([found], found.inventory)
+        found.strategy.split(len(found.devices))
+        rollouts.write(replace(found, state=ABORTED))
+        assert rollouts.read(found.id).state == ABORTED
+
+
+def _rollouts() -> list[bytes]:
+    failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
+    strategy, limits = Strategy.parse(1, "50%,100%", "5%", 8, 60.0), TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
+    begun = Rollout(
+        "digits-r7-1", "b", "d", "digits", 7, "inventory.toml", ("a", "b"), strategy, 60.0, limits=limits, number=1
+    )
+    record, lines = new_record(begun)
+    lines += record.to(replace(begun, outcomes={"a": failed}, devices=("a",), state=ABORTED, by="ann@a"))[1]
+    return ["".join(f"{line}\n" for line in lines).encode()]
 
 
 # --- model files ------------------------------------------------------------------------------
@@ -452,6 +478,7 @@ TARGETS = {
     "mqtt": Target(mqtt, _reports),
     "store": Target(store, _reports),
     "device": Target(device_answer, _device_answers, 8192),
+    "rollout": Target(rollout, _rollouts),
     "onnx": Target(onnx, _onnx_files, 1 << 14),
     "tflite": Target(tflite, _tflite_files, 1 << 14),
 }

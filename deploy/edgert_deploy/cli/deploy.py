@@ -275,7 +275,10 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
             "by": rollout.by,
         },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
-        "devices": [rollout.outcomes.get(name, Outcome(name, HELD).as_json()) for name in rollout.devices],
+        "devices": [
+            {**Outcome(name, HELD).as_json(), **rollout.outcomes.get(name, {}), "device": name}
+            for name in rollout.devices
+        ],
     }
 
 

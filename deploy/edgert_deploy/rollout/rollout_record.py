@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from edgert.errors import EdgeRTError
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.typed_json import from_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.devices.remote import error_class
 from edgert_deploy.rollout.deployment import LIVE, REFUSED, UNCHANGED
 from edgert_deploy.rollout.waves import Strategy
 
+STARTED_AT_MAX = 1e11  # seconds since 1970
 RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
 
 
@@ -129,34 +131,75 @@ def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
 def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
     """Return the rollout after `events`. Those of a kind that a newer version knows change nothing."""
     outcomes: dict[str, dict[str, Any]] = {}
-    for event in events:
-        if "outcome" in event:
-            outcomes[str(event["device"])] = {**event["outcome"]}
-        elif "devices" in event:
-            rollout = replace(rollout, devices=tuple(map(str, event["devices"])))
-        elif "state" in event and rollout.state != ABORTED:
-            rollout = replace(rollout, state=str(event["state"]), reason=str(event["reason"]), by=str(event["by"]))
+    for value in events:
+        event = from_json(_Event, value)
+        if event.outcome is not None:
+            outcomes[event.device] = value["outcome"]
+        elif event.devices is not None:
+            rollout = replace(rollout, devices=event.devices)
+        elif event.state and rollout.state != ABORTED:
+            rollout = replace(rollout, state=event.state, reason=event.reason, by=event.by)
     return replace(rollout, outcomes=outcomes)
 
 
-_IN_EVENTS = ("state", "reason", "by", "outcomes")
-_IN_HEAD = tuple(one.name for one in fields(Rollout) if one.name not in _IN_EVENTS)
+# What other hosts wrote is not trusted: git and the store bring it.
+
+
+@dataclass(frozen=True)
+class _Head:
+    id: str
+    bundle: str
+    digest: str
+    model: str
+    release: int
+    inventory: str
+    devices: tuple[str, ...]
+    trial_s: float
+    number: int
+    started_at: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.started_at < STARTED_AT_MAX:
+            raise ConfigInvalid(f"started_at is {self.started_at}; it is seconds since 1970")
+
+
+@dataclass(frozen=True)
+class _Error:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    result: str
+    error: _Error | None = None
+    serving: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Event:
+    n: int
+    device: str = ""
+    outcome: _Outcome | None = None
+    devices: tuple[str, ...] | None = None
+    state: str = ""
+    reason: str = ""
+    by: str = ""
 
 
 def _head_as_json(rollout: Rollout) -> dict[str, Any]:
     limits = None if rollout.limits is None else vars(rollout.limits)
-    strategy = rollout.strategy.as_json()
-    value = {name: getattr(rollout, name) for name in _IN_HEAD}
-    return {**value, "devices": list(rollout.devices), "strategy": strategy, "limits": limits}
+    plain = {one.name: getattr(rollout, one.name) for one in fields(_Head)}
+    return {**plain, "devices": list(rollout.devices), "strategy": rollout.strategy.as_json(), "limits": limits}
 
 
 def _head_from_json(value: Mapping[str, Any]) -> Rollout:
     limits = value["limits"]
-    given = {name: value[name] for name in _IN_HEAD if name in value}
-    given["devices"] = tuple(map(str, value["devices"]))
-    given["strategy"] = Strategy.from_json(value["strategy"])
-    given["limits"] = None if limits is None else TrialLimits.from_json(limits)
-    return Rollout(**{**given, "number": int(value["number"]), "release": int(value["release"])})
+    strategy = Strategy.from_json(value["strategy"])
+    trial_limits = None if limits is None else TrialLimits.from_json(limits)
+    return Rollout(**vars(from_json(_Head, value)), strategy=strategy, limits=trial_limits)
 
 
 def _line(value: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ _FILES = {".gitignore": f"*{_LOCK}\n", ".gitattributes": f"*{SUFFIX} merge=union
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")
 _NUMBER = re.compile(r"-(\d{1,15})(?:-[0-9a-f]{6})?\Z")
 
+Stamp = tuple[int, int, int]
 Mark = tuple[int, int]  # of a record: how many lines, and the sum of their digests modulo 2^31
 
 
@@ -67,6 +68,7 @@ class RolloutStore:
     ) -> None:
         self.folder, self._team, self._note = folder, team, note
         self._records: dict[str, Record] = {}  # as this process wrote them
+        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # of the files as `sync` last read them
         self._late = False  # the team's store lacks lines of this process
 
     def ids(self) -> list[str]:
@@ -124,9 +126,9 @@ class RolloutStore:
             return
         theirs = {id: mark for id, mark in self._team.marks().items() if _ID.match(id)}
         for id in _newest({*theirs, *self.ids()}):
-            ours = self._lines(id)
-            if _mark(ours) == theirs.get(id):
+            if self._mark(id) == theirs.get(id):
                 continue
+            ours = self._lines(id)
             there = self._team.lines(id) if id in theirs else []
             if missing := [line for line in there if line not in set(ours) and "\n" not in line]:
                 with self._changing():
@@ -180,6 +182,11 @@ class RolloutStore:
             raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
         return self.folder / f"{id}{suffix}"
 
+    def stamp(self, id: str) -> Stamp:
+        """Return what differs after each change of the file: lines are added, and git replaces files. Raises OSError."""
+        found = self.path(id).stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     @property
     def has_team(self) -> bool:
         return self._team is not None
@@ -201,7 +208,7 @@ class RolloutStore:
             record = Record.read(lines)
             if record.rollout.id != id:
                 raise ValueError(f"it names another rollout, {record.rollout.id}")
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigInvalid) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigInvalid) as error:
             raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
         return record
 
@@ -218,6 +225,16 @@ class RolloutStore:
             return []
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+
+    def _mark(self, id: str) -> Mark:
+        """Return the mark of this host's copy of a record."""
+        if not self.path(id).exists():
+            return 0, 0
+        stamp, kept = self.stamp(id), self._marks.get(id)
+        if kept is None or kept[0] != stamp:
+            digests = [digest_of(line) for line in set(self._lines(id))]
+            kept = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
+        return kept[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
         """Write what changed, and return its lines."""
@@ -280,11 +297,6 @@ class RolloutStore:
 def digest_of(line: str) -> int:
     """Return a number of 63 bits that stands for the line."""
     return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8], "big") >> 1
-
-
-def _mark(lines: Iterable[str]) -> Mark:
-    digests = [digest_of(line) for line in set(lines)]
-    return len(digests), sum(digest % 2**31 for digest in digests)
 
 
 def _newest(ids: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,16 @@ from edgert_deploy.devices.inventory import Inventory
 from hil.sshd import SshDevice, free_port
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import stop
-from tests.support.shell import MAIN, Shell
+from tests.support.shell import MAIN, ShellHere
 
 
 class Host:
-    """`edgert` on one host: a process of its own for each command, in its clone of the project."""
+    """`edgert` on one host: with a home and a configuration of its own, in its clone of the project."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         (folder / "home").mkdir(parents=True)
-        self.shell = Shell(folder)
-        self.shell.env["XDG_CACHE_HOME"] = str(folder / "cache")
+        self.shell = ShellHere(folder, monkeypatch)
         self.shell.folder = self.project = folder / "fleet"
 
     def __call__(self, *words: object) -> tuple[int, dict[str, Any]]:
@@ -37,6 +37,19 @@ class Host:
         assert "Traceback" not in done.stderr, done.stderr
         self.said = done.stderr
         return done.returncode, json.loads(done.stdout)
+
+    @contextmanager
+    def deploying(self) -> Iterator[subprocess.Popen[str]]:
+        """A process that deploys release 1 to `here`, and has come to the installation."""
+        words = [sys.executable, "-c", MAIN, "deploy", str(self.folder / "bundles" / "echo-1.edgert"), "here"]
+        with subprocess.Popen(
+            words, cwd=self.project, env=self.shell.env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.strip() == "[here] install":
+                    break
+            yield process
 
     def git(self, *words: str) -> None:
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
@@ -58,9 +71,9 @@ class Host:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, sshd: SshDevice) -> Iterator[tuple[Host, Host]]:
+def hosts(tmp_path: Path, sshd: SshDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
     """Two hosts with a local device, `here`, and one that does not answer, `gone`. Only the first can sign."""
-    a, b = Host(tmp_path / "a"), Host(tmp_path / "b")
+    a, b = Host(tmp_path / "a", monkeypatch), Host(tmp_path / "b", monkeypatch)
     a.project.mkdir()
     assert a("init")[0] == 0
     a("device", "add", "here", "--local", str(tmp_path / "dev"))
@@ -133,12 +146,7 @@ def test_a_host_lists_resumes_and_aborts_what_another_one_began(hosts: tuple[Hos
 
 def test_a_host_asks_before_it_takes_over_what_may_still_run_elsewhere(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    words = [sys.executable, "-c", MAIN, "deploy", str(a.folder / "bundles" / "echo-1.edgert"), "here"]
-    with subprocess.Popen(words, cwd=a.project, env=a.shell.env, stderr=subprocess.PIPE, text=True) as deploying:
-        assert deploying.stderr is not None
-        for line in deploying.stderr:
-            if line.strip() == "[here] install":
-                break
+    with a.deploying() as deploying:
         deploying.send_signal(signal.SIGKILL)
     a.commit()
     b.pull(a)
@@ -159,12 +167,7 @@ def test_with_a_store_the_other_host_sees_a_rollout_at_once(hosts: tuple[Host, H
     for host in hosts:
         store = store_url.removeprefix("sqlite:///")
         (host.project / "edgert.toml").write_text(f'store = "{store}"\n')
-    words = [sys.executable, "-c", MAIN, "deploy", str(a.folder / "bundles" / "echo-1.edgert"), "here"]
-    with subprocess.Popen(words, cwd=a.project, env=a.shell.env, stderr=subprocess.PIPE, text=True) as deploying:
-        assert deploying.stderr is not None
-        for line in deploying.stderr:
-            if line.strip() == "[here] install":
-                break
+    with a.deploying() as deploying:
         deploying.send_signal(signal.SIGSTOP)
         try:
             (seen,) = b("rollout", "list")[1]["rollouts"]
@@ -174,7 +177,7 @@ def test_with_a_store_the_other_host_sees_a_rollout_at_once(hosts: tuple[Host, H
                 assert (code, "running in another process" in refused["error"]["message"]) == (4, True)
         finally:
             deploying.send_signal(signal.SIGCONT)
-        deploying.stderr.read()
+        deploying.communicate()
     assert deploying.returncode == 0
     (seen,) = b("rollout", "list")[1]["rollouts"]
     assert (seen["rollout"]["state"], seen["devices"][0]["result"]) == ("done", "live")

@@ -15,6 +15,7 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.rollouts import StoredRollouts
+from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.rollout_store import READ_MAX, RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -231,3 +232,14 @@ def test_one_host_of_a_team_works_on_a_rollout_at_a_time(tmp_path: Path, store_u
         with b.at_work(begun.id):
             assert b.read(begun.id).state == STOPPED, "what its last holder wrote is there"
             assert a.is_at_work(begun.id)
+
+
+def test_a_store_of_reports_and_one_of_rollouts_may_be_made_in_either_order(store_url: str, tmp_path: Path) -> None:
+    """Rollouts neither make the reports' tables nor bring them to another version: the recorder does."""
+    for _ in range(2):
+        with two_hosts(tmp_path, store_url, []) as (a, _b):
+            a.begin(ROLLOUT)
+        Store(store_url).close()
+    with two_hosts(tmp_path, store_url, []) as (_a, b):
+        b.sync()
+        assert len(b.all()) == 2

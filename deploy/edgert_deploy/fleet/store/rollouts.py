@@ -24,7 +24,12 @@ class StoredRollouts:
     """A TeamStore in SQLite or PostgreSQL. Raises ConfigInvalid or StoreFailed."""
 
     def __init__(self, url: str) -> None:
-        self._engine = schema.open_engine(url, writes=True)
+        """Connect, and make the table if it is missing; the tables of reports stay as they are, of any version."""
+        self._engine = schema.new_engine(url, writes=True)
+        with self._begun() as connection:
+            if not sa.inspect(connection).has_table(schema.rollout_line.name):
+                schema.lock(connection)  # two processes that create the same table would fail
+                schema.rollout_line.create(connection, checkfirst=True)
 
     def marks(self) -> dict[str, Mark]:
         table = schema.rollout_line

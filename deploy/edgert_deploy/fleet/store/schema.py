@@ -212,24 +212,9 @@ class StoreFailed(EdgeRTError):
 
 
 def open_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Connect and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed.
-
-    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
-    better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
-    """
-    parsed = _parsed(url)
-    if parsed.get_backend_name() == "sqlite":
-        if not parsed.database or parsed.database == ":memory:":
-            raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
-        if not writes and not os.path.exists(parsed.database):
-            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
-        engine = _sqlite(parsed, writes)
-    else:
-        engine = sa.create_engine(
-            parsed,
-            pool_pre_ping=True,
-            connect_args={**LINK_LIMITS, "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"},
-        )
+    """Connect to a store of reports and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed."""
+    engine = new_engine(url, writes=writes)
+    parsed = engine.url
     try:
         with engine.begin() as connection:
             if writes:
@@ -251,6 +236,23 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
             )
         )
     return engine
+
+
+def new_engine(url: str, *, writes: bool) -> sa.Engine:
+    """Return the engine of a store that exists or, where `writes`, may be made. Raises ConfigInvalid.
+
+    `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
+    better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
+        if not writes and not os.path.exists(parsed.database):
+            raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
+        return _sqlite(parsed, writes)
+    options = f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"
+    return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
 
 
 def _create_or_migrate(connection: sa.Connection) -> None:

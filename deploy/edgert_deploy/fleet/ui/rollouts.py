@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Set
-from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.rollout.rollout_record import RUNNING, Rollout
-from edgert_deploy.rollout.rollout_store import RolloutStore
+from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that failed
 CUT_OFF = "cut off"
-
-_Mark = tuple[int, int, int]
 
 
 class Rollouts:
@@ -26,7 +23,7 @@ class Rollouts:
 
     def __init__(self, store: RolloutStore) -> None:
         self._store = store
-        self._read: dict[str, tuple[_Mark, Rollout]] = {}
+        self._read: dict[str, tuple[Stamp, Rollout, dict[str, Any]]] = {}
         self.revision = 0
         self.shown: list[dict[str, Any]] = []
 
@@ -35,30 +32,27 @@ class Rollouts:
         read = {}
         for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
-                mark, kept = _mark(self._store.path(id)), self._read.get(id)
-                read[id] = kept if kept and kept[0] == mark else (mark, self._store.read(id))
+                stamp, kept = self._store.stamp(id), self._read.get(id)
+                if kept is None or kept[0] != stamp:
+                    rollout = self._store.read(id)
+                    kept = stamp, rollout, _rollout(rollout)
+                read[id] = kept
         self._read = read
-        here = [(mark, rollout) for mark, rollout in read.values() if not devices.isdisjoint(rollout.devices)]
+        here = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
         newest = sorted(here, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
-        found = [{**_rollout(rollout), "state": self._state(mark, rollout)} for mark, rollout in newest]
+        found = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
         if found != self.shown:
             self.shown = found
             self.revision += 1
 
-    def _state(self, mark: _Mark, rollout: Rollout) -> str:
+    def _state(self, stamp: Stamp, rollout: Rollout) -> str:
         """Return the state; a rollout that is marked as running and that no process works on was cut off."""
         # Without the right to lock it, only the recorded state is known.
         with contextlib.suppress(OSError, ConfigInvalid):
             over = rollout.state == RUNNING and self._store.is_at_work(rollout.id) is False
-            if over and _mark(self._store.path(rollout.id)) == mark:
+            if over and self._store.stamp(rollout.id) == stamp:
                 return CUT_OFF
         return rollout.state
-
-
-def _mark(path: Path) -> _Mark:
-    """Return a mark that changes with each write: lines are added, and git replaces files."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:
