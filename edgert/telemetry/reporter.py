@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from edgert import machine as host
 from edgert.errors import EdgeRTError
@@ -18,8 +19,11 @@ from edgert.names import checked_id
 from edgert.telemetry import messages
 from edgert.telemetry.alarms import Alarms, Readings
 from edgert.telemetry.messages import Scalar, Topics
-from edgert.telemetry.spans import WindowRecorder, WindowReport
+from edgert.telemetry.spans import WindowReport
 from edgert.telemetry.spool import Spool
+
+if TYPE_CHECKING:  # the daemon imports this module for its events, and has no NumPy
+    from edgert.telemetry.recorder import WindowRecorder
 
 WINDOW_S = 60.0
 FOLD_EVERY_S = 1.0

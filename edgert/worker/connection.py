@@ -16,7 +16,8 @@ from edgert.protocol.frame_buffer import KEEP_BYTES_MAX, FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.spans import RequestSpan
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
 
 FIRST_BUFFER_BYTES = 8192

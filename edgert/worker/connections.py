@@ -12,7 +12,7 @@ import time
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError
 from edgert.log import log
 from edgert.protocol import wire
-from edgert.telemetry.spans import WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.admission import Admission, Peer
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.connection import BufferBudget, Connection, ReactorSwitch

@@ -31,9 +31,9 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, host_facts_now
 from edgert.telemetry.sketch import merged
-from edgert.telemetry.spans import WindowRecorder
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
 from edgert.typed_json import to_json

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import Sketch
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.spans import RequestSpan
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder

@@ -11,7 +11,7 @@ import pytest
 
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
-from edgert.telemetry.spans import WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.batcher import Batcher
 from edgert.worker.cache import PredictionCache
