@@ -74,8 +74,7 @@ class RolloutProgress:
                 get_renderable=self._table,
                 refresh_per_second=DRAWN_PER_S,
                 transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
+                redirect_stdout=False,  # lines on stderr appear above the table
             )
             self._live.start()
         # The table itself tells about Ctrl-C: a line written over it would break it.
@@ -95,12 +94,8 @@ class RolloutProgress:
 
     def __call__(self, device: str, line: str) -> None:
         """Report a line about a device, or about all of them where `device` is ""."""
-        if self._each:
+        if self._each or not device:
             say(device, line)
-        elif not device and self._live is None:
-            say("", line)
-        elif not device:
-            self._console.print(Text(printable(line)), soft_wrap=True)
         else:
             row = self._row(device)
             if line in STEPS:

@@ -24,6 +24,7 @@ from tests.support.terminals import Terminal
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
 EDGERT = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 TABLE = """\
+from edgert_deploy.cli.output import say
 from edgert_deploy.cli import main
 from edgert_deploy.cli.rollout_progress import RolloutProgress
 from edgert_deploy.common.parallel import Stop
@@ -36,9 +37,11 @@ with RolloutProgress("echo release 2", 40, Stop(), "stopping", "detached") as pr
     progress("unit-1", "p99 \\x1b]52;c;AAAA\\x07 3 ms")
     progress.done(Outcome("unit-2", "live"))
     progress("", "wave 1 of 2")
+    say("", "note: the team's store does not answer")
     input()
 print("the result")
 """
+ABOVE = ["the user's own line", "wave 1 of 2", "note: the team's store does not answer"]
 
 
 def environment() -> dict[str, str]:
@@ -60,17 +63,17 @@ def a_fleet(inventory: Inventory, count: int) -> None:
 def test_a_terminal_shows_device_step_bytes_and_time_of_those_in_progress(tmp_path: Path) -> None:
     terminal = Terminal([sys.executable, "-c", TABLE], tmp_path, environment())
     lines = terminal.read_until(lambda lines: any("1 of 40 devices" in line and "38 in" in line for line in lines))
-    assert lines[:2] == ["the user's own line", "wave 1 of 2"]
-    assert lines[2].startswith("echo release 2: 1 of 40 devices, 38 in progress, ")
-    assert lines[3].split() == ["DEVICE", "STEP", "BYTES", "TIME"]
-    assert lines[4].split()[:6] == ["unit-0", "send", "1.5", "of", "4.0", "MB"]
-    assert lines[5].split()[:2] == ["unit-1", "watch"]
-    assert "p99" in lines[5]
+    assert lines[:3] == ABOVE
+    assert lines[3].startswith("echo release 2: 1 of 40 devices, 38 in progress, ")
+    assert lines[4].split() == ["DEVICE", "STEP", "BYTES", "TIME"]
+    assert lines[5].split()[:6] == ["unit-0", "send", "1.5", "of", "4.0", "MB"]
+    assert lines[6].split()[:2] == ["unit-1", "watch"]
+    assert "p99" in lines[6]
     assert "and 16 more in progress" in lines[-1], "the rest does not fit"
     terminal.type("\n")
     code, lines = terminal.end()
     assert code == 0
-    assert [line for line in lines if line] == ["the user's own line", "wave 1 of 2", "the result"]
+    assert [line for line in lines if line] == [*ABOVE, "the result"]
 
 
 def test_the_real_command_leaves_the_screen_as_it_was_and_groups_failures_by_cause(
@@ -99,7 +102,7 @@ def test_ctrl_c_is_told_in_the_table(tmp_path: Path) -> None:
     assert lines[0] == "the user's own line"
     terminal.type("\n")
     _, lines = terminal.end()
-    assert lines == ["the user's own line", "wave 1 of 2", "stopping", "the result"]
+    assert lines == [*ABOVE, "stopping", "the result"]
 
 
 def test_without_a_terminal_each_tenth_is_a_line_and_verbose_prints_every_step(
