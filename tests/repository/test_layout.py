@@ -15,7 +15,6 @@ NAMED_AFTER_NO_MODULE = {
     "tests/device/cli/test_help.py": "the help of every command",
     "tests/host/cli/test_commands.py": "the help and the exit codes of every command",
     "tests/device/client/test_c_client.py": "the C client is edgert/include/edgert.h",
-    "tests/device/http/test_perf_analyzer.py": "Triton's perf_analyzer against the HTTP endpoint",
     "tests/device/protocol/test_protocol_vectors.py": "docs/protocol-vectors.json",
     "tests/device/versions/test_crash_points.py": "every crash point of install, slots and claims: hil/crash_points.py",
     "tests/host/fleet/test_hostile.py": "hostile devices against every subscriber",
