@@ -31,7 +31,7 @@ EXTRAS = {
     "sympy": ("host",),
     "tensorflow": ("keras",),
     "tf2onnx": ("keras",),
-    "tomlkit": ("host", "fleet"),
+    "tomlkit": ("host",),
     "torch": ("torch",),
 }
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from edgert.bundle.buckets import Buckets
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 
@@ -35,8 +34,7 @@ class LocalArtifact:
     """An artifact's files on this machine, already verified.
 
     `path` is the file that the engine opens; its companions are in the same folder. `inputs` and `outputs` are the
-    model's contract, the same for every engine: the session takes and returns arrays in that order. Of a model with
-    `buckets` an engine's session takes inputs of their sizes only; `padding.load_session` gives one that takes all lengths.
+    model's contract, the same for every engine: the session takes and returns arrays in that order.
     """
 
     engine: str
@@ -44,7 +42,6 @@ class LocalArtifact:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sha256: str
-    buckets: Buckets | None = None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ class InstalledVersion:
             inputs=self.manifest.inputs,
             outputs=self.manifest.outputs,
             sha256=entry.sha256,
-            buckets=self.manifest.buckets,
         )
 
 

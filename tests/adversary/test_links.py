@@ -19,9 +19,10 @@ import pytest
 
 from edgert.bundle.signing import new_key
 from edgert.errors import StorageFailed
-from edgert_deploy.devices.device_files import DeviceFile, put
+from edgert_deploy.bootstrap.runtime import script_text
+from edgert_deploy.devices.device_files import DeviceFile, config_text, holds, put
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, open_transport
+from edgert_deploy.devices.transports import Transport, in_folder, open_transport
 from hil.sshd import running_sshd
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attack is on root")
@@ -121,7 +122,7 @@ def test_a_link_under_the_name_of_a_resumed_upload(attacked: Attacked, bundle: P
     there = attacked.state / "incoming" / bundle.name
     os.symlink(attacked.secret, there.with_name(f".{there.name}.{digest}.part"))
     with contextlib.suppress(StorageFailed):
-        attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
+        attacked.transport.put(bundle, str(there), resumable=True)
     assert attacked.unharmed()
 
 
@@ -129,7 +130,7 @@ def test_a_link_in_place_of_the_folder(attacked: Attacked, bundle: Path) -> None
     (attacked.state / "incoming").rmdir()
     os.symlink(attacked.victim, attacked.state / "incoming")
     with pytest.raises(StorageFailed, match="incoming is a link"):
-        attacked.transport.put(bundle, f"{attacked.state}/incoming/secret", PutOptions(resumable=True))
+        attacked.transport.put(bundle, f"{attacked.state}/incoming/secret", resumable=True)
     assert attacked.unharmed()
 
 
@@ -181,7 +182,7 @@ def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked)
 
 def test_what_arrives_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
     there = attacked.state / "incoming" / "deeper" / bundle.name
-    attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
+    attacked.transport.put(bundle, str(there), resumable=True)
     assert there.read_bytes() == bundle.read_bytes()
     assert (there.owner(), there.parent.owner()) == ("nobody", "nobody")
     back = bundle.with_name("back")
@@ -191,6 +192,52 @@ def test_what_arrives_belongs_to_the_owner_of_the_folder(attacked: Attacked, bun
     os.symlink(attacked.secret, secret)
     with pytest.raises(StorageFailed, match="denied"):
         attacked.transport.get(str(secret), back)
+
+
+def test_a_local_device_follows_no_link_either(attacked: Attacked, bundle: Path) -> None:
+    here = Device("here", "local", attacked.device.state, "this-machine", attacked.device.state)
+    transport, incoming = open_transport(here), attacked.state / "incoming"
+    transport.put(bundle, f"{incoming}/deeper/one")
+    there = incoming / "deeper" / "one"
+    assert (there.read_bytes(), there.owner(), there.parent.owner()) == (bundle.read_bytes(), "nobody", "nobody")
+    os.symlink(attacked.secret, incoming / "answer")
+    with pytest.raises(StorageFailed, match="denied"):
+        transport.get(f"{incoming}/answer", bundle.with_name("back"))
+    for program, words in ((_SWAP_FOLDER, (incoming, attacked.victim)), (_SWAP_PARTIALS, (incoming, attacked.secret))):
+        with attacked.attacked_by(program, *words):
+            _again_and_again(lambda: transport.put(bundle, f"{incoming}/one"))
+    assert attacked.unharmed()
+
+
+def test_what_root_reads_there_reaches_nobody(attacked: Attacked) -> None:
+    """A copy of another file of root's, as the configuration, would be readable by the daemon's user."""
+    config = attacked.state / "config.toml"
+    attacked.victim.chmod(0o755)
+    os.symlink(attacked.secret, config)
+    with pytest.raises(StorageFailed, match="cannot be read"):
+        config_text(attacked.device.state, attacked.transport)
+    assert not holds(attacked.transport, DeviceFile(str(config), SECRET.encode(), "configuration"))
+    config.unlink()
+    assert config_text(attacked.device.state, attacked.transport) == ""
+    os.mkfifo(config)
+    assert not holds(attacked.transport, DeviceFile(str(config), b"", "configuration"))
+
+
+def test_root_ends_no_process_of_another_user(attacked: Attacked) -> None:
+    """The daemon's user writes the id of such a process into the pid file."""
+    home = Path(attacked.device.home)
+    home.mkdir(parents=True)
+    (home / "runtime.sh").write_bytes(script_text())
+    stop = ["sh", str(home / "runtime.sh"), "stop", attacked.device.state]
+    with subprocess.Popen([sys.executable, "-c", "input()", "edgert"], stdin=subprocess.PIPE) as process:
+        pid_file = attacked.state / "edgertd.pid"
+        pid_file.write_text(str(process.pid))
+        subprocess.run(stop, timeout=60)
+        pid_file.unlink()
+        os.symlink("/dev/zero", pid_file)
+        subprocess.run(stop, timeout=60)
+        assert process.poll() is None
+        process.kill()
 
 
 def test_a_folder_that_everybody_can_change_is_refused(attacked: Attacked, bundle: Path) -> None:
@@ -219,14 +266,14 @@ def test_a_device_without_setpriv_uses_its_python(attacked: Attacked) -> None:
 def test_a_race_for_the_folder(attacked: Attacked, bundle: Path) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_FOLDER, incoming, attacked.victim):
-        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
+        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", resumable=True))
     assert attacked.unharmed()
 
 
 def test_a_race_for_a_partial_file(attacked: Attacked, bundle: Path) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_PARTIALS, incoming, attacked.secret):
-        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
+        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", resumable=True))
     assert attacked.unharmed()
 
 

@@ -16,6 +16,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from edgert.bundle.signing import PublicKey
@@ -25,7 +26,6 @@ from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap import wheelhouse
-from edgert_deploy.bootstrap.locked_wheels import shipped_lock
 from edgert_deploy.bootstrap.runtime import (
     TENSORRT_HINT,
     TRIAL_S,
@@ -70,7 +70,7 @@ class BootstrapOptions:
     `engines` is `all` of the profile, the `first`, or names with commas. Named engines must load; of `all`, an engine
     without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
     monitor (edgertd's own, which no reboot starts), or auto: systemd if it runs there. `settings` go into the device's
-    config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels in place of the locked ones.
+    config.toml: {"serving": {"window_s": 10.0}}.
     """
 
     keys: tuple[PublicKey, ...]
@@ -81,7 +81,6 @@ class BootstrapOptions:
     settings: dict[str, Any] = field(default_factory=dict)
     upgrade: bool = False
     trial_s: float = TRIAL_S
-    unlocked: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigInvalid for an engine that does not exist."""
@@ -107,10 +106,7 @@ class BootstrapOptions:
 
 @dataclass
 class BootstrapResult:
-    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not.
-
-    `sbom` is the file on this host with the bill of materials of the runtime that it prepared.
-    """
+    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not."""
 
     device: str
     profile: str
@@ -120,7 +116,6 @@ class BootstrapResult:
     runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
     status: DeviceStatus | None = None
-    sbom: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,8 +250,7 @@ def _plan_runtime(
     _check_no_trial(runtimes.device, there)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     wanted = options.engines_of(profile)
-    lock = None if options.unlocked else shipped_lock()
-    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly, lock=lock)
+    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly)
     loaded = runtimes.loaded_engines() if there.current and there.engines is None else ()
     plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
     if plan.action == "upgrade" and there.configured:
@@ -287,7 +281,6 @@ class _Work:
         if unit is not None:
             service.check(self.transport, self.device, unit)
         if plan.runtime is not None and plan.house is not None:
-            done.sbom = str(plan.house.sbom or "")
             self._install_runtime(plan, plan.runtime, plan.house, done)
         self._write([file for file in plan.files if file.change not in ("unit", "runtime.sh")], done)
         if unit is not None:
@@ -411,7 +404,8 @@ class _Work:
             done.changed.append(file.change)
 
     def _mark(self) -> None:
-        self.runtimes.must(["sh", "-c", ': >"$1" && sync', "sh", _marker(self.device)])
+        marker = PurePosixPath(_marker(self.device))
+        self.runtimes.must(in_folder(str(marker.parent), ["sh", "-c", ': >"$1" && sync', "sh", f"./{marker.name}"]))
 
     def _note_folders(self, plan: BootstrapPlan) -> None:
         folders = [self.device.home, self.device.state]

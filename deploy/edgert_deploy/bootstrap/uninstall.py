@@ -14,11 +14,11 @@ from importlib.resources import files
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from edgert.errors import DeviceError, EdgeRTError
-from edgert_deploy.bootstrap.runtime import QUICK_S_MAX, script_text
+from edgert.errors import DeviceError, EdgeRTError, StorageFailed
+from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
-from edgert_deploy.devices.device_files import DeviceFile, put
+from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.transports import Result, Transport
@@ -98,12 +98,9 @@ def _stop_daemon(device: Device, transport: Transport) -> None:
 def _forget_broker(device: Device, transport: Transport) -> None:
     """Remove the broker's credentials from the configuration that stays: their files are about to be removed."""
     path = f"{device.state}/config.toml"
-    present = transport.run(["cat", path], QUICK_S_MAX)
-    if not present.ok:
-        return
     try:
-        document = tomlkit.parse(present.stdout)
-    except TOMLKitError:
+        document = tomlkit.parse(config_text(device.state, transport))
+    except (TOMLKitError, StorageFailed):
         return
     table = document.get("mqtt")
     if not isinstance(table, dict) or not any(key in table for key in CREDENTIALS):

@@ -28,14 +28,8 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, source_size_bytes: int) -> str:
-    """Return the table's rows of one target, each with what else was tried in its engine."""
-    lines = []
-    for candidate in choice.packed:
-        lines.append(_row(choice.profile.name, candidate, source_size_bytes))
-        if tried := choice.tried_text(candidate.artifact.engine):
-            best = f"takes {candidate.how}; " if candidate.passed else ""
-            lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
-    return "\n".join(lines)
+    """Return the table's rows of one target."""
+    return "\n".join(_row(choice.profile.name, candidate, source_size_bytes) for candidate in choice.packed)
 
 
 def times(choices: Iterable[Choice]) -> str:
@@ -101,10 +95,7 @@ def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
     candidates = [
         {
             "artifact": c.id,
-            "recipe": c.recipe,
-            "float_layers": list(c.artifact.float_layers),
             "passed": c.passed,
-            "score": c.result.accuracy.artifact,
             "drop": c.result.accuracy.drop,
             "size_bytes": c.size_bytes,
             **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
@@ -117,7 +108,6 @@ def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
         "artifacts": artifacts,
         "left_out": [vars(one) for one in choice.left_out],
         "candidates": candidates,
-        "not_built": [vars(one) for one in choice.not_built],
     }
 
 

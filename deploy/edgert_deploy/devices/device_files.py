@@ -23,12 +23,14 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
+from edgert_deploy.devices.transports import Transport, in_folder, sha256_command
 
 QUICK_S_MAX = 60.0
 BROKER_S_MAX = 5.0
 PASSWORD_NAME = "mqtt-password"
 REACHED = "reached"
+CONFIG_BYTES_MAX = 1024**2
+_IF_PLAIN = 'test -f "$1" && test ! -L "$1" && shift && exec "$@"'
 _CONNECT = f"""\
 import socket, sys
 try:
@@ -99,7 +101,7 @@ def wanted_files(
         wanted += secrets
     for name, value in settings.items():
         ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
-    present = _text_there(f"{state}/config.toml", transport)
+    present = config_text(state, transport)
     if broker is not None:
         present = _without_old_login(present, broker, f"{state}/{PASSWORD_NAME}")
     text = merged_config(present, ours)
@@ -109,12 +111,21 @@ def wanted_files(
 
 
 def config_there(device: Device, transport: Transport) -> DeviceConfig:
-    return parse_config(_text_there(f"{device.state}/config.toml", transport), f"{device.state}/config.toml")
+    return parse_config(config_text(device.state, transport), f"{device.state}/config.toml")
 
 
-def _text_there(path: str, transport: Transport) -> str:
-    present = transport.run(["cat", path], QUICK_S_MAX)
-    return present.stdout if present.ok else ""
+def config_text(state: str, transport: Transport) -> str:
+    """Return the device's config.toml, "" if there is none. Raises StorageFailed if it cannot be read.
+
+    Root reads it as the owner of STATE, who could have made it a link to a file of root's.
+    """
+    words = ["sh", "-c", 'test ! -e "$1" || exec head -c "$2" "$1"', "sh", "./config.toml", str(CONFIG_BYTES_MAX)]
+    found = transport.run(in_folder(state, words), QUICK_S_MAX)
+    if found.ok:
+        return found.stdout
+    if not transport.run(["test", "-d", state], QUICK_S_MAX).ok:
+        return ""
+    raise StorageFailed(f"{state}/config.toml cannot be read: {found.complaint()}")
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -218,8 +229,9 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
 
 
 def holds(transport: Transport, file: DeviceFile) -> bool:
-    """Return whether the device has the file with this content."""
-    there = transport.run(sha256_command(file.path), QUICK_S_MAX)
+    """Return whether the device has the file with this content, and no link in its place."""
+    words = ["sh", "-c", _IF_PLAIN, "sh", file.path, *sha256_command(file.path)]
+    there = transport.run(words, QUICK_S_MAX)
     return there.ok and there.stdout.strip() == _sha256(file.data)
 
 
@@ -237,7 +249,7 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     with tempfile.NamedTemporaryFile() as copy:  # only its owner can read it
         copy.write(file.data)
         copy.flush()
-        transport.put(Path(copy.name), str(arrives), PutOptions(mode=file.mode))
+        transport.put(Path(copy.name), str(arrives), mode=file.mode)
     if arrives != target:
         moved = transport.run(in_folder(keys, ["mv", "-fT", f"./{arrives.name}", f"../{target.name}"]), QUICK_S_MAX)
         if not moved.ok:

@@ -44,7 +44,7 @@ if test -d /run/systemd/system; then
   systemctl cat edgertd.service 2>/dev/null | grep -qF -- "$5" && journal --unit=edgertd.service "$lines"
 fi
 log=$state/edgertd.log
-test -r "$log" || { echo "there is no journal of edgertd, and no $log" >&2; exit 66; }
+test -f "$log" && test ! -L "$log" && test -r "$log" || { echo "there is no journal of edgertd, and no $log" >&2; exit 66; }
 if test -n "$from"; then
   stamp=$(date -u -d "@$from" +%Y-%m-%dT%H:%M:%SZ)
   awk -v from="$stamp" '$1 ~ /^[0-9]+-[0-9]+-[0-9]+T/ && $1 >= from {on = 1} on' "$log" | tail -n "$lines"

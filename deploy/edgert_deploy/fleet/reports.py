@@ -35,10 +35,6 @@ class EventMessage:
     alarm: str
     fields: dict[str, Scalar]
 
-    @property
-    def clock_synced(self) -> bool:
-        return messages.is_synced(self.fields)
-
 
 Report = HistMessage | MetricsMessage | EventMessage
 

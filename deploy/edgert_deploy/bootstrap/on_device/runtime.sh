@@ -136,8 +136,14 @@ stop_daemon() { # without a runtime: on the signal the daemon ends in order, and
 
 alive() { grep -qa . "/proc/$1/cmdline" 2>/dev/null; } # the file of a process that was not reaped is empty
 
+owner() { ls -ldn "$1" 2>/dev/null | awk '{print $3}'; }
+
 daemon_pid() { # prints the daemon's process id if its command line contains $1
-  pid=$(cat "$state/edgertd.pid" 2>/dev/null) && test -n "$pid" && grep -qaF "$1" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
+  # The file belongs to the daemon's user, who could lay a link, or write the id of another user's process.
+  test -f "$state/edgertd.pid" && test ! -L "$state/edgertd.pid" || return 1
+  pid=$(dd if="$state/edgertd.pid" bs=20 count=1 2>/dev/null | tr -dc 0-9)
+  test -n "$pid" && test "$(owner "/proc/$pid")" = "$(owner "$state")" || return 1
+  grep -qaF "$1" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
 }
 
 prove() { # returns 0 if every model answers correctly, 1 if not yet, 2 if it never will

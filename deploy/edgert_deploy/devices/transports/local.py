@@ -7,11 +7,12 @@ import hashlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from edgert.durable import sync_file
@@ -20,19 +21,25 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     OUTPUT_BYTES_MAX,
-    PLAIN,
+    ByteProgress,
     LineBuffer,
     LineSink,
     Pace,
-    PutOptions,
     Result,
+    in_folder,
+    sha256_command,
 )
 
 _CHUNK_BYTES = 1024**2
+_ERROR_BYTES_MAX = 2000
+_RECEIVE = 'umask 077; : >"$1" && chmod "$2" "$1" && exec dd of="$1" bs=65536 conv=notrunc,fsync status=none'
 
 
 class LocalTransport:
-    """Runs commands as the calling user, each in a session of its own, so that a time-out ends all its processes."""
+    """Runs commands as the calling user, each in a session of its own, so that a time-out ends all its processes.
+
+    Root copies files as the owner of the folder, and follows no link there that another user could have made.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -55,11 +62,26 @@ class LocalTransport:
             return Result(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
-    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
-        _copy(local, Path(remote), how)
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        progress: ByteProgress | None = None,
+        mode: int = 0o644,
+        *,
+        resumable: bool = False,
+        bytes_per_s: float = 0.0,
+    ) -> None:
+        try:
+            _send(local, PurePosixPath(remote), mode, progress, Pace(bytes_per_s))
+        except OSError as error:
+            raise StorageFailed(f"cannot copy {local} to {remote}: {error.strerror or error}") from error
 
     def get(self, remote: str, local: Path) -> None:
-        _copy(Path(remote), local, PLAIN)
+        try:
+            _fetch(PurePosixPath(remote), local)
+        except OSError as error:
+            raise StorageFailed(f"cannot copy {remote} to {local}: {error.strerror or error}") from error
 
     def close(self) -> None:
         return None
@@ -102,36 +124,89 @@ def _drain(stream: IO[bytes], buffer: LineBuffer) -> None:
                 buffer.feed(data)
 
 
-def _copy(source: Path, target: Path, how: PutOptions) -> None:
+class _Process:
+    """A command in a folder, as `in_folder` runs it, whose input or output is a file of this host."""
+
+    def __init__(self, folder: str, argv: Sequence[str], *, make: bool = False) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        self._process = subprocess.Popen(
+            in_folder(folder, argv, make=make),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+            umask=0o022,
+        )
+
+    def write(self, data: bytes) -> bool:
+        """Write to its input; return False if it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(data)
+            return True
+        return False
+
+    def read(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.read(_CHUNK_BYTES)
+
+    def end(self, doing: str) -> str:
+        """Close its input and return its output. Raises StorageFailed if it failed."""
+        with self._errors:
+            out, _ = self._process.communicate()
+            self._errors.seek(0)
+            said = self._errors.read(_ERROR_BYTES_MAX).decode(errors="replace").strip()
+        if self._process.returncode:
+            raise StorageFailed(f"cannot {doing}: {said or f'exit code {self._process.returncode}'}")
+        return out.decode(errors="replace").strip()
+
+
+def _send(source: Path, target: PurePosixPath, mode: int, progress: ByteProgress | None, pace: Pace) -> None:
     """Copy beside the target, compare the hash of the copy with that of the source, rename."""
+    folder, partial, doing = (
+        str(target.parent),
+        f"./.{target.name}.{uuid.uuid4().hex}.part",
+        f"copy {source} to {target}",
+    )
+    digest, done, size = hashlib.sha256(), 0, source.stat().st_size
+    try:
+        receiver = _Process(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{mode:o}"], make=True)
+        with source.open("rb") as file:
+            while (chunk := file.read(_CHUNK_BYTES)) and receiver.write(chunk):
+                digest.update(chunk)
+                done += len(chunk)
+                pace.passed(len(chunk))
+                if progress is not None:
+                    progress(done, size)
+        receiver.end(doing)
+        if _Process(folder, sha256_command(partial)).end(doing) != digest.hexdigest():
+            raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
+        _Process(folder, ["mv", "-fT", partial, f"./{target.name}"]).end(doing)
+    except BaseException:
+        with contextlib.suppress(StorageFailed):
+            _Process(folder, ["rm", "-f", partial]).end("remove what arrived")
+        raise
+
+
+def _fetch(source: PurePosixPath, target: Path) -> None:
+    """Copy beside the target, compare the hash of the copy with that of what was read, rename."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    digest = hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sent = _stream(source, partial, how)
-        if _sha256(partial) != sent:
+        sender = _Process(str(source.parent), ["cat", f"./{source.name}"])
+        with partial.open("xb") as file:
+            while chunk := sender.read():
+                digest.update(chunk)
+                file.write(chunk)
+            sync_file(file)
+        sender.end(f"copy {source} to {target}")
+        if _sha256(partial) != digest.hexdigest():
             raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")
         partial.replace(target)
-    except OSError as error:
-        raise StorageFailed(f"cannot copy {source} to {target}: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-
-
-def _stream(source: Path, partial: Path, how: PutOptions) -> str:
-    digest, done, size, pace = hashlib.sha256(), 0, source.stat().st_size, Pace(how.bytes_per_s)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, how.mode)
-    with source.open("rb") as file, os.fdopen(descriptor, "wb") as out:
-        os.fchmod(descriptor, how.mode)
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            out.write(chunk)
-            done += len(chunk)
-            pace.passed(len(chunk))
-            if how.progress is not None:
-                how.progress(done, size)
-        sync_file(out)
-    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:
