@@ -4,6 +4,8 @@
 # make docs    the documentation site, in build/site; without network
 # make hil     the whole path on a device of yours, or on a virtual one
 # make hil-brokers  telemetry through three RabbitMQ nodes that are killed one after another
+# make fuzz    each reader of what others send, a minute each; FUZZ_S=600 for ten
+# make lock    renew the locked requirements; make audit looks for known vulnerabilities in them
 # make setup   .venv with everything for development, tests and benchmarks (1.6 GB); the others call it
 
 SHELL := /bin/bash
@@ -18,20 +20,25 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= 2
 TESTS := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format servers emulators clean
+.PHONY: setup demo test docs zoo hil hil-arm64 hil-power hil-brokers check format fuzz lock audit servers emulators clean
 
 # One environment: `make demo` installs 0.9 GB of it, the first other target the rest (1.6 GB in all).
 setup: $(VENV)/installed
 
 $(VENV)/installed: EXTRAS := dev
+$(VENV)/installed: LOCK := requirements/dev.txt
 $(VENV)/installed-for-demo: EXTRAS := host,demo
+$(VENV)/installed-for-demo: LOCK := requirements/demo.txt
+$(VENV)/installed: requirements/dev.txt
+$(VENV)/installed-for-demo: requirements/demo.txt
 $(VENV)/installed $(VENV)/installed-for-demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 to 3.13 found; install one: sudo apt-get install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install what is missing: sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@echo "installing edgert[$(EXTRAS)] into $(VENV) (a minute or two)" >&2
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=23.1'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK) || { \
+		echo "error: $(LOCK) pins versions and hashes; if your index lacks one of them, install without: $(BIN)/python -m pip install -e '.[$(EXTRAS)]' && touch $@" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/installed-for-demo
 
 # DEVICE=ssh: over a real sshd on loopback and a real mosquitto, if they are installed.
@@ -61,6 +68,27 @@ check: setup servers
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# FUZZ_S: seconds for each target; TARGETS="wire http": only these. Needs Python 3.11 or newer on x86-64.
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(or $(FUZZ_S),60)
+
+# The newest versions that pyproject.toml allows, for Python 3.10 to 3.13 on x86-64 and aarch64; needs PyPI. The wheels of
+# a device are among those that the tests run with.
+COMPILE := pip compile --quiet --upgrade --universal --generate-hashes --no-header --python-version 3.10 pyproject.toml
+WHEELS := deploy/edgert_deploy/bootstrap/locked_wheels.txt
+lock: setup
+	$(BIN)/uv $(COMPILE) --extra dev --output-file requirements/dev.txt
+	$(BIN)/uv $(COMPILE) --extra host --extra demo --constraint requirements/dev.txt --output-file requirements/demo.txt
+	echo pip | $(BIN)/uv $(COMPILE) - $(addprefix --extra ,tflite openvino onnxruntime tensorrt http) \
+		--constraint requirements/dev.txt --output-file $(WHEELS)
+
+# Asks PyPI's database of vulnerabilities.
+audit: setup
+	@for lock in requirements/dev.txt $(WHEELS); do \
+		echo "$$lock"; $(BIN)/python -m pip_audit --strict --require-hashes --disable-pip --progress-spinner off -r $$lock || { \
+		echo "error: $$lock has known vulnerabilities, or the database on pypi.org does not answer" >&2; exit 1; }; \
+	done
 
 # Packages for emulated machines; the two targets below need them, and root.
 emulators:
@@ -111,6 +139,7 @@ servers:
 	PATH="$$PATH:/usr/sbin" command -v sshd >/dev/null || missing="$$missing openssh-server"; \
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing="$$missing postgresql"; \
 	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
+	test "$$(uname -m)" != x86_64 || PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q libb64 || missing="$$missing libb64-0d"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	for b in chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \

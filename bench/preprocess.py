@@ -1,12 +1,13 @@
 """The time of pre- and postprocessing beside the usual ways: `python -m bench.preprocess [--json]`.
 
 All ways take turns and a figure is the median, so that noise affects all. OpenCV and simplejpeg are shown if they are
-installed. `difference` is the mean distance of the values from plain Pillow's, in the 256 steps of a pixel.
+installed, librosa and SciPy as well. `difference` is the mean distance of the values from plain Pillow's, in the 256 steps of a pixel.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import statistics
@@ -19,10 +20,14 @@ from numpy.typing import NDArray
 
 from bench.common import emit
 from edgert.bundle.rules import Detect, Preprocess, Resize
+from edgert.bundle.signal_rules import Series, Sound
 from edgert.processing.classify import best_classes, softmax, top_k
 from edgert.processing.detect import detections
 from edgert.processing.placement import Placement
 from edgert.processing.preprocess import Preprocessor
+from edgert.processing.resample import resample
+from edgert.processing.series_features import SeriesFeatures
+from edgert.processing.sound_features import SoundFeatures
 from edgert.tensors import TensorSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,6 +50,9 @@ def main() -> None:
         ("normalise 640x640", _normalise(640)),
         ("best of 1000 classes", _classes()),
         ("boxes of [84, 8400], 60 candidates", _boxes()),
+        ("log-mel of 1 s at 16 kHz, 40 bands", _log_mel()),
+        ("44.1 to 16 kHz, 1 s", _resampling()),
+        ("statistics and 8 bands of [1024, 3]", _series()),
     ):
         rows += _measured(what, ways, options.rounds)
     emit(rows, COLUMNS, options.json)
@@ -70,6 +78,52 @@ def _measured(what: str, ways: dict[str, Way], rounds: int) -> list[dict[str, An
         }
         for name, median in medians.items()
     ]
+
+
+def _log_mel() -> dict[str, Way]:
+    samples = np.random.default_rng(0).normal(0, 0.1, (1, 16000)).astype(np.float32)
+    ours = SoundFeatures(Sound("x", 16000, 16000))
+    ways: dict[str, Way] = {"edgert": lambda: ours(samples)}
+    with contextlib.suppress(ImportError):
+        librosa = importlib.import_module("librosa")
+
+        def theirs() -> Any:
+            mel = librosa.feature.melspectrogram(
+                y=samples[0], sr=16000, n_fft=512, hop_length=160, n_mels=40, pad_mode="constant"
+            )
+            return librosa.power_to_db(mel)
+
+        ways["librosa"] = theirs
+    return ways
+
+
+def _resampling() -> dict[str, Way]:
+    samples = np.random.default_rng(0).normal(0, 0.1, 44100).astype(np.float32)
+    ways: dict[str, Way] = {"edgert": lambda: resample(samples, 44100, 16000)}
+    with contextlib.suppress(ImportError):
+        signal = importlib.import_module("scipy.signal")
+        ways["scipy.signal.resample_poly"] = lambda: signal.resample_poly(samples, 160, 441)
+    return ways
+
+
+def _series() -> dict[str, Way]:
+    values = np.random.default_rng(0).normal(0, 1, (1, 1024, 3)).astype(np.float32)
+    bands = tuple((float(low), float(low + 200)) for low in range(0, 1600, 200))
+    ours = SeriesFeatures(Series("x", 3, 1024, features=("statistics", "bands"), rate_hz=3200.0, bands=bands))
+    ways: dict[str, Way] = {"edgert": lambda: ours(values)}
+    with contextlib.suppress(ImportError):
+        signal, stats = importlib.import_module("scipy.signal"), importlib.import_module("scipy.stats")
+
+        def theirs() -> Any:
+            x = values[0].T
+            hz, power = signal.periodogram(x, 3200.0, "hann", axis=1)
+            in_bands = [power[:, (hz >= low) & (hz < high)].sum(axis=1) * hz[1] for low, high in bands]
+            rms, top = np.sqrt((x**2).mean(axis=1)), np.abs(x).max(axis=1)
+            shape = [x.mean(axis=1), x.std(axis=1), rms, x.min(axis=1), x.max(axis=1), np.ptp(x, axis=1), top / rms]
+            return [*shape, stats.skew(x, axis=1), stats.kurtosis(x, axis=1), *in_bands]
+
+        ways["SciPy"] = theirs
+    return ways
 
 
 def _difference(got: Any, reference: Any) -> float | str:

@@ -21,7 +21,7 @@ from edgert.engines.onnxruntime import sdk
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import sqnr_db
-from edgert_deploy.packager.accuracy.sensitivity import SAMPLES, Sensitivity
+from edgert_deploy.packager.accuracy.sensitivity import SAMPLES_MAX, Sensitivity
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared, quantize
@@ -81,7 +81,7 @@ def _alone(source: SourceModel, calibration: CalibrationSet, layers: Sequence[La
 
 def _all_but_one(source: SourceModel, calibration: CalibrationSet, layers: Sequence[Layer]) -> dict[str, float]:
     recipe = builder_for("onnxruntime").recipe(source, load_profile("this-machine"))
-    few = CalibrationSet({name: array[:SAMPLES] for name, array in calibration.inputs.items()}, None)
+    few = CalibrationSet({name: array[:SAMPLES_MAX] for name, array in calibration.inputs.items()}, None)
     reference = reference_outputs(source, few)
 
     def left(layer: Layer) -> float:

@@ -16,20 +16,14 @@ import hashlib
 import os
 import platform
 import stat
-import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from edgert.durable import make_private, only_owner_writes
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, checked_id
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edgert.toml_file import from_table, parse_toml
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # of the system's service
 OBJECTIVES = ("latency", "throughput")
@@ -343,21 +337,18 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 def parse_config(text: str, where: str) -> DeviceConfig:
     """Parse a configuration; `where` names it in errors. Raises ConfigInvalid."""
-    try:
-        value = tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigInvalid(f"{where} is not TOML: {error}") from error
-    serving = _section(ServingConfig, value.pop("serving", {}), f"[serving] in {where}")
+    value = parse_toml(text, where)
+    serving = from_table(ServingConfig, value.pop("serving", {}), f"[serving] in {where}")
     _check_ranges(serving, f"[serving] in {where}")
-    mqtt = _section(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
-    http = _section(HttpConfig, value.pop("http", {}), f"[http] in {where}")
-    alarms = _section(AlarmConfig, value.pop("alarms", {}), f"[alarms] in {where}")
+    mqtt = from_table(MqttConfig, value.pop("mqtt", {}), f"[mqtt] in {where}")
+    http = from_table(HttpConfig, value.pop("http", {}), f"[http] in {where}")
+    alarms = from_table(AlarmConfig, value.pop("alarms", {}), f"[alarms] in {where}")
     tables = value.pop("models", {})
     if not isinstance(tables, dict):
         raise ConfigInvalid(f"{where}: models must be tables, [models.NAME], got {tables!r}")
-    models = {name: _section(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
+    models = {name: from_table(ModelConfig, table, f"[models.{name}] in {where}") for name, table in tables.items()}
     tables = {"serving": serving, "mqtt": mqtt, "http": http, "alarms": alarms, "models": models}
-    config = _section(DeviceConfig, {**value, **tables}, where)
+    config = from_table(DeviceConfig, {**value, **tables}, where)
     for what in ("device", "site"):
         try:
             checked_id(what, getattr(config, what))
@@ -387,33 +378,3 @@ def _check_ranges(serving: ServingConfig, where: str) -> None:
         value = getattr(serving, name)
         if not least <= value <= most:
             raise ConfigInvalid(f"{where}: {name} is {value}; give {least:g} to {most:g}")
-
-
-T = TypeVar("T")
-
-
-def _section(cls: type[T], value: dict[str, Any], where: str) -> T:
-    """Return an instance of the dataclass `cls` from a TOML table, each value checked for its field's type."""
-    if not isinstance(value, dict):
-        raise ConfigInvalid(f"{where} must be a table, got {value!r}")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller gives a dataclass
-    for key, given in value.items():
-        if key not in known:
-            raise ConfigInvalid(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
-        wanted = str(known[key].type)
-        if not _is_a(given, wanted):
-            raise ConfigInvalid(f"{where}: {key} must be a {wanted}, got {given!r}")
-    try:
-        return cls(**{key: tuple(given) if isinstance(given, list) else given for key, given in value.items()})
-    except TypeError as error:
-        raise ConfigInvalid(f"{where}: {error}") from error
-
-
-def _is_a(value: Any, wanted: str) -> bool:
-    if wanted == "bool":
-        return isinstance(value, bool)
-    if wanted in ("int", "float"):
-        return isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
-    if wanted == "tuple[int, ...]":
-        return isinstance(value, list) and all(_is_a(entry, "int") for entry in value)
-    return isinstance(value, str) if wanted == "str" else True

@@ -31,7 +31,7 @@ EXTRAS = {
     "sympy": ("host",),
     "tensorflow": ("keras",),
     "tf2onnx": ("keras",),
-    "tomlkit": ("host",),
+    "tomlkit": ("host", "fleet"),
     "torch": ("torch",),
 }
 

@@ -56,8 +56,9 @@ class TensorSpec:
 
     @property
     def form(self) -> str:
-        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`."""
-        return f"{self.datatype} [{', '.join('N' if n == -1 else str(n) for n in self.shape)}]"
+        """The datatype and shape as people read them: `FP32 [N, 3, 224, 224]`, and `any` for another open axis."""
+        lengths = (str(n) if n != -1 else "any" if axis else "N" for axis, n in enumerate(self.shape))
+        return f"{self.datatype} [{', '.join(lengths)}]"
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -135,6 +135,7 @@ class Container(HasKeys):
         """Make the overlay, the keys and the network link. Raises ConfigInvalid."""
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.folder / name).chmod(0o755)  # it becomes the device's `/`, which all its users must enter
         self._mount()
         new_keys(self.keys)
         rootfs.personalise(self.root, self.name, self.folder)

@@ -24,7 +24,7 @@ from edgert.config import read_config
 from edgert.versions.boot_clock import BOOT_ID_VARIABLE
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
-from edgert_deploy.devices.transports import open_transport
+from edgert_deploy.devices.transports import PutOptions, open_transport
 from hil import containers, images, machines, mounted
 from hil.containers import running_container
 from hil.disk import LossyDisk
@@ -226,7 +226,7 @@ def _bootstrapped(folder: Path) -> tuple[Path, Path]:
         transport = open_transport(host.device(NAME))
         transport.put(ROOT / "hil/on_device/slots_agent.py", f"{AGENT}/slots_agent.py")
         transport.put(ROOT / "tests/support/bundles.py", f"{AGENT}/tests/support/bundles.py")
-        transport.put(host.folder / "keys/default.key.pem", f"{AGENT}/key.pem", mode=0o600)
+        transport.put(host.folder / "keys/default.key.pem", f"{AGENT}/key.pem", PutOptions(mode=0o600))
         transport.close()
         unit = container.root / "etc/systemd/system/slots-agent.service"
         unit.write_text(_AGENT_UNIT)

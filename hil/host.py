@@ -37,7 +37,7 @@ class Host:
             text=True,
             timeout=COMMAND_S_MAX,
             cwd=self.tree,
-            env=self._environment,
+            env=self.environment,
         )
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return dict(json.loads(done.stdout))
@@ -50,11 +50,11 @@ class Host:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.tree,
-            env={**self._environment, "PYTHONUNBUFFERED": "1"},
+            env={**self.environment, "PYTHONUNBUFFERED": "1"},
         )
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         paths = [str(self.tree), str(self.tree / "deploy"), os.environ.get("PYTHONPATH", "")]
         return {**os.environ, "EDGERT_CONFIG_DIR": str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -185,7 +185,7 @@ def test_ctrl_c_ends_a_pause_between_waves_and_the_rollout_can_resume(fleet: Fle
 def test_a_rollout_resumes_after_its_host_was_killed_during_a_wave(fleet: Fleet) -> None:
     """The host is killed while the first devices of a wave are on trial; `resume` completes the rollout."""
     before = fleet.states()
-    words = ("--canary", 1, "--wave", "50%,100%", "--trial", f"{TRIAL_S}s")
+    words = ("--canary", 1, "--wave", "50%,100%", "--trial", f"{TRIAL_S}s", "--verbose")
     host = fleet.host.started("deploy", fleet.bundle(6), "all", *words)
     read_until(host, "wave 2 of 3")
     read_until(host, "check")
@@ -207,7 +207,7 @@ def test_a_power_cut_of_half_the_fleet_during_a_rollout_leaves_complete_versions
     serving = {release for _, release in fleet.states().values()}
     cut = [fleet.containers[f"unit-{n}"] for n in range(0, DEVICES, 2)]
     bundle = fleet.bundle(7, padding_bytes=2_000_000)
-    host = fleet.host.started("deploy", bundle, "all", "--trial", f"{TRIAL_S}s")
+    host = fleet.host.started("deploy", bundle, "all", "--trial", f"{TRIAL_S}s", "--verbose")
     read_until(host, "activate")
     with ThreadPoolExecutor(DEVICES) as pool:
         list(pool.map(Container.cycle, cut))

@@ -5,8 +5,12 @@ our artifact, and of the best vendor recipe, on the same held-out data; how much
 than the same engine's FP32. Artifacts run in the vendor's runtime, without our code. TensorRT's graph is judged in
 ONNX Runtime and not timed: no GPU is needed.
 
-    python -m bench.zoo                                         # a table; about an hour
-    python -m bench.zoo --models nudenet,magika --engines openvino --json
+Each row is appended to a file (`--results`) as soon as it is known. A later run takes the rows from there and makes the
+missing ones. `--again` makes those that are asked for anew, and keeps the vendors' figures, which our code does not
+change.
+
+    python -m bench.zoo                                         # a table; about two hours
+    python -m bench.zoo --models nudenet,magika --engines openvino --again --json
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from bench.common import emit
 from bench.zoo import models
 from bench.zoo.models import ZooModel
+from bench.zoo.packages import folder as zoo_folder
 from bench.zoo.runners import RUNS, Run, Sample, answers, samples_of, times_ms
 from bench.zoo.vendors import RECIPES
 from edgert.bundle.bundle_file import open_bundle
@@ -46,6 +52,7 @@ COLUMNS = (
     "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
     "smaller", "int8_share", "build_s",
 )  # fmt: skip
+REASON_LETTERS_MAX = 600
 RUN_SAMPLES_MAX = 300  # for the vendors' calibration
 CLI = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
 
@@ -60,6 +67,28 @@ class Built:
     int8_share: float | None = None
     refused: str | None = None
     build_s: float = 0.0
+    tried: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The rows so far, one line of JSON each in `path`: the last of a cell counts."""
+
+    path: Path
+
+    def row(self, model: str, engine: str) -> dict[str, Any] | None:
+        return self._rows().get((model, engine))
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), file=sys.stderr, flush=True)
+
+    def _rows(self) -> dict[tuple[str, str], dict[str, Any]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        rows = [json.loads(line) for line in lines]
+        return {(row["model"], row["engine"]): row for row in rows}
 
 
 def main() -> None:
@@ -67,19 +96,24 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(models.names()), help=f"of {', '.join(models.names())}")
     parser.add_argument("--engines", default=",".join(PROFILES), help=f"of {', '.join(PROFILES)}")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    parser.add_argument("--results", type=Path, default=zoo_folder() / "results.jsonl", help="the rows so far")
+    parser.add_argument("--again", action="store_true", help="make rows anew, all but the vendors' figures")
     parser.add_argument("--no-vendors", action="store_true", help="our own artifacts only")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a model's artifacts are timed")
     parser.add_argument("--precision", default="auto", help="given to edgert build")
     options = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="edgert-zoo-") as folder:
-        for name in options.models.split(","):
-            if name not in models.names():
-                sys.exit(f"error: no model {name!r}; known: {', '.join(models.names())}")
-            model = models.make(name)
-            for row in rows_of(model, options, Path(folder) / name):
-                print(json.dumps(row), file=sys.stderr, flush=True)
-                rows.append(row)
+    names, engines = options.models.split(","), options.engines.split(",")
+    if unknown := [name for name in names if name not in models.names()]:
+        sys.exit(f"error: no model {', '.join(unknown)}; known: {', '.join(models.names())}")
+    results = Results(options.results)
+    cells = [(name, engine) for name in names for engine in models.engines_of(name) if engine in engines]
+    missing = [cell for cell in cells if options.again or results.row(*cell) is None]
+    for name in dict.fromkeys(name for name, _ in missing):
+        with tempfile.TemporaryDirectory(prefix="edgert-zoo-") as folder:
+            subject = Subject(models.make(name), options, Path(folder))
+            for engine in (engine for model, engine in missing if model == name):
+                results.add(subject.row(engine, results.row(name, engine)))
+    rows = [row for cell in cells if (row := results.row(*cell)) is not None]
     if not options.json:  # a tenth is too coarse for these
         rows = [
             {key: f"{value:g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
@@ -87,39 +121,45 @@ def main() -> None:
     emit(rows, COLUMNS, options.json)
 
 
-def rows_of(model: ZooModel, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of one model, an engine each."""
-    source = RUNS["tflite" if model.path.suffix == ".tflite" else "onnxruntime"](model.path)
-    ranks = _ranks(model)
-    calibration, holdout = samples_of(model.calibration, ranks), samples_of(model.holdout, ranks)
-    exact = answers(source, holdout)
-    fp32 = model.score(exact, exact)
-    folder.mkdir(parents=True)
-    ours = {name: _batch_first(model.holdout[name], ranks[name]) for name in model.holdout}
-    own_holdout = samples_of(ours, {name: array.ndim for name, array in ours.items()})
-    np.savez(folder / "holdout.npz", allow_pickle=False, **ours)
-    ours = {name: _batch_first(model.calibration[name], ranks[name]) for name in model.calibration}
-    np.savez(folder / "calibration.npz", allow_pickle=False, **ours)
-    rows = []
-    for engine in (one for one in options.engines.split(",") if one in model.engines):
-        own = folder / engine
-        own.mkdir()
-        built = build(model, engine, own, options.precision)
+class Subject:
+    """A model with its samples and FP32's answers, from which the row of each engine is made."""
+
+    def __init__(self, model: ZooModel, options: argparse.Namespace, folder: Path) -> None:
+        self.model, self.options, self.folder = model, options, folder
+        source = RUNS["tflite" if model.path.suffix == ".tflite" else "onnxruntime"](model.path)
+        ranks = _ranks(model)
+        self.calibration, self.holdout = samples_of(model.calibration, ranks), samples_of(model.holdout, ranks)
+        self.exact = answers(source, self.holdout)
+        self.own_holdout = self._saved("holdout", model.holdout, ranks)
+        self._saved("calibration", model.calibration, ranks)
+
+    def row(self, engine: str, before: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the row of `engine`, with the vendors' figures of `before` where there is one."""
+        model, folder = self.model, self.folder / engine
+        folder.mkdir()
+        built = build(model, engine, folder, self.options.precision)
         row: dict[str, Any] = {"model": model.name, "kind": model.kind, "engine": engine, "metric": model.metric}
-        row |= {"fp32": round(fp32, 4), "ours": None, "recipe": built.recipe, "vendor": None, "vendor_recipe": None}
-        row |= {"refused": built.refused, "faster": None, "smaller": None, "int8_share": built.int8_share}
-        row["build_s"] = round(built.build_s, 1)
+        row |= {"fp32": round(model.score(self.exact, self.exact), 4), "ours": None, "recipe": built.recipe}
+        row |= {"vendor": None, "vendor_recipe": None, "refused": built.refused, "faster": None, "smaller": None}
+        row |= {"int8_share": built.int8_share, "build_s": round(built.build_s, 1), "tried": built.tried}
         if built.artifact is not None and built.reference is not None:
             runs = [RUNS[engine](path) for path in (built.reference, built.artifact)]
-            row["ours"] = round(model.score(answers(runs[1], own_holdout), exact), 4)
+            row["ours"] = round(model.score(answers(runs[1], self.own_holdout), self.exact), 4)
             row["smaller"] = round(_size(built.reference) / _size(built.artifact), 2)
             if engine != "tensorrt":
-                slow, fast = times_ms(runs, own_holdout[0], options.seconds)
+                slow, fast = times_ms(runs, self.own_holdout[0], self.options.seconds)
                 row["faster"] = round(slow / fast, 2)
-        if not options.no_vendors:
-            row |= _best_vendor(model, engine, built.reference, calibration, holdout, exact, own)
-        rows.append(row)
-    return rows
+        if before is not None and before["vendor_recipe"] is not None:
+            row |= {key: before[key] for key in ("vendor", "vendor_recipe")}
+        elif not self.options.no_vendors:
+            row |= _best_vendor(self, engine, built.reference, folder)
+        return row
+
+    def _saved(self, name: str, data: Mapping[str, NDArray[Any]], ranks: Mapping[str, int]) -> list[Sample]:
+        """Write the samples as `edgert build` takes them, and return them as its artifacts take them."""
+        ours = {name: _batch_first(array, ranks[name]) for name, array in data.items()}
+        np.savez(self.folder / f"{name}.npz", allow_pickle=False, **ours)
+        return samples_of(ours, {name: array.ndim for name, array in ours.items()})
 
 
 def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
@@ -144,22 +184,35 @@ def build(model: ZooModel, engine: str, folder: Path, precision: str) -> Built:
     took = time.perf_counter() - began
     if result.returncode != 0:
         return Built(refused=_reason(result), build_s=took)
+    answer = json.loads(result.stdout)
     with open_bundle(bundle, None) as opened:
         manifest = opened.manifest
         opened.unpack(folder / "unpacked", frozenset(entry.path for entry in manifest.files))
         target = manifest.targets[0]
         entries = {one.id: folder / "unpacked" / one.entry for one in manifest.artifacts}
-    target_row = json.loads(result.stdout)["targets"][0]
-    recipe = target_row.get("recipe") or target_row["precision"] + (" mixed" if target_row["float_layers"] else "")
+    found = answer["targets"][0]
+    recipe = found["recipe"] or found["precision"]
+    if found["float_layers"]:
+        recipe += f", {len(found['float_layers'])} layers float"
+    why = next((text for text in answer["warnings"] if "not INT8" in text), "")
     reference = entries.get(target.reference, entries[target.artifacts[0]])
-    return Built(entries[target.artifacts[0]], reference, recipe, target_row.get("int8_share"), None, took)
+    refused = why.partition("not INT8: ")[2][:REASON_LETTERS_MAX] or None
+    return Built(entries[target.artifacts[0]], reference, recipe, found["int8_share"], refused, took, _tried(found))
 
 
-def _best_vendor(
-    model: ZooModel, engine: str, reference: Path | None, calibration: list[Sample], holdout: list[Sample],
-    exact: list[NDArray[Any]], folder: Path,
-) -> dict[str, Any]:  # fmt: skip
+def _tried(found: dict[str, Any]) -> str:
+    """Return each candidate with its score and time: what an engineer reads who wants to know why."""
+    words = [
+        f"{one['artifact']}{'+' + str(len(one['float_layers'])) if one['float_layers'] else ''} {one['score']:.4f}"
+        + (f" {one['p50_ms']:.3f} ms" if one.get("p50_ms") else "")
+        for one in found["candidates"]
+    ]
+    return "; ".join([*words, *(f"{one['how']}: {one['reason'][:150]}" for one in found["not_built"])])
+
+
+def _best_vendor(subject: Subject, engine: str, reference: Path | None, folder: Path) -> dict[str, Any]:
     """Try each of the vendor's recipes; the best of them by the task's metric."""
+    model = subject.model
     source = reference if engine == "tflite" else model.path
     recipes = {} if source is None else RECIPES[engine]
     best: dict[str, Any] = {"vendor": None, "vendor_recipe": None}
@@ -167,8 +220,8 @@ def _best_vendor(
     for name, recipe in recipes.items():
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                run: Run = RUNS[engine](recipe(source or model.path, calibration[:RUN_SAMPLES_MAX], folder))
-                score = round(model.score(answers(run, holdout), exact), 4)
+                run: Run = RUNS[engine](recipe(source or model.path, subject.calibration[:RUN_SAMPLES_MAX], folder))
+                score = round(model.score(answers(run, subject.holdout), subject.exact), 4)
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}")
             continue
@@ -206,10 +259,10 @@ def _edgert(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:
     try:
-        return str(json.loads(result.stdout)["error"]["message"])[:300]
+        return str(json.loads(result.stdout)["error"]["message"])[:REASON_LETTERS_MAX]
     except (ValueError, KeyError, TypeError):
         lines = (result.stderr or result.stdout).strip().splitlines()
-        return f"exit {result.returncode}: {lines[-1] if lines else ''}"[:300]
+        return f"exit {result.returncode}: {lines[-1] if lines else ''}"[:REASON_LETTERS_MAX]
 
 
 if __name__ == "__main__":

@@ -135,9 +135,9 @@ class Delta:
             base = b""
             if part.how == "patch":
                 with _open_held(held, part.base, f"what {entry.path} differs from") as file:
-                    base = file.read(PATCH_BYTES_MAX + 1)
-                if len(base) > PATCH_BYTES_MAX:
-                    raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
+                    if os.fstat(file.fileno()).st_size > PATCH_BYTES_MAX:
+                        raise BundleCorrupt(f"{entry.path} is a patch of a file larger than {PATCH_BYTES_MAX} bytes")
+                    base = file.read()
             _copy_zstd(packed, base, entry, write)
         if packed.read(1):
             raise BundleCorrupt(f"the part of {entry.path} holds more than was signed: send it again")

@@ -9,8 +9,10 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from edgert.bundle.buckets import Buckets, check_buckets
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Detect, Preprocess, check_known, check_rules
+from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.errors import BundleError, NotCompatible
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Mistyped, from_json
@@ -93,6 +95,8 @@ class Manifest:
     `expires` ends the time for installing it, as 2027-02-19T08:00:00Z; "" means no end. An installed version goes on
     serving after it. A bundle that expires was `signed_at` that time; it is "" for others, so that the same inputs
     give the same bytes. A downgrade always expires.
+    `golden_raw` holds the windows of sound or of series from which the golden inputs were made.
+    `buckets` are the lengths of the axis, besides the batch, that the inputs leave open.
     """
 
     model: str
@@ -106,11 +110,15 @@ class Manifest:
     source_sha256: str
     source_size_bytes: int
     preprocess: Preprocess | None = None
+    sound: Sound | None = None
+    series: Series | None = None
+    golden_raw: str = ""
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade_from: int = 0
     expires: str = ""
     signed_at: str = ""
+    buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -118,6 +126,11 @@ class Manifest:
     def may_follow(self, ratchet: int) -> bool:
         """Return whether a device takes this release where `ratchet` is the highest that was ever good."""
         return self.release >= ratchet or self.downgrade_from >= ratchet
+
+    @property
+    def input_rule(self) -> Preprocess | Sound | Series | None:
+        """The rule for an input that devices preprocess."""
+        return self.preprocess or self.sound or self.series
 
     def artifact(self, artifact_id: str) -> ArtifactEntry:
         return next(a for a in self.artifacts if a.id == artifact_id)
@@ -127,7 +140,7 @@ class Manifest:
 
     def files_for(self, target: TargetEntry) -> list[FileEntry]:
         """Return the files that a device of `target` keeps: its artifacts, the reference, and their golden samples."""
-        paths = set(self.golden_inputs)
+        paths = {*self.golden_inputs, *filter(None, [self.golden_raw])}
         for name in (*target.artifacts, target.reference or target.artifacts[0]):
             artifact = self.artifact(name)
             paths |= {*artifact.files, *artifact.golden_outputs}
@@ -201,6 +214,16 @@ def _check(manifest: Manifest) -> None:
             raise BundleError(f"target {target.profile} names artifacts that the bundle does not hold")
     if len(manifest.golden_inputs) != len(manifest.inputs) or not set(manifest.golden_inputs) <= paths:
         raise BundleError("golden inputs must be one file of the bundle per input")
+    if manifest.golden_raw and (manifest.golden_raw not in paths or not (manifest.sound or manifest.series)):
+        raise BundleError("golden_raw must be a file of the bundle, and the manifest must have a rule for signals")
+    if sum(rule is not None for rule in (manifest.preprocess, manifest.sound, manifest.series)) > 1:
+        raise BundleError("a manifest has one rule for an input: preprocess, sound or series")
+    if manifest.sound is not None:
+        check_sound(manifest.sound, manifest.inputs)
+    if manifest.series is not None:
+        check_series(manifest.series, manifest.inputs)
+    if manifest.buckets is not None:
+        check_buckets(manifest.buckets, manifest.inputs, manifest.outputs)
     check_rules(manifest.preprocess, manifest.classify, manifest.detect, manifest.inputs, manifest.outputs)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from edgert.bundle.buckets import Buckets
+from edgert.bundle.signal_rules import Series, Sound
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -228,9 +230,12 @@ def check_known(manifest: Mapping[str, Any]) -> None:
     preprocess = manifest.get("preprocess")
     rules = (
         ("preprocessing", Preprocess, preprocess),
+        ("sound", Sound, manifest.get("sound")),
+        ("series", Series, manifest.get("series")),
         ("resizing", Resize, preprocess and preprocess.get("resize")),
         ("classification", Classify, manifest.get("classify")),
         ("detection", Detect, manifest.get("detect")),
+        ("the buckets", Buckets, manifest.get("buckets")),
     )
     for what, cls, rule in rules:
         if unknown := sorted(set(rule or ()) - {field.name for field in fields(cls)}):

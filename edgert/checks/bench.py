@@ -3,7 +3,7 @@
 A work folder has `bench.json`, the artifacts, and one `.npy` file with one sample per input.
 
     {"format": 1, "inputs": [{"name", "datatype", "shape"}], "outputs": [the same], "samples": [path],
-     "artifacts": [{"id", "engine", "path", "sha256"}]}
+     "artifacts": [{"id", "engine", "path", "sha256"}], "buckets": null, or as in a manifest}
 
 Other `Piece`s, such as the live version, may be measured beside those of a folder.
 
@@ -28,10 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import machine as host
+from edgert.bundle.buckets import Buckets
 from edgert.checks import golden_samples as golden
 from edgert.engines import UNTHREADED, EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.tensors import TensorSpec
+from edgert.typed_json import from_json
 from edgert.versions.installed import InstalledVersion, check_files
 
 SPEC = "bench.json"
@@ -67,10 +70,11 @@ def read_work(folder: Path) -> list[Piece]:
         if value["format"] != FORMAT or not 1 <= len(value["artifacts"]) <= ARTIFACTS_MAX:
             raise ValueError(f"format {FORMAT} with 1 to {ARTIFACTS_MAX} artifacts is read")
         inputs, outputs = (tuple(map(TensorSpec.from_json, value[key])) for key in ("inputs", "outputs"))
+        buckets = None if value.get("buckets") is None else from_json(Buckets, value["buckets"])
         artifacts = []
         for one in value["artifacts"]:
             path = _inside(folder, one["path"])
-            local = LocalArtifact(str(one["engine"]), path, inputs, outputs, str(one["sha256"]))
+            local = LocalArtifact(str(one["engine"]), path, inputs, outputs, str(one["sha256"]), buckets)
             artifacts.append((str(one["id"]), local))
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
@@ -147,7 +151,7 @@ def _opened(
     session, best = None, 0
     for threads in _threads(artifact.engine):
         began = clock()
-        tried = engine.load(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
+        tried = load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
         try:
             for _ in range(WARM_RUNS):
                 tried.run(sample)

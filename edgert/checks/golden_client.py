@@ -1,4 +1,5 @@
-"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send them."""
+"""Golden samples sent through the daemon's own socket, one at a time and never cached, as an app would send
+them. They are probes: telemetry counts them apart from the requests of apps."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ class GoldenClient:
     def __init__(self, version: InstalledVersion, state: StateDir, config: DeviceConfig) -> None:
         """Raises BundleCorrupt where the samples cannot be read, and what `Client` raises."""
         manifest = version.manifest
-        self.samples = list(golden.samples(version))
+        self.samples = list(golden.samples(version, as_sent=True))
         self._model = manifest.model
         self._inputs, self._outputs = ([spec.name for spec in specs] for specs in (manifest.inputs, manifest.outputs))
-        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX)
+        self._client = Client(state.socket(config), timeout_s=ASK_S_MAX, probe=True)
 
     def __enter__(self) -> GoldenClient:
         return self

@@ -9,35 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import ArtifactEntry
-from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.engines import EngineOptions, Session
+from edgert.engines.padding import Padder, load_session
 from edgert.errors import BundleCorrupt, HealthCheckFailed
 from edgert.versions.installed import InstalledVersion, check_files
 
 Arrays = list[NDArray[Any]]
 
 
-def samples(version: InstalledVersion) -> Iterator[Arrays]:
-    """Yield the golden inputs, one sample at a time: a model with a fixed batch of one takes no other."""
-    arrays = [_read(version, path) for path in version.manifest.golden_inputs]
-    for i in range(len(arrays[0])):
-        yield [array[i : i + 1] for array in arrays]
+def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arrays]:
+    """Yield the golden inputs, one sample at a time, each in its own length.
+
+    A model with a fixed batch of one takes no other. With `as_sent` they are what an app sends: the windows of a signal
+    instead of their features.
+    """
+    manifest, padder = version.manifest, _padder(version)
+    arrays = [_read(version, path) for path in manifest.golden_inputs]
+    if as_sent and manifest.golden_raw and (rule := manifest.input_rule) is not None:
+        arrays[[spec.name for spec in manifest.inputs].index(rule.input)] = _read(version, manifest.golden_raw)
+    for i, sample in enumerate(_rows(arrays)):
+        yield sample if padder is None else padder.trimmed(sample, padder.buckets.golden_lengths[i])
 
 
-def check(version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays]) -> list[float]:
-    """Pass every golden sample to `ask` and return the largest absolute difference per output.
+def check(
+    version: InstalledVersion, artifact: ArtifactEntry, ask: Callable[[Arrays], Arrays], *, as_sent: bool = False
+) -> list[float]:
+    """Pass every golden sample (as `samples`) to `ask` and return the largest absolute difference per output.
 
     Raises HealthCheckFailed where one is beyond the signed tolerance, and what `ask` raises.
     """
-    answers = [ask(sample) for sample in samples(version)]
+    answers = [ask(sample) for sample in samples(version, as_sent=as_sent)]
+    wanted = list(_golden_outputs(version, artifact))
+    if len(wanted) != len(answers):
+        raise HealthCheckFailed(f"{artifact.id} has {len(wanted)} golden answers for {len(answers)} golden samples")
     worst = []
-    for i, (spec, path, atol) in enumerate(
-        zip(version.manifest.outputs, artifact.golden_outputs, artifact.golden_atol, strict=True)
-    ):
-        want, got = _read(version, path), np.concatenate([answer[i] for answer in answers])
-        if got.shape != want.shape:
-            raise HealthCheckFailed(f"output {spec.name!r} has shape {list(got.shape)}, expected {list(want.shape)}")
-        difference = np.abs(got.astype(np.float64) - want.astype(np.float64))
-        worst.append(float(difference.max(initial=0.0)))
+    for i, (spec, atol) in enumerate(zip(version.manifest.outputs, artifact.golden_atol, strict=True)):
+        differences = [_difference(spec.name, want[i], got[i]) for want, got in zip(wanted, answers, strict=True)]
+        worst.append(float(np.max(differences, initial=0.0)))
         if not worst[-1] <= atol:  # written so that NaN fails
             raise HealthCheckFailed(
                 f"output {spec.name!r} of {artifact.id} differs from its golden values by {worst[-1]:.6g}, "
@@ -54,12 +62,35 @@ def load_checked(
     Raises BundleCorrupt, EngineMissing, EngineFailed or HealthCheckFailed.
     """
     check_files(version, artifact)
-    session = engine_by_name(artifact.engine).load(version.local(artifact), options)
+    session = load_session(version.local(artifact), options)
     try:
         return session, check(version, artifact, session.run)
     except BaseException:
         session.close()
         raise
+
+
+def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
+    """Yield the wanted answer to each golden sample."""
+    padder = _padder(version)
+    for i, answer in enumerate(_rows([_read(version, path) for path in artifact.golden_outputs])):
+        yield answer if padder is None else padder.cut(answer, padder.buckets.golden_lengths[i])
+
+
+def _rows(arrays: Arrays) -> Iterator[Arrays]:
+    for i in range(len(arrays[0])):
+        yield [array[i : i + 1] for array in arrays]
+
+
+def _padder(version: InstalledVersion) -> Padder | None:
+    manifest = version.manifest
+    return None if manifest.buckets is None else Padder(manifest.buckets, manifest.inputs, manifest.outputs)
+
+
+def _difference(name: str, want: NDArray[Any], got: NDArray[Any]) -> float:
+    if got.shape != want.shape:
+        raise HealthCheckFailed(f"output {name!r} has shape {list(got.shape)}, expected {list(want.shape)}")
+    return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0))
 
 
 def _read(version: InstalledVersion, path: str) -> NDArray[Any]:

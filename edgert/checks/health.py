@@ -31,7 +31,7 @@ def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceCo
             times_ms.append((time.perf_counter() - began) * 1e3)
             return answer
 
-        worst = golden.check(version, artifact, ask)
+        worst = golden.check(version, artifact, ask, as_sent=True)
     return {
         "model": model,
         "release": release,

@@ -28,7 +28,7 @@ def fit_for(limits: TrialLimits, store: SlotStore, config: DeviceConfig) -> tupl
         return replace(limits, bounds=bounds), ("agreement: there is no earlier version to compare with",)
     before = load_version(store.live_folder(slots), old.digest, config).manifest
     after = load_version(store.slot_folder(slots.spare_slot), new.digest, config).manifest
-    for what in ("inputs", "outputs", "preprocess"):
+    for what in ("inputs", "outputs", "preprocess", "sound", "series"):
         if getattr(before, what) != getattr(after, what):
             raise TransitionRefused(
                 f"release {new.release} has other {what} than release {old.release}, so their answers cannot be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.errors import InputError, StorageFailed
-from edgert.protocol.arrays import IMAGE_STARTS
+from edgert.processing.csv_table import read_csv
+from edgert.protocol.arrays import FILE_STARTS
 
 INPUT_BYTES_MAX = 1024**3
 SHOWN_VALUES_MAX = 64
@@ -21,15 +23,16 @@ Arrays = dict[str, NDArray[Any]]
 def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     """Return the array of an .npy file, or the arrays of an .npz by name, without unpickling. Raises InputError.
 
-    A JPEG or PNG file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`.
+    A JPEG, PNG or WAV file becomes the array of its bytes, UINT8 [bytes], for a model with `decode`. A CSV file becomes
+    FP32 [lines, columns].
     """
-    advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG or PNG file"
+    advice = "give a .npy array (numpy.save), an .npz with one array per input (numpy.savez), or a JPEG, PNG, WAV or CSV file"
     try:
         size = source.stat().st_size
         if size > INPUT_BYTES_MAX:
             raise InputError(f"{source} has {size} bytes; at most {INPUT_BYTES_MAX} are sent")
         with source.open("rb") as file:
-            if file.read(max(map(len, IMAGE_STARTS))).startswith(IMAGE_STARTS):
+            if file.read(max(map(len, FILE_STARTS))).startswith(FILE_STARTS):
                 return np.fromfile(source, np.uint8)
         loaded = np.load(source, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -39,6 +42,8 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        with contextlib.suppress(InputError):
+            return read_csv(source)
         # NumPy's own message is about pickles and headers.
         raise InputError(f"{source} holds no arrays: {advice}") from error
 

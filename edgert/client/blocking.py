@@ -34,13 +34,20 @@ class Client(BaseClient):
     """Sends requests to the daemon at `path` (default: $EDGERT_SOCKET, else where this machine's daemon listens).
 
     `timeout_s` bounds every call, including the time to connect and to wait for a worker that restarts. `transport`
-    "auto" sends large tensors through memory shared with the daemon where both sides can; "socket" never does.
+    "auto" sends large tensors through memory shared with the daemon where both sides can; "socket" never does. The
+    requests of a `probe`, such as a check or a benchmark, are counted apart from those of apps.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 30.0, transport: str = "auto"
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timeout_s: float = 30.0,
+        transport: str = "auto",
+        probe: bool = False,
     ) -> None:
         super().__init__(path, timeout_s, transport)
+        self._probe = probe
         # The lists are stacks: pop and append are atomic, so a request takes no lock.
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
 
@@ -128,7 +135,7 @@ class Client(BaseClient):
         while True:
             self._check_open()
             try:
-                return _Connection(self.path, model, deadline, share=self._share)
+                return _Connection(self.path, model, deadline, share=self._share, probe=self._probe)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
@@ -142,9 +149,9 @@ class Client(BaseClient):
 class _Connection:
     """One connection, which its hello binds to one model (None: to the daemon itself)."""
 
-    def __init__(self, path: Path, model: str | None, deadline: float, *, share: bool) -> None:
+    def __init__(self, path: Path, model: str | None, deadline: float, *, share: bool, probe: bool) -> None:
         self.closed = False
-        self._conversation = Conversation(model, share=share)
+        self._conversation = Conversation(model, share=share, probe=probe)
         self._timeout_s, self._timeout_us = 0.0, 0
         self._sock = dial(path, deadline)
         try:

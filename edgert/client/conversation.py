@@ -55,12 +55,12 @@ class Conversation:
     `over` is whether the connection must be closed. After `request`, `size_bytes` is how much is to be sent.
     """
 
-    def __init__(self, model: str | None, *, share: bool) -> None:
+    def __init__(self, model: str | None, *, share: bool, probe: bool = False) -> None:
         self.frames = FrameBuffer()
         self.welcome: dict[str, Any] = {}
         self.over = False
         self.size_bytes = 0
-        self._model, self._share = model, share and model is not None
+        self._model, self._share, self._probe = model, share and model is not None, probe
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the daemon has greeted
         # The last request: the shapes and dtypes of the app's arrays, if they could be sent as they are.
@@ -74,7 +74,8 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return the frame that begins the connection; it asks for shared memory where that may be used."""
-        return wire.json_frame(wire.HELLO, {"model": self._model, **({"shared": True} if self._share else {})})
+        asked = {name: True for name, wanted in (("shared", self._share), ("probe", self._probe)) if wanted}
+        return wire.json_frame(wire.HELLO, {"model": self._model, **asked})
 
     def take_memory(self, descriptor: int | None) -> None:
         """Use the shared memory whose descriptor came with the first bytes, if one came. Closes the descriptor."""

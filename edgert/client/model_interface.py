@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from edgert.errors import RequestError
 from edgert.protocol import wire
-from edgert.protocol.arrays import IMAGE_STARTS
+from edgert.protocol.arrays import FILE_STARTS
 from edgert.tensors import DATATYPES, TensorSpec, fits
 
 FRAME_OVERHEAD_BYTES = 4096  # header and descriptors
@@ -27,8 +27,8 @@ class ModelInterface:
         self.outputs = tuple(str(v["name"]) for v in welcome.get("outputs", ()))
         self.frame_bytes_max = int(welcome.get("frame_bytes_max", wire.FRAME_BYTES_MAX))
         pre = welcome.get("preprocess") or {}
-        # A model with preprocessing also takes UINT8 values, or image files, for one of its inputs.
-        self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "files") if key in pre]
+        # A model with preprocessing also takes frames or a signal, or files, for one of its inputs.
+        self._forms = [TensorSpec.from_json(pre[key]) for key in ("input", "integers", "files") if key in pre]
 
     def arrays(self, inputs: Inputs) -> tuple[list[NDArray[Any]], bool]:
         """Return C-contiguous arrays in the model's order, and whether a batch axis was added to them."""
@@ -68,7 +68,7 @@ class ModelInterface:
         wants = " or ".join(f"{w.datatype} {list(w.shape)}" for w in accepted)
         got = DATATYPES.get(array.dtype.name, str(array.dtype))
         takes_files = any(w.datatype == "UINT8" and len(w.shape) == 2 for w in accepted)
-        hint = "; to send image files, build the model with --preprocess" if _is_file(array) and not takes_files else ""
+        hint = "; to send files, build the model with --preprocess" if _is_file(array) and not takes_files else ""
         raise RequestError(
             f"input {spec.name!r} of model {self.model} takes {wants}, got {got} {list(array.shape)} (-1: any length){hint}"
         )
@@ -88,5 +88,5 @@ def _array(value: ArrayLike) -> NDArray[Any]:
 
 
 def _is_file(array: NDArray[Any]) -> bool:
-    """Return whether these are the bytes of one or several JPEG or PNG files."""
-    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.reshape(-1)[:8].tobytes().startswith(IMAGE_STARTS)
+    """Return whether these are the bytes of one or several JPEG, PNG or WAV files."""
+    return array.dtype == np.uint8 and 1 <= array.ndim <= 2 and array.reshape(-1)[:8].tobytes().startswith(FILE_STARTS)

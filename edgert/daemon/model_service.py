@@ -113,8 +113,8 @@ class ModelService:
         elif loading is None:
             self._bring_up(slots, version)
 
-    def connect(self, client: socket.socket, *, shared: bool = False) -> None:
-        """Pass a client's connection to the worker that serves; `shared` asks for shared memory.
+    def connect(self, client: socket.socket, *, shared: bool = False, probe: bool = False) -> None:
+        """Pass a client's connection to the worker that serves; `shared` asks for shared memory, `probe` is a check.
 
         Raises EdgeRTError while none serves.
         """
@@ -123,7 +123,8 @@ class ModelService:
             self._demand()
             raise self._unavailable()
         try:
-            channel.send(worker.channel, {"op": "connection", "shared": shared}, (client.fileno(),))
+            order = {"op": "connection", "shared": shared, "probe": probe}
+            channel.send(worker.channel, order, (client.fileno(),))
         except BlockingIOError as error:
             raise Overloaded(f"model {self.model} takes no more connections now", retry_after_s=0.5) from error
         except OSError as error:  # it has just ended; the loop will notice

@@ -200,7 +200,8 @@ class Supervisor:
                 sock.send(wire.json_frame(wire.WELCOME, {"edgert": __version__, "models": self._model_list()}))
             elif isinstance(model, str) and model in self._services:
                 sock.setblocking(True)
-                self._services[model].connect(sock, shared=hello.get("shared") is True)
+                asked = {name: hello.get(name) is True for name in ("shared", "probe")}
+                self._services[model].connect(sock, **asked)
             else:
                 known = ", ".join(sorted(self._services)) or "none"
                 raise ModelNotFound(f"unknown model {str(model)[:80]!r}; this device has: {known}")

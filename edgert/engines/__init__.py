@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from edgert.bundle.buckets import Buckets
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 
@@ -34,7 +35,8 @@ class LocalArtifact:
     """An artifact's files on this machine, already verified.
 
     `path` is the file that the engine opens; its companions are in the same folder. `inputs` and `outputs` are the
-    model's contract, the same for every engine: the session takes and returns arrays in that order.
+    model's contract, the same for every engine: the session takes and returns arrays in that order. Of a model with
+    `buckets` an engine's session takes inputs of their sizes only; `padding.load_session` gives one that takes all lengths.
     """
 
     engine: str
@@ -42,6 +44,7 @@ class LocalArtifact:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sha256: str
+    buckets: Buckets | None = None
 
 
 @dataclass(frozen=True)

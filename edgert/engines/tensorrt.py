@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.durable import replace_file
 from edgert.engines import EngineOptions, LocalArtifact
 from edgert.engines.cuda import Cuda, open_cuda
@@ -56,9 +57,10 @@ class TensorRTEngine:
             raise
 
 
-def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int) -> str:
-    """Return the file name of the plan for exactly this artifact, TensorRT, GPU and largest batch."""
-    return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}.plan"
+def plan_name(sha256: str, version: str, compute_capability: str, batch_max: int, sizes: Sequence[int] = ()) -> str:
+    """Return the file name of the plan for exactly this artifact, TensorRT, GPU, largest batch and range of buckets."""
+    lengths = f"-l{sizes[0]}to{sizes[-1]}" if sizes else ""
+    return f"{sha256}-trt{version}-sm{compute_capability}-b{batch_max}{lengths}.plan"
 
 
 class TensorRTSession:
@@ -71,6 +73,7 @@ class TensorRTSession:
         self._cuda = cuda
         self._batches = batchable(self.inputs) and batchable(self.outputs)
         self._batch_max = batch_max if self._batches else 1
+        self._buckets = artifact.buckets
         # TensorRT's objects do not keep their makers alive, so all three are kept here.
         self._loaded: tuple[Any, ...] = loaded
         log, _, engine = loaded
@@ -80,7 +83,7 @@ class TensorRTSession:
         for spec in (*self.inputs, *self.outputs):
             _check_datatype(tensorrt, engine, spec)
         self._addresses = {spec.name: self._allocate(spec) for spec in (*self.inputs, *self.outputs)}
-        self._shaped_for = 0
+        self._shaped_for = (0, 0)
 
     def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         if self._context is None:
@@ -90,12 +93,12 @@ class TensorRTSession:
             step = self._batch_max
             pieces = [self.run([array[i : i + step] for array in tensors]) for i in range(0, count, step)]
             return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
-        self._shape(count)
+        length = self._shape(count, tensors)
         for spec, array in zip(self.inputs, tensors, strict=True):
             self._cuda.copy_in(self._addresses[spec.name], array)
         if not self._context.execute_async_v3(self._cuda.stream):
             raise EngineFailed("TensorRT could not run this batch")
-        answers = [np.empty(_shape(spec, count), spec.dtype) for spec in self.outputs]
+        answers = [np.empty(_shape(spec, count, self._buckets, length), spec.dtype) for spec in self.outputs]
         for spec, answer in zip(self.outputs, answers, strict=True):
             self._cuda.copy_out(answer, self._addresses[spec.name])
         self._cuda.synchronize()
@@ -106,17 +109,26 @@ class TensorRTSession:
             self._context, self._loaded = None, ()
             self._cuda.close()
 
-    def _shape(self, count: int) -> None:
-        """Set the context's batch size, where it differs from the last one."""
-        if count == self._shaped_for:
-            return
+    def _shape(self, count: int, tensors: Sequence[NDArray[Any]]) -> int:
+        """Set the context's shapes, where they differ from the last ones. Return the length of the bucket, or 0."""
+        length = 0
+        if self._buckets is not None:
+            first = self._buckets.inputs[0]
+            length = next(
+                a.shape[first.axis] for s, a in zip(self.inputs, tensors, strict=True) if s.name == first.name
+            )
+        if (count, length) == self._shaped_for:
+            return length
         for spec in self.inputs:
-            if not self._context.set_input_shape(spec.name, _shape(spec, count)):
-                raise EngineFailed(f"TensorRT refuses a batch of {count} for input {spec.name!r}")
-        self._shaped_for = count
+            shape = _shape(spec, count, self._buckets, length)
+            if not self._context.set_input_shape(spec.name, shape):
+                raise EngineFailed(f"TensorRT refuses the shape {list(shape)} for input {spec.name!r}")
+        self._shaped_for = (count, length)
+        return length
 
     def _allocate(self, spec: TensorSpec) -> int:
-        elements = int(np.prod(_shape(spec, self._batch_max)))
+        largest = 0 if self._buckets is None else self._buckets.largest
+        elements = int(np.prod(_shape(spec, self._batch_max, self._buckets, largest)))
         address = self._cuda.allocate(max(1, elements * spec.dtype.itemsize))
         self._context.set_tensor_address(spec.name, address)
         return address
@@ -129,8 +141,11 @@ def build_plan(
     batch_max: int,
     progress: Progress,
     configure: Callable[[Any], None] = lambda config: None,
+    buckets: Buckets | None = None,
 ) -> bytes:
     """Parse an ONNX model and build its plan. `configure` may change the builder's configuration.
+
+    One plan with one copy of the weights serves all `buckets`.
 
     Raises EngineFailed with TensorRT's reason.
     """
@@ -142,8 +157,8 @@ def build_plan(
         reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
         raise EngineFailed(f"TensorRT {tensorrt.__version__} cannot read the model: {reasons or log.reason()}")
     config = builder.create_builder_config()
-    if any(spec.shape[:1] == (-1,) for spec in inputs):
-        config.add_optimization_profile(_profile(builder, inputs, batch_max))
+    if any(-1 in spec.shape for spec in inputs):
+        config.add_optimization_profile(_profile(builder, inputs, batch_max, buckets))
     config.progress_monitor = monitor = _monitor(tensorrt, progress)
     configure(config)
     plan = builder.build_serialized_network(network, config)
@@ -153,11 +168,13 @@ def build_plan(
     return bytes(plan)
 
 
-def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int) -> Any:
+def _profile(builder: Any, inputs: tuple[TensorSpec, ...], batch_max: int, buckets: Buckets | None) -> Any:
     profile = builder.create_optimization_profile()
+    least, most = (0, 0) if buckets is None else (buckets.sizes[0], buckets.largest)
     for spec in inputs:
         # Tuned for single requests, which are the usual ones at the edge; larger batches run as well.
-        profile.set_shape(spec.name, _shape(spec, 1), _shape(spec, 1), _shape(spec, batch_max))
+        sizes = ((1, least), (1, most), (batch_max, most))
+        profile.set_shape(spec.name, *(_shape(spec, count, buckets, length) for count, length in sizes))
     return profile
 
 
@@ -173,9 +190,9 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
         raise EngineFailed(f"cannot read {error.filename}: {error.strerror}") from error
     progress(f"TensorRT {version}: building the plan for compute capability {capability}; this takes minutes")
     if kept is None:
-        return build_plan(tensorrt, model, artifact.inputs, batch_max, progress)
+        return build_plan(tensorrt, model, artifact.inputs, batch_max, progress, buckets=artifact.buckets)
     timings = _Timings(kept.parent / f"timing-trt{version}-sm{capability}.cache")
-    plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach)
+    plan = build_plan(tensorrt, model, artifact.inputs, batch_max, progress, timings.attach, artifact.buckets)
     timings.keep()
     _write(kept, plan)
     _remove_others(kept, artifact.sha256)
@@ -196,7 +213,8 @@ def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, op
 def _kept(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Path | None:
     if options.cache_dir is None:
         return None
-    name = plan_name(artifact.sha256, str(tensorrt.__version__), cuda.compute_capability, max(options.buckets))
+    sizes = () if artifact.buckets is None else artifact.buckets.sizes
+    name = plan_name(artifact.sha256, str(tensorrt.__version__), cuda.compute_capability, max(options.buckets), sizes)
     return options.cache_dir / name
 
 
@@ -238,7 +256,8 @@ def _remove_others(kept: Path, sha256: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def _shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, count: int, buckets: Buckets | None, length: int) -> tuple[int, ...]:
+    spec = spec if buckets is None else buckets.at(spec, length)
     return tuple(count if n == -1 else n for n in spec.shape)
 
 

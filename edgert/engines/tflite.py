@@ -2,7 +2,8 @@
 
 An interpreter is planned for one batch size, and planning again takes milliseconds. So each bucket has its own
 interpreter over the same memory-mapped file, made when the bucket is first needed. A batch between two buckets is padded
-and its answers are cut; a batch above the largest bucket runs in pieces. Interpreters copy in and out (`set_tensor`,
+and its answers are cut; a batch above the largest bucket runs in pieces. A model with buckets of another axis has a file for
+each, beside the artifact's own, which is the largest. Interpreters copy in and out (`set_tensor`,
 `get_tensor`), which was measured faster than views into their memory (1.3 us a call, not 2.6) and returns new arrays.
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.engines import EngineOptions, LocalArtifact, bucket_for
+from edgert.bundle.buckets import Buckets
+from edgert.engines import EngineOptions, LocalArtifact, Session, bucket_for
 from edgert.errors import EngineFailed, EngineMissing
 from edgert.tensors import TensorSpec, batchable
 
@@ -39,17 +43,24 @@ class TFLiteEngine:
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
         return None
 
-    def load(self, artifact: LocalArtifact, options: EngineOptions) -> TFLiteSession:
+    def load(self, artifact: LocalArtifact, options: EngineOptions) -> Session:
         _, interpreter_class, resolvers = _sdk()
         threads = options.threads or None  # None lets TFLite choose
         extra = {}
         if kernels := options.extra.get("experimental_op_resolver_type"):
             extra["experimental_op_resolver_type"] = getattr(resolvers, kernels)
-        return TFLiteSession(
-            artifact,
-            options.buckets,
-            lambda: interpreter_class(model_path=str(artifact.path), num_threads=threads, **extra),
-        )
+
+        def open_file(path: Path) -> Any:
+            return interpreter_class(model_path=str(path), num_threads=threads, **extra)
+
+        if artifact.buckets is None:
+            return TFLiteSession(artifact, options.buckets, lambda: open_file(artifact.path))
+        return _LengthsSession(artifact, artifact.buckets, options.buckets, open_file)
+
+
+def path_for(path: Path, size: int, buckets: Buckets) -> Path:
+    """Return the file for a bucket's `size` beside the artifact's own, which is that of the largest."""
+    return path if size == buckets.largest else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
 class TFLiteSession:
@@ -101,6 +112,40 @@ class TFLiteSession:
         largest = self._buckets[-1]
         pieces = [self.run([t[start : start + largest] for t in tensors]) for start in range(0, count, largest)]
         return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+
+class _LengthsSession:
+    """A session for each size of a model's buckets, opened when it is first needed."""
+
+    def __init__(
+        self, artifact: LocalArtifact, buckets: Buckets, batches: Sequence[int], open_file: Callable[[Path], Any]
+    ) -> None:
+        self.inputs, self.outputs = artifact.inputs, artifact.outputs
+        self._artifact, self._buckets, self._batches = artifact, buckets, batches
+        self._open_file: Callable[[Path], Any] = open_file
+        first = buckets.inputs[0]
+        self._place = ([spec.name for spec in self.inputs].index(first.name), first.axis)
+        self._by_length: dict[int, TFLiteSession] = {}
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        length = tensors[self._place[0]].shape[self._place[1]]
+        if length not in self._by_length:
+            self._by_length[length] = self._open(length)
+        return self._by_length[length].run(tensors)
+
+    def close(self) -> None:
+        for session in self._by_length.values():
+            session.close()
+        self._by_length.clear()
+        self._open_file = _closed
+
+    def _open(self, length: int) -> TFLiteSession:
+        inputs, outputs = (
+            tuple(self._buckets.at(spec, length) for spec in specs) for specs in (self.inputs, self.outputs)
+        )
+        path = path_for(self._artifact.path, length, self._buckets)
+        artifact = replace(self._artifact, path=path, inputs=inputs, outputs=outputs, buckets=None)
+        return TFLiteSession(artifact, self._batches, lambda: self._open_file(path))
 
 
 class _Bucket:
@@ -161,5 +206,5 @@ def _indices(interpreter: Any, kind: str, specs: Sequence[TensorSpec]) -> list[i
     return [int(found[spec.name]["index"]) for spec in specs]
 
 
-def _closed() -> Any:
+def _closed(*_: Any) -> Any:
     raise EngineFailed("the session is closed")

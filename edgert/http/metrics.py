@@ -68,7 +68,7 @@ def _request_families(lines: list[str], models: Mapping[str, WorkerFigures]) -> 
 
 def _outcomes(figures: WorkerFigures) -> Mapping[str, int]:
     totals = figures.requests.totals
-    return {"ok": totals.answered, "error": totals.errors, "shed": totals.shed}
+    return {"ok": totals.answered, "error": totals.errors, "shed": totals.shed, "gone": totals.gone}
 
 
 # Counters with one more label: name, help, label, the values by that label, their scale.

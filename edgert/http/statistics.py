@@ -1,7 +1,8 @@
 """The daemon's status of a model in the shape of Triton's statistics extension.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md: durations are
-nanoseconds; an inference is one item of a batch, an execution one run of the engine; a cache hit counts as neither.
+nanoseconds; an inference is one item of a batch, an execution one run of the engine; a cache hit counts as neither. The
+queue counts hits too, and the three stages of computing do not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
     totals = Totals() if figures is None else figures.requests.totals
     stages_us = totals.stage_sum_us
     hits, executed, answered = totals.cache_hits, totals.executed, totals.answered
-    failed = totals.errors + totals.shed
+    failed = totals.errors + totals.shed + totals.gone
     misses = 0 if figures is None else figures.cache.misses
     runs = [] if figures is None else sorted((size, count, ns) for size, (count, ns) in figures.runs.items())
     return {
@@ -30,10 +31,10 @@ def model_statistics(model: str, status: ServingStatus) -> dict[str, Any]:
         "inference_stats": {
             "success": _duration(answered, totals.latency_sum_us),
             "fail": _duration(failed, totals.failed_sum_us),
-            "queue": _duration(executed, stages_us.get("queue", 0)),
-            "compute_input": _duration(answered, stages_us.get("decode", 0) + stages_us.get("preprocess", 0)),
+            "queue": _duration(answered, stages_us.get("queue", 0)),
+            "compute_input": _duration(executed, stages_us.get("decode", 0) + stages_us.get("preprocess", 0)),
             "compute_infer": _duration(executed, stages_us.get("engine", 0)),
-            "compute_output": _duration(answered, stages_us.get("postprocess", 0) + stages_us.get("encode", 0)),
+            "compute_output": _duration(executed, stages_us.get("postprocess", 0) + stages_us.get("encode", 0)),
             "cache_hit": _duration(hits, totals.hit_cache_sum_us),
             "cache_miss": _duration(misses, max(0, stages_us.get("cache", 0) - totals.hit_cache_sum_us)),
         },

@@ -45,6 +45,7 @@ class Preprocessor:
         self.of_images = rule.of_images
         self.frames = _frames(rule, spec)
         self.files = TensorSpec(spec.name, "UINT8", (spec.shape[0], -1)) if rule.decode else None
+        self.integers: TensorSpec | None = None  # only signals have them
         self.forms = tuple(form for form in (spec, self.frames, self.files) if form is not None)
 
     def __call__(

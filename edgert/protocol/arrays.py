@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
-IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
+FILE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")  # of JPEG, PNG and WAV files
 COPY_BYTES_MAX = 4096  # below this, one copy is cheaper than another buffer in the system call
 
 # The same few shapes are sent again and again.

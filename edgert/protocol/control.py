@@ -35,12 +35,17 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float) -> dict[str, Any]
             raise DeviceError(f"no permission for {path}: run this as the daemon's user, or as root") from error
         except OSError as error:
             raise DaemonBusy(f"the daemon at {path} closed the connection: {error}") from error
+    return read_answer(line)
+
+
+def read_answer(line: bytes) -> dict[str, Any]:
+    """Return the value in the daemon's answer. Raises its error, and ProtocolError for another line."""
     try:
         value = json.loads(line)
         if "error" in value:
             raise _error_of(value["error"])
         return dict(value["ok"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError("the daemon ended before it answered; look at its log") from error
 
 

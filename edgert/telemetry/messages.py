@@ -167,6 +167,7 @@ def metrics_fields(
         "req_total": totals.requests,
         "err_total": totals.errors,
         "shed_total": totals.shed,
+        "gone_total": totals.gone,
         "cache_hit_total": totals.cache_hits,
         "lat_p50_ms": _quantile(latency, 0.5),
         "lat_p95_ms": _quantile(latency, 0.95),
@@ -182,7 +183,7 @@ def metrics_fields(
     }
 
 
-def hist_fields(report: WindowReport, *, model_version: str) -> dict[str, object]:
+def hist_fields(report: WindowReport, *, model_version: str, clock_synced: object = None) -> dict[str, object]:
     """Return the `hist` payload without its envelope: the latencies of this window's answered requests."""
     sketch = report.latency
     return {
@@ -196,6 +197,7 @@ def hist_fields(report: WindowReport, *, model_version: str) -> dict[str, object
         "min": sketch.min,
         "max": sketch.max,
         "buckets": sketch.encode(),
+        "clock_synced": clock_synced,
         "model_version": model_version,
     }
 
@@ -223,6 +225,7 @@ class HistMessage:
     window_s: float
     model_version: str
     sketch: Sketch
+    clock_synced: bool = True
 
     @classmethod
     def from_json(cls, payload: bytes) -> HistMessage:
@@ -247,6 +250,7 @@ class HistMessage:
             window_s=float_of(fields, "window_s"),
             model_version=text_of(fields, "model_version"),
             sketch=sketch,
+            clock_synced=is_synced(fields),
         )
 
 
@@ -274,6 +278,10 @@ class MetricsMessage:
             fields=fields,
         )
 
+    @property
+    def clock_synced(self) -> bool:
+        return is_synced(self.fields)
+
     def number(self, name: str) -> float:
         """Return the field `name`, or 0 where the device did not send it as a number."""
         return self.reading(name) or 0
@@ -291,6 +299,11 @@ def parse_status(payload: bytes) -> Status:
         if text == status:
             return status
     raise ProtocolError(f"a status is {text!r}; known: {', '.join(STATUSES)}")
+
+
+def is_synced(fields: Mapping[str, Scalar]) -> bool:
+    """Return whether the device's clock followed a time source, or did not say that it did not."""
+    return fields.get("clock_synced") != 0
 
 
 def int_of(fields: Mapping[str, Any], name: str) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from edgert import machine as host
 from edgert.errors import EdgeRTError
@@ -18,8 +19,11 @@ from edgert.names import checked_id
 from edgert.telemetry import messages
 from edgert.telemetry.alarms import Alarms, Readings
 from edgert.telemetry.messages import Scalar, Topics
-from edgert.telemetry.spans import WindowRecorder, WindowReport
+from edgert.telemetry.spans import WindowReport
 from edgert.telemetry.spool import Spool
+
+if TYPE_CHECKING:  # the daemon imports this module for its events, and has no NumPy
+    from edgert.telemetry.recorder import WindowRecorder
 
 WINDOW_S = 60.0
 FOLD_EVERY_S = 1.0
@@ -140,7 +144,7 @@ class Reporter:
     def _append(self, report: WindowReport, up: bool, facts: Mapping[str, object]) -> None:
         model, ts_ms = report.model, self._ts_ms()
         metrics = messages.metrics_fields(report, up=up, model_version=self._model_version, host=facts)
-        hist = messages.hist_fields(report, model_version=self._model_version)
+        hist = messages.hist_fields(report, model_version=self._model_version, clock_synced=facts.get("clock_synced"))
 
         def keep(kind: str, topic: str, fields: Mapping[str, object]) -> None:
             def numbered(seq: int) -> dict[str, object]:
@@ -180,7 +184,7 @@ def append_event(
     **fields: Scalar | None,
 ) -> int:
     """Spool an `event` message called `name`, about `model` if it concerns one. Raises StorageFailed."""
-    values = {"event": name, "model": model, **fields}
+    values = {"event": name, "model": model, "clock_synced": host.clock_synced(), **fields}
     return spool.append(
         "event",
         topics.event,

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fractions import Fraction
-from functools import partial
 from operator import lt
 
 from edgert.errors import ProtocolError
@@ -68,21 +65,6 @@ class Sketch:
             self.min = value_ms
         self.count += 1
         self.sum += value_ms
-
-    def record_many_us(self, values_us: Sequence[int]) -> None:
-        """Count whole microseconds, 0 or more, in the same buckets as `record`; the loop runs in C."""
-        if not values_us:
-            return
-        least_ms, most_ms = min(values_us) / 1000, max(values_us) / 1000
-        for position, count in Counter(map(partial(bisect_left, _LOWER_BOUNDS_US), values_us)).items():
-            if position:
-                index = INDEX_MIN + position - 1
-                self.buckets[index] = self.buckets.get(index, 0) + count
-            else:
-                self.zero += count
-        self._widen(least_ms, most_ms)
-        self.count += len(values_us)
-        self.sum += sum(values_us) / 1000
 
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`: this becomes the sketch of both samples together."""
@@ -202,4 +184,4 @@ def _parse_buckets(text: str) -> dict[int, int]:
 _BUCKETS = re.compile(r"-?[0-9]{1,4}:[0-9]{1,18}(?:,-?[0-9]{1,4}:[0-9]{1,18})*\Z")
 
 # For whole microseconds, us > bound equals us > floor(bound): integers compare exactly.
-_LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]
+LOWER_BOUNDS_US = [math.floor(math.pow(2, index / PER_OCTAVE) * 1000) for index in range(INDEX_MIN, INDEX_MAX + 1)]

@@ -39,6 +39,7 @@ class InstalledVersion:
             inputs=self.manifest.inputs,
             outputs=self.manifest.outputs,
             sha256=entry.sha256,
+            buckets=self.manifest.buckets,
         )
 
 

@@ -2,7 +2,8 @@
 
 A request that finds an engine instance idle runs it at once, in its own thread. Requests that arrive while all
 instances are busy wait; when a run ends, the first of them is woken as the next leader and takes the others along, up
-to the cap. So a lone request pays nothing for batching, and no batch is waited for.
+to the cap. So a lone request pays nothing for batching, and no batch is waited for. Where a model leaves an axis of its
+items open, only requests of one shape share a batch.
 
 One exception: after a batch of several requests, their clients are about to ask again. The next leader lingers for
 them, for at most a tenth of the last run's time, and only while fewer wait than took part in that batch.
@@ -67,6 +68,7 @@ class _Waiting:
     deadline_s: float | None
     high: bool
     came_ns: int
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its items, where requests differ in them
     waits_since_ns: int = field(default_factory=time.perf_counter_ns)
     instance: _Instance | None = None
     answer: EngineAnswer | None = None
@@ -100,6 +102,7 @@ class Batcher:
         self.tuner = LatencyTuner(p95_ms, self.cap) if p95_ms else None
         self.closed: Counter[str] = Counter()
         self.runs: dict[int, tuple[int, int]] = {}
+        self.is_open = any(-1 in spec.item_shape for spec in session.inputs)
         self._queue_max = queue_max
         self._clock, self._sleep = clock, sleep
         self._idle = [_Instance(one) for one in (*more_sessions, session)]
@@ -127,7 +130,8 @@ class Batcher:
         """
         if self._idle and (instance := self._idle_instance()) is not None:
             return self._run_alone(instance, inputs, items, came_ns)
-        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns())
+        shapes = tuple(array.shape[1:] for array in inputs) if self.is_open else ()
+        request = _Waiting(inputs, items, deadline_s, high, came_ns or time.perf_counter_ns(), shapes)
         self._queue(request)
         if (
             self._idle and (instance := self._idle_instance()) is not None
@@ -237,7 +241,7 @@ class Batcher:
             reason = "idle"
             if cap > 1:
                 reason = self._linger(instance, own, cap)
-                batch += self._take(cap - own.items)
+                batch += self._take(cap - own.items, own.shapes)
             self.closed["cap" if _items(batch) >= cap > 1 else reason] += 1
             self._run(instance, batch)
         finally:
@@ -261,20 +265,28 @@ class Batcher:
             self._sleep(LINGER_STEP_S)
         return reason
 
-    def _take(self, room: int) -> list[_Waiting]:
-        """Take waiting requests that fit into `room` items: high ones first, then in order of arrival."""
-        taken = []
+    def _take(self, room: int, shapes: tuple[tuple[int, ...], ...]) -> list[_Waiting]:
+        """Take waiting requests of `shapes` that fit into `room` items: high ones first, then in order of arrival.
+
+        Requests of other shapes keep their places.
+        """
+        taken: list[_Waiting] = []
         with self._mutex:
             for queue in (self._high, self._low):
+                others = []
                 while queue and room > 0:
                     if self._expired(queue[0]):
                         queue.popleft()
+                        continue
+                    if queue[0].shapes != shapes:
+                        others.append(queue.popleft())
                         continue
                     if queue[0].items > room:
                         room = 0  # it goes first in the next batch; no other goes before it in this one
                         break
                     taken.append(queue.popleft())
                     room -= taken[-1].items
+                queue.extendleft(reversed(others))
             if taken and not taken[-1].high:
                 self._bypassed = 0
         return taken
@@ -311,6 +323,8 @@ class Batcher:
 
     def _gather(self, arena: Arrays, requests: Sequence[Sequence[NDArray[Any]]], items: int) -> Arrays:
         """Return the inputs of `requests` one after the other, in the arrays of `arena`, which are made once."""
+        if self.is_open:
+            return [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
         if not arena:
             arena += [np.empty((self.cap, *a.shape[1:]), a.dtype) for a in requests[0]]
         for i, whole in enumerate(arena):
@@ -357,8 +371,8 @@ class Batcher:
 
 
 def can_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Return whether requests may share a run: one item out for each item in, and all of one shape."""
-    return batchable(inputs) and batchable(outputs) and all(-1 not in spec.item_shape for spec in inputs)
+    """Return whether requests may share a run: one item out for each item in."""
+    return batchable(inputs) and batchable(outputs)
 
 
 def _shares(outputs: Arrays, counts: Sequence[int]) -> Iterator[Arrays]:

@@ -16,7 +16,8 @@ from edgert.protocol.frame_buffer import KEEP_BYTES_MAX, FrameBuffer
 from edgert.protocol.kept_frame import KeptFrame
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.spans import RequestSpan
 from edgert.worker.pipeline import Answer, ModelInputs, Pipeline
 
 FIRST_BUFFER_BYTES = 8192
@@ -141,8 +142,12 @@ class Connection:
             except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
                 sock.sendall(self.refusal(request, error, began_ns))
                 continue
-            if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self._reply.sent_bytes:
-                raise OSError("the client takes no answer")
+            try:
+                if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != self._reply.sent_bytes:
+                    raise OSError("the client takes no answer")
+            except OSError:
+                self.missed(began_ns)
+                raise
             self.answered(answer, began_ns, encoding_ns)
             if len(frames.room) > KEEP_BYTES_MAX:
                 self.shrink()
@@ -175,6 +180,10 @@ class Connection:
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()
         self._record(("ok", (sent_ns - came_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
+
+    def missed(self, came_ns: int) -> None:
+        """Count a request that came at `came_ns`, whose client left, or reads nothing, before it had the answer."""
+        self._record(RequestSpan("gone", (time.perf_counter_ns() - came_ns) // 1000))
 
     def refusal(self, request: wire.Frame, error: Exception, came_ns: int) -> bytes:
         """Return the ERROR frame for a request; count it, and log an error that is not ours."""

@@ -12,7 +12,7 @@ import time
 from edgert.errors import EdgeRTError, Moved, Overloaded, ProtocolError
 from edgert.log import log
 from edgert.protocol import wire
-from edgert.telemetry.spans import WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.admission import Admission, Peer
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.connection import BufferBudget, Connection, ReactorSwitch
@@ -27,20 +27,21 @@ DRAIN_STEP_S = 0.002
 class Connections:
     """Serves clients with `pipeline`. `reactor_cap` is the reactor's batch; None: the model does not answer quickly.
 
-    `final_frame` is what the clients get when they are sent away.
+    `recorder` takes the requests of apps, `probes` those of checks. `final_frame` is what the clients get when they are sent away.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         recorder: WindowRecorder,
+        probes: WindowRecorder,
         welcome: bytes,
         frame_bytes_max: int,
         connections_max: int,
         reactor_cap: int | None,
         areas: AreaBudget,
     ) -> None:
-        self._pipeline, self._recorder = pipeline, recorder
+        self._pipeline, self._recorder, self._probes = pipeline, recorder, probes
         self._welcome, self._frame_bytes_max = welcome, frame_bytes_max
         self._budget, self._areas = BufferBudget(), areas
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class Connections:
         if self._reactor is not None:
             self._reactor.start()
 
-    def accept(self, sock: socket.socket, shared: bool) -> None:
+    def accept(self, sock: socket.socket, shared: bool, probe: bool = False) -> None:
         """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
         with self._lock:
             peer = Peer.of(sock)
@@ -72,7 +73,7 @@ class Connections:
                 try:
                     # threading.Thread would make this thread wait for the new one to begin, which costs more than
                     # all else here when many connect at once.
-                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared))
+                    _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe))
                     return
                 except RuntimeError:  # the system gives no more threads
                     self._admission.release(sock)
@@ -99,11 +100,12 @@ class Connections:
         while not self._admission.empty and time.monotonic() < until:
             time.sleep(DRAIN_STEP_S)
 
-    def _serve(self, sock: socket.socket, uid: int, shared: bool) -> None:
+    def _serve(self, sock: socket.socket, uid: int, shared: bool, probe: bool) -> None:
         """Greet and serve one connection; the first function of its thread."""
         connection = None
         try:
-            connection = Connection(sock, self._pipeline, self._recorder, self._frame_bytes_max, self._budget, log)
+            recorder = self._probes if probe else self._recorder
+            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log)
             connection.greet(self._welcome, self._areas.make(uid, self._pipeline.shared_bytes) if shared else None)
         except (EdgeRTError, OSError) as error:
             self._end(sock, connection, error)

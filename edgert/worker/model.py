@@ -10,6 +10,7 @@ from edgert.bundle.manifest import ArtifactEntry
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig, StateDir
 from edgert.engines import EngineOptions, Session, engine_by_name
+from edgert.engines.padding import load_session
 from edgert.versions.installed import InstalledVersion, check_files, first_working
 from edgert.worker.learning import Circumstances, Learned, LearnedFile, learn
 
@@ -76,7 +77,7 @@ def _open(
 
     def load(threads: int) -> Session:
         options = EngineOptions(threads=threads, cache_dir=state.cache, progress=progress)
-        return engine_by_name(artifact.engine).load(version.local(artifact), options)
+        return load_session(version.local(artifact), options)
 
     known = kept.read(circumstances)
     learned = None if known is None or known.doubtful else known

@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from edgert.engines.padding import Padder
 from edgert.errors import RequestError
 from edgert.processing.placement import Placement
 from edgert.processing.postprocess import Postprocessor
 from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import preprocessor
+from edgert.processing.signals import SignalPreprocessor
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire
 from edgert.tensors import StageTimes, TensorSpec, batchable, fits
@@ -43,7 +46,7 @@ _new = tuple.__new__  # makes a NamedTuple without the Python function in betwee
 class ModelInputs(NamedTuple):
     """The tensors of a request as arrays; valid for every request whose tensors are at the same place.
 
-    `raw`: they hold an image or UINT8 values that need preprocessing. `tag` stands for dtypes and shapes.
+    `raw`: they hold an image or a signal that needs preprocessing. `tag` stands for dtypes and shapes.
     """
 
     arrays: Arrays
@@ -94,11 +97,14 @@ class Pipeline:
         self._batcher, self._cache = batcher, cache
         self._near, self._shadows = near, tuple(shadows)
         self._batchable = batchable(manifest.inputs)
+        self._padder: Padder | None = None
+        if manifest.buckets is not None:
+            self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
         self._image = 0  # the index of the input that is preprocessed
-        self._pre: Preprocessor | None = None
-        if manifest.preprocess is not None:
-            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == manifest.preprocess.input)
-            self._pre = Preprocessor(manifest.preprocess, manifest.inputs[self._image])
+        self._pre: Preprocessor | SignalPreprocessor | None = None
+        if (rule := manifest.input_rule) is not None:
+            self._image = next(i for i, s in enumerate(manifest.inputs) if s.name == rule.input)
+            self._pre = preprocessor(rule, manifest.inputs[self._image])
         self._post: Postprocessor | None = None
         self.outputs = manifest.outputs
         self._labels: tuple[str, ...] = ()
@@ -107,12 +113,13 @@ class Pipeline:
             self.outputs, self._labels = self._post.outputs, self._post.labels
         # The indices into `outputs` that are sent, by whether the inputs are raw.
         self._numbers = (self._numbers_for(False), self._numbers_for(True))
-        item_bytes = [sum(_item_bytes(spec) for spec in specs) for specs in (self.inputs, self.outputs)]
+        item_bytes = [sum(map(self._item_bytes, specs)) for specs in (self.inputs, self.outputs)]
         self._item_bytes_max = max(item_bytes)
 
     def frame_bytes_max(self, configured_bytes: int) -> int:
         """Return the largest frame that this model needs, at most `configured_bytes`."""
-        open_ended = any(n == -1 for spec in (*self.inputs, *self.outputs) for n in spec.item_shape)
+        specs = (*self.inputs, *self.outputs)
+        open_ended = self._padder is None and any(n == -1 for spec in specs for n in spec.item_shape)
         if open_ended or self._pre is not None:  # an image may be larger than the model's input
             return configured_bytes
         return min(configured_bytes, FRAME_BYTES_MIN + ITEMS_MAX * self._item_bytes_max)
@@ -130,9 +137,8 @@ class Pipeline:
             "outputs": [spec.as_json() for spec in self.outputs],
         }
         if self._pre is not None:
-            value["preprocess"] = {"input": self._pre.frames.as_json()}
-            if self._pre.files is not None:
-                value["preprocess"]["files"] = self._pre.files.as_json()
+            named = {"input": self._pre.frames, "integers": self._pre.integers, "files": self._pre.files}
+            value["preprocess"] = {name: form.as_json() for name, form in named.items() if form is not None}
         if self._labels and sum(map(len, self._labels)) < wire.META_BYTES_MAX // 8:
             value["labels"] = list(self._labels)
         return value
@@ -217,7 +223,12 @@ class Pipeline:
     def _ask_engine(
         self, arrays: Arrays, items: int, deadline_s: float | None, high: bool, came_ns: int
     ) -> EngineAnswer:
-        answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+        if self._padder is None:
+            answer = self._batcher.infer(arrays, items, deadline_s, high, came_ns)
+        else:
+            length, padded = self._padder.length(arrays), self._padder.padded(arrays)
+            answer = self._batcher.infer(padded, items, deadline_s, high, came_ns)
+            answer = answer._replace(outputs=self._padder.cut(answer.outputs, length))
         for shadow in self._shadows:
             shadow.offer(arrays, answer.outputs)
         return answer
@@ -229,6 +240,8 @@ class Pipeline:
         began_ns, i = time.perf_counter_ns(), self._image
         array, request.placements = self._pre(request.arrays[i], request.deadline_s)
         request.arrays = [*request.arrays[:i], array, *request.arrays[i + 1 :]]
+        if self._batchable:
+            request.items = self._items(request.arrays)  # a signal may hold several windows
         request.preprocess_ns = time.perf_counter_ns() - began_ns
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
@@ -278,7 +291,7 @@ class Pipeline:
         cache = self._near
         assert cache is not None  # the caller has looked
         self._preprocess(request)
-        lookup = cache.look(request.arrays[0]) if cache.on else None
+        lookup = cache.look(request.arrays[0]) if cache.on and request.items == 1 else None
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:
             hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
@@ -300,7 +313,8 @@ class Pipeline:
             raise RequestError(f"the request has {count} items; it may have 1 to {ITEMS_MAX}: split it")
         return count
 
-
-def _item_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
-    return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT
+    def _item_bytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of one item, its descriptor and its padding; an axis of any length counts once."""
+        if self._padder is not None:
+            spec = self._padder.buckets.at(spec, self._padder.buckets.largest)
+        return math.prod(max(1, n) for n in spec.item_shape) * spec.dtype.itemsize + 2 * wire.ALIGNMENT

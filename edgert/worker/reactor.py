@@ -235,6 +235,8 @@ class Reactor:
         departure = client.send(parts)
         if departure is None or departure.unsent:  # a thread sends the rest of it
             connection.answered(answer, client.came_ns, began_ns)
+        else:
+            connection.missed(client.came_ns)
         if departure is not None:
             self._leave(client, departure)
             return

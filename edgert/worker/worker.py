@@ -31,8 +31,9 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, host_facts_now
-from edgert.telemetry.spans import WindowRecorder
+from edgert.telemetry.sketch import merged
 from edgert.telemetry.spool import Spool
 from edgert.threads import STACK_BYTES
 from edgert.typed_json import to_json
@@ -138,6 +139,7 @@ class Worker:
         self._shadows = [shadow for shadow in (self._shadow, self._previous) if shadow is not None]
         pipeline = Pipeline(model, self._batcher, self._cache, near=self._near, shadows=self._shadows)
         self._recorder = WindowRecorder(manifest.model)
+        self._probes = WindowRecorder(manifest.model)  # no requests of apps: telemetry counts them apart
         self._reporter = _reporter(order, config, model, self._recorder, self._figures)
         frame_bytes_max = pipeline.frame_bytes_max(int(serving.frame_mb * 1024**2))
         welcome = {
@@ -152,6 +154,7 @@ class Worker:
         self._connections = Connections(
             pipeline,
             self._recorder,
+            self._probes,
             wire.json_frame(wire.WELCOME, welcome),
             frame_bytes_max,
             serving.connections_max,
@@ -181,7 +184,7 @@ class Worker:
                 for descriptor in descriptors:
                     # With family and type given, Python does not ask the kernel for them.
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
-                    self._connections.accept(sock, bool(message.get("shared")))
+                    self._connections.accept(sock, bool(message.get("shared")), bool(message.get("probe")))
             elif message["op"] == "stats":
                 value = {"loaded": to_json(self._loaded()), "figures": to_json(self._figures_now())}
                 _send(end, {"op": "stats", "id": message["id"], **value})
@@ -212,12 +215,13 @@ class Worker:
         self._connections.final_frame = wire.error_frame(ShuttingDown(reason, retry_after_s=1.0))
 
     def _trial_figures(self) -> dict[str, Any]:
-        """Return the figures that a trial's limits are compared with."""
-        stats, previous = self._recorder.snapshot(), self._previous
+        """Return the figures that a trial's limits are compared with: of apps and of probes."""
+        previous, both = self._previous, [each.snapshot().totals for each in (self._recorder, self._probes)]
+        latency = merged([self._recorder.latency(), self._probes.latency()])
         return {
-            "requests": stats.totals.requests,
-            "failed": stats.totals.errors + stats.totals.shed,
-            "p99_ms": stats.latency_ms.p99,
+            "requests": sum(totals.requests for totals in both),
+            "failed": sum(totals.errors + totals.shed for totals in both),
+            "p99_ms": round(latency.quantile(0.99), 4),
             "compared": 0 if previous is None else previous.sampled,
             "agreed": 0 if previous is None else previous.agreed,
         }
@@ -225,7 +229,7 @@ class Worker:
     def _ask_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
         if self._previous is not None:  # only the requests of apps are compared
             self._previous.stop_sampling()
-        before = self._recorder.snapshot().totals.requests
+        before = self._probes.snapshot().totals.requests
         try:
             with GoldenClient(self._model.version, self._state, self._config) as client:
                 asked = client.ask_many(int(message["count"]), float(message["for_s"]))
@@ -234,7 +238,7 @@ class Worker:
             asked = 0
         # A request is recorded a moment after its answer was sent; the figures that follow must have them all.
         until = time.monotonic() + RECORDED_S_MAX
-        while self._recorder.snapshot().totals.requests < before + asked and time.monotonic() < until:
+        while self._probes.snapshot().totals.requests < before + asked and time.monotonic() < until:
             time.sleep(0.002)
         _send(end, {"op": "asked_golden", "count": asked})
 
@@ -261,9 +265,10 @@ class Worker:
             self._reporter.event(event, **fields)
 
     def _figures(self) -> dict[str, float]:
-        """Return the telemetry of the near cache and the shadow, if they are on."""
+        """Return the number of probes, and the telemetry of the near cache and the shadow if they are on."""
+        probes = {"probe_total": self._probes.snapshot().totals.requests}
         shadow = {} if self._shadow is None else self._shadow.figures()
-        return shadow if self._near is None else {**shadow, **self._near.figures()}
+        return {**probes, **shadow, **({} if self._near is None else self._near.figures())}
 
     def _figures_now(self) -> WorkerFigures:
         return WorkerFigures(
@@ -364,11 +369,16 @@ def _previous_version(order: LoadOrder) -> Shadow | None:
 def _answers_quickly(model: LoadedModel, batcher: Batcher) -> bool:
     """Return whether requests may wait for each other in the reactor: the engine is quick, and nothing else is slow.
 
-    A latency target needs the batcher to see every waiting request; an image takes milliseconds to decode.
+    The reactor runs requests of one shape. A latency target needs the batcher to see every waiting request; an image takes milliseconds to decode.
     """
     learned = model.learned
     run_us = learned.run_us.get("1", learned.threads_us.get(str(learned.threads), float("inf")))
-    plain = batcher.tuner is None and batcher.instances == 1 and model.version.manifest.preprocess is None
+    plain = (
+        batcher.tuner is None
+        and batcher.instances == 1
+        and not batcher.is_open
+        and model.version.manifest.input_rule is None
+    )
     return plain and run_us <= QUICK_US_MAX
 
 

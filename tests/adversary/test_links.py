@@ -22,7 +22,7 @@ from edgert.errors import StorageFailed
 from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices.device_files import DeviceFile, config_text, holds, put
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import Transport, in_folder, open_transport
+from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, open_transport
 from hil.sshd import running_sshd
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the attack is on root")
@@ -122,7 +122,7 @@ def test_a_link_under_the_name_of_a_resumed_upload(attacked: Attacked, bundle: P
     there = attacked.state / "incoming" / bundle.name
     os.symlink(attacked.secret, there.with_name(f".{there.name}.{digest}.part"))
     with contextlib.suppress(StorageFailed):
-        attacked.transport.put(bundle, str(there), resumable=True)
+        attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
     assert attacked.unharmed()
 
 
@@ -130,7 +130,7 @@ def test_a_link_in_place_of_the_folder(attacked: Attacked, bundle: Path) -> None
     (attacked.state / "incoming").rmdir()
     os.symlink(attacked.victim, attacked.state / "incoming")
     with pytest.raises(StorageFailed, match="incoming is a link"):
-        attacked.transport.put(bundle, f"{attacked.state}/incoming/secret", resumable=True)
+        attacked.transport.put(bundle, f"{attacked.state}/incoming/secret", PutOptions(resumable=True))
     assert attacked.unharmed()
 
 
@@ -182,7 +182,7 @@ def test_a_key_of_roots_is_removed_and_no_file_behind_a_link(attacked: Attacked)
 
 def test_what_arrives_belongs_to_the_owner_of_the_folder(attacked: Attacked, bundle: Path) -> None:
     there = attacked.state / "incoming" / "deeper" / bundle.name
-    attacked.transport.put(bundle, str(there), resumable=True)
+    attacked.transport.put(bundle, str(there), PutOptions(resumable=True))
     assert there.read_bytes() == bundle.read_bytes()
     assert (there.owner(), there.parent.owner()) == ("nobody", "nobody")
     back = bundle.with_name("back")
@@ -266,14 +266,14 @@ def test_a_device_without_setpriv_uses_its_python(attacked: Attacked) -> None:
 def test_a_race_for_the_folder(attacked: Attacked, bundle: Path) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_FOLDER, incoming, attacked.victim):
-        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", resumable=True))
+        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
     assert attacked.unharmed()
 
 
 def test_a_race_for_a_partial_file(attacked: Attacked, bundle: Path) -> None:
     incoming = attacked.state / "incoming"
     with attacked.attacked_by(_SWAP_PARTIALS, incoming, attacked.secret):
-        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", resumable=True))
+        _again_and_again(lambda: attacked.transport.put(bundle, f"{incoming}/one", PutOptions(resumable=True)))
     assert attacked.unharmed()
 
 

@@ -18,7 +18,7 @@ from edgert.errors import ConfigInvalid
 from edgert.extras import EXTRAS, missing_package
 from edgert_deploy.cli import COMMANDS
 from edgert_deploy.cli.fleet import COMMANDS as FLEET_COMMANDS
-from tests.support.environments import environment_without_extras
+from tests.support.environments import environment_with, requirements
 from tests.support.paths import ROOT
 
 # What `pip install edgert` alone brings.
@@ -41,8 +41,32 @@ def test_the_extras_bring_the_package(module: str) -> None:
 
 
 def test_without_extras_every_command_works_or_names_the_line_that_installs_what_it_needs(tmp_path: Path) -> None:
-    python = environment_without_extras(tmp_path / "base")
     commands = [[name] for name in COMMANDS] + [["fleet", name] for name in FLEET_COMMANDS]
+    answers = helped(environment_with(tmp_path / "base"), commands)
+    assert [answer for answer in answers if answer[1] not in (0, 4)] == []
+    for words, code, said in answers:
+        extra = "fleet" if words[0] == "fleet" else "host"
+        assert code == 0 or f"pip install 'edgert[{extra}]'" in said, (words, said)
+    assert {code for _, code, _ in answers} == {0, 4}
+
+
+def test_an_extra_brings_all_that_its_commands_need(tmp_path: Path) -> None:
+    fleet = [["fleet", name] for name in FLEET_COMMANDS]
+    answers = helped(environment_with(tmp_path / "fleet", "fleet"), fleet)
+    answers += helped(environment_with(tmp_path / "host", "host"), [[name] for name in COMMANDS])
+    assert [answer for answer in answers if answer[1] != 0] == []
+
+
+def test_a_module_that_no_extra_brings_is_no_missing_extra() -> None:
+    assert missing_package(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None
+    assert missing_package(ValueError("onnx")) is None
+    error = missing_package(ModuleNotFoundError("No module named 'rich.table'", name="rich.table"), "fleet")
+    assert isinstance(error, ConfigInvalid)
+    assert "edgert[fleet]" in error.message
+
+
+def helped(python: str, commands: list[list[str]]) -> list[tuple[list[str], int, str]]:
+    """Ask for the help of each command with that interpreter; return words, exit code and stderr."""
     program = (
         "import contextlib, io, json, sys\n"
         "from edgert_deploy.cli import main\n"
@@ -53,24 +77,10 @@ def test_without_extras_every_command_works_or_names_the_line_that_installs_what
         "    answers.append((words, code, said.getvalue()))\n"
         "print(json.dumps(answers))\n"
     )
-    done = subprocess.run(
-        [python, "-c", program, json.dumps(commands)], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    words = [python, "-c", program, json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(python).parent, check=False)
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
-    assert [(words, code, said) for words, code, said in answers if code not in (0, 4)] == []
-    for words, code, said in answers:
-        extra = "fleet" if words[0] == "fleet" else "host"
-        assert code == 0 or f"pip install 'edgert[{extra}]'" in said, (words, said)
-    assert {code for _, code, _ in answers} == {0, 4}
-
-
-def test_a_module_that_no_extra_brings_is_no_missing_extra() -> None:
-    assert missing_package(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None
-    assert missing_package(ValueError("onnx")) is None
-    error = missing_package(ModuleNotFoundError("No module named 'rich.table'", name="rich.table"), "fleet")
-    assert isinstance(error, ConfigInvalid)
-    assert "edgert[fleet]" in error.message
+    return [(words, code, said) for words, code, said in json.loads(done.stdout)]
 
 
 def sources() -> list[Path]:
@@ -93,13 +103,7 @@ def imported(path: Path) -> Iterator[str]:
 
 def brought_by(extra: str) -> set[str]:
     """Return the distributions of an extra, with those that they require themselves."""
-    direct = {
-        canonicalize_name(requirement.name)
-        for requirement in map(Requirement, distribution("edgert").requires or ())
-        if requirement.marker is not None
-        and any(requirement.marker.evaluate({"extra": extra, "platform_machine": m}) for m in ("x86_64", "aarch64"))
-        and not requirement.marker.evaluate({"extra": ""})
-    }
+    direct = {canonicalize_name(requirement.name) for requirement in requirements(extra)}
     further = set()
     for name in direct:
         try:

@@ -24,6 +24,7 @@ from tests.support import models
 from tests.support.colours import LABELS, MEAN, STD, bgr_model, tinted
 from tests.support.devices import a_device
 from tests.support.images import encoded
+from tests.support.profiles import ONE_ENGINE
 from tests.support.shell import Shell
 
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
@@ -39,17 +40,6 @@ decode = true
 [resize]
 rule = "crop"
 """
-PROFILE = """
-name = "this-machine"
-description = "this machine, with one engine"
-machines = []
-engines = ["{engine}"]
-precision = "int8"
-python = "3.10"
-glibc = "2.28"
-memory_mb = 1024
-socket = "/run/edgert/edgert.sock"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +52,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
             (shell.folder / "photos" / label / f"{i}.png").write_bytes(encoded(tinted(label, 40 + i, 60, i), "PNG"))
     for engine in ENGINES:
         (shell.folder / engine).mkdir()
-        (shell.folder / engine / "this-machine.toml").write_text(PROFILE.format(engine=engine))
+        (shell.folder / engine / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
     (shell.folder / "labels.txt").write_text("\n".join(LABELS))
     (shell.folder / "pre.toml").write_text(RULE)
     models.write(bgr_model(), shell.folder / "colour.onnx")

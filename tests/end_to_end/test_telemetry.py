@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from edgert.errors import DeadlineExceeded
 from edgert.telemetry.mqtt import Connection
 from hil.relay import Relay
 from tests.support.brokers import USER, Broker, free_port
@@ -116,6 +118,36 @@ def test_an_alarm_shows_to_everybody_who_looks_later_and_events_name_their_versi
             (metrics, *_) = (said for said in heard if said.get("alarms") == 1)
             assert metrics["alarm_worker_mb"] > 1
             assert {said["model_version"] for said in heard if said.get("event") == "serving"} == {"r1"}
+        listening.close()
+
+
+def test_checks_benchmarks_and_clients_that_time_out_are_told_from_requests_of_apps(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
+        listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append(loads(said)))
+        listening.open()
+        listening.subscribe(("edgert/v1/+/+/m/#",), 1)
+        with a_device(mqtt_config(broker)) as device:
+            device.deploy(delay_s=0.3)
+            device.run("bench", "--model", "echo", "--seconds", "1", "--clients", "2")
+            with device.client() as client:
+                for _ in range(3):
+                    client.infer("echo", ITEM, cache=False)
+            for _ in range(2):
+                with device.client() as client, pytest.raises(DeadlineExceeded):
+                    client.infer("echo", ITEM, cache=False, timeout_s=0.15)
+
+            def counted() -> bool:
+                listening.pump(0.1)
+                return any(said.get("req_total", 0) >= 5 for said in heard)
+
+            wait_until(counted, "every request is counted", timeout_s=60)
+            for _ in range(20):  # whatever else may come
+                listening.pump(0.1)
+        last = [said for said in heard if "req_total" in said][-1]
+        assert (last["req_total"], last["gone_total"], last["err_total"], last["shed_total"]) == (5, 2, 0, 0)
+        assert last["probe_total"] > 5  # the check's and the benchmark's
+        assert sum(said["count"] for said in heard if "buckets" in said) == 3
         listening.close()
 
 

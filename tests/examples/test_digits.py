@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.bundle.rules import Preprocess
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.samples.processing import read_classify, read_preprocess
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -32,6 +33,7 @@ def test_no_holdout_sample_is_a_calibration_sample(
 
 def test_values_are_pixels_after_preprocessing(digits_source: SourceModel, digits_holdout: CalibrationSet) -> None:
     preprocess = read_preprocess(DIGITS / "preprocess.toml", digits_source)
+    assert isinstance(preprocess, Preprocess)
     pixels = digits_holdout.inputs["image"] / preprocess.scale
     np.testing.assert_array_equal(pixels, pixels.round())
     assert (pixels.min(), pixels.max()) == (0, 16)

@@ -122,6 +122,13 @@ def events(device: Device, name: str = "") -> list[dict[str, Any]]:
     return told()
 
 
+def http_port(device: Device) -> int:
+    """Return the port where the device's HTTP server listens, once it does."""
+    said = "http: listens on 127.0.0.1:"
+    wait_until(lambda: said in device.log(), "the HTTP server says where it listens")
+    return int(device.log().rsplit(said, 1)[1].split()[0])
+
+
 @contextmanager
 def nothing_may_be_written() -> Iterator[None]:
     """Let files be created but not written, as on a full disk."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from edgert.toml_file import read_toml
 from tests.support.paths import ROOT
 
 
@@ -18,11 +19,11 @@ def environment_beside(folder: Path) -> str:
     return _made(folder, paths)
 
 
-def environment_without_extras(folder: Path) -> str:
-    """Make an environment with this edgert and what `pip install edgert` alone brings; return its interpreter."""
+def environment_with(folder: Path, extra: str = "") -> str:
+    """Make an environment with this edgert and what `pip install edgert[EXTRA]` brings; return its interpreter."""
     packages = folder / "packages"
     packages.mkdir(parents=True)
-    for name in _required("edgert"):
+    for name in _required(extra):
         for top in {file.parts[0] for file in distribution(name).files or () if ".." not in file.parts}:
             source = Path(str(distribution(name).locate_file(top)))
             if source.exists() and not (packages / top).is_symlink():
@@ -37,15 +38,26 @@ def _made(folder: Path, paths: list[str]) -> str:
     return str(folder / "bin" / "python")
 
 
-def _required(root: str) -> set[str]:
-    """Return the distributions that `root` needs without any extra."""
+def requirements(extra: str = "") -> list[Requirement]:
+    """Return what this edgert requires; with `extra`, what that adds. An installed edgert may be older than its file."""
+    project = read_toml(ROOT / "pyproject.toml")["project"]
+    lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    return [Requirement(line) for line in lines]
+
+
+def _required(extra: str) -> set[str]:
+    """Return the distributions that edgert needs with `extra`."""
     found: set[str] = set()
-    todo = [root]
+    todo = [*requirements(), *(requirements(extra) if extra else ())]
     while todo:
-        for line in distribution(todo.pop()).requires or ():
-            requirement = Requirement(line)
-            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if holds and requirement.name not in found:
-                found.add(requirement.name)
-                todo.append(requirement.name)
+        requirement = todo.pop()
+        if requirement.name in found or (requirement.marker is not None and not _holds(requirement, {""})):
+            continue
+        found.add(requirement.name)
+        further = map(Requirement, distribution(requirement.name).requires or ())
+        todo += [each for each in further if _holds(each, {"", *requirement.extras})]
     return found
+
+
+def _holds(requirement: Requirement, extras: set[str]) -> bool:
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import Sketch
-from edgert.telemetry.spans import RequestSpan, WindowRecorder
+from edgert.telemetry.spans import RequestSpan
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -47,7 +48,9 @@ class Pi:
         }
         return [(self.topics.deploy, messages.dump({**said, "digits_alarms": ",".join(alarms) or None}))]
 
-    def window(self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6) -> Sent:
+    def window(
+        self, ts_ms: int, latencies_ms: Sequence[float], errors: int = 0, uptime_s: float = 1e6, clock_synced: int = 1
+    ) -> Sent:
         sketch = Sketch()
         for latency in latencies_ms:
             sketch.record(latency)
@@ -56,7 +59,7 @@ class Pi:
         self.requests += len(latencies_ms) + errors
         self.errors += errors
         common = messages.envelope(ts_ms=ts_ms, boot=self.boot, seq=self.seq)
-        common |= {"window_s": 60.0, "model_version": self.version}
+        common |= {"window_s": 60.0, "model_version": self.version, "clock_synced": clock_synced}
         scalars = {"zero": sketch.zero, "count": sketch.count, "sum": sketch.sum, "min": sketch.min, "max": sketch.max}
         shape = {"unit": "ms", "temporality": "delta", "scale": 5, "buckets": sketch.encode()}
         counters = {"req_total": self.requests, "err_total": self.errors, "shed_total": 0, "cache_hit_total": 0}
@@ -144,6 +147,11 @@ def feed(board: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS)
     board.wall_ms = wall_ms
     for topic, payload in sent:
         board.apply(topic, payload, False, now)
+
+
+def without(sent: Sent, *seqs: int) -> Sent:
+    """The messages without the reports of these numbers."""
+    return [(topic, payload) for topic, payload in sent if "/m/" not in topic or json.loads(payload)["seq"] not in seqs]
 
 
 def a_fleet(devices: int = 6, minutes: int = 200) -> list[Pi]:

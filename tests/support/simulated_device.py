@@ -11,7 +11,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import DeployUnderWay, DeviceUnreachable, EdgeRTError
 from edgert.versions.slots import Event, SlotState, State, Version, step
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import ByteProgress, LineSink, Result
+from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.rollout.request import read_offer
 
 BOARD = Device("board", "ssh", "pi@board", "this-machine", "/state", "/home")
@@ -63,7 +63,7 @@ class SimulatedDevice:
             return Result(tuple(argv), error.exit_code, told + "\n", "")
         return Result(tuple(argv), 0, json.dumps(self._answer(verb)) + "\n", "")
 
-    def put(self, local: Path, remote: str, progress: ByteProgress | None = None, mode: int = 0o644, **_: Any) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         if "put" in self.faults:
             raise self.faults["put"]
         self.files.add(remote)

@@ -26,6 +26,7 @@ from edgert.engines import engine_by_name
 from edgert.errors import DeployUnderWay, DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.link import CONNECTED, STOPPED, Link
 from edgert_deploy.bootstrap import wheelhouse
+from edgert_deploy.bootstrap.locked_wheels import shipped_lock
 from edgert_deploy.bootstrap.runtime import (
     TENSORRT_HINT,
     TRIAL_S,
@@ -70,7 +71,7 @@ class BootstrapOptions:
     `engines` is `all` of the profile, the `first`, or names with commas. Named engines must load; of `all`, an engine
     without wheels for the device is left out. `upgrade` replaces a runtime in use by this host's. `service` is systemd,
     monitor (edgertd's own, which no reboot starts), or auto: systemd if it runs there. `settings` go into the device's
-    config.toml: {"serving": {"window_s": 10.0}}.
+    config.toml: {"serving": {"window_s": 10.0}}. `unlocked` takes the newest wheels in place of the locked ones.
     """
 
     keys: tuple[PublicKey, ...]
@@ -81,6 +82,7 @@ class BootstrapOptions:
     settings: dict[str, Any] = field(default_factory=dict)
     upgrade: bool = False
     trial_s: float = TRIAL_S
+    unlocked: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigInvalid for an engine that does not exist."""
@@ -106,7 +108,10 @@ class BootstrapOptions:
 
 @dataclass
 class BootstrapResult:
-    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not."""
+    """The result of a bootstrap. `engines` load on the device; `lacking` says why others do not.
+
+    `sbom` is the file on this host with the bill of materials of the runtime that it prepared.
+    """
 
     device: str
     profile: str
@@ -116,6 +121,7 @@ class BootstrapResult:
     runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
     status: DeviceStatus | None = None
+    sbom: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,7 +256,8 @@ def _plan_runtime(
     _check_no_trial(runtimes.device, there)
     target = WheelTarget(facts.python, facts.machine, facts.glibc)
     wanted = options.engines_of(profile)
-    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly)
+    lock = None if options.unlocked else shipped_lock()
+    house = wheelhouse.prepare(target, wanted, progress, refresh=options.refresh, shrink=not options.exactly, lock=lock)
     loaded = runtimes.loaded_engines() if there.current and there.engines is None else ()
     plan = plan_runtime(there, facts, house, upgrade=options.upgrade, exactly=options.exactly, loaded=loaded)
     if plan.action == "upgrade" and there.configured:
@@ -281,6 +288,7 @@ class _Work:
         if unit is not None:
             service.check(self.transport, self.device, unit)
         if plan.runtime is not None and plan.house is not None:
+            done.sbom = str(plan.house.sbom or "")
             self._install_runtime(plan, plan.runtime, plan.house, done)
         self._write([file for file in plan.files if file.change not in ("unit", "runtime.sh")], done)
         if unit is not None:

@@ -1,9 +1,10 @@
 """The wheelhouse: every wheel that a device needs, collected on the host for the device's Python, processor and glibc.
 
-A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned when they were
-collected. The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even
-when it downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests by
-name what pip left out.
+A device needs no internet. It installs from this folder alone, and only wheels whose hashes were pinned: by the lock
+that ships with edgert (`locked_wheels`), so that every host gives its devices the same versions, which the tests ran with.
+The requirements come from edgert's own wheel. pip evaluates environment markers for its own interpreter, even when it
+downloads for another machine. So this module evaluates them for the device, over the whole tree, and requests by name
+what pip left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import email.message
 import email.parser
 import hashlib
+import json
 import shutil
 import tempfile
 import threading
@@ -23,13 +25,17 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+import edgert
+from edgert.durable import replacing
 from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import run_pip
+from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
 
 ROUNDS_MAX = 6  # each adds the requirements of the last round's wheels
-KEY_FORMAT = "3"
+KEY_FORMAT = "4"
 PINS_NAME = "pins.txt"  # the SHA-256 and the name of each wheel, as they were downloaded
 # These engines are part of edgert.
 ENGINES_WITHOUT_WHEELS = ("null", "fault")
@@ -87,6 +93,7 @@ class Wheelhouse:
     engines: tuple[str, ...]
     digest: str
     lacking: Mapping[str, str] = field(default_factory=dict)
+    sbom: Path | None = None
 
     def requirements(self, names: Iterable[str] | None = None) -> str:
         """Return pip's requirements for these wheels (None: all), each pinned by version and hash."""
@@ -119,70 +126,97 @@ def prepare(
     *,
     refresh: bool = False,
     shrink: bool = False,
+    lock: Lock | None = None,
 ) -> Wheelhouse:
     """Collect edgert's wheel and its requirements with `engines` on `target`.
 
-    With `shrink`, engines without wheels for the target are left out, as long as one remains. Earlier downloads are
-    used again unless `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
+    The versions are those of `lock`, if it has wheels for the processor; else the newest that fit. With `shrink`,
+    engines without wheels for the target are left out, as long as one remains. Earlier downloads are used again unless
+    `refresh`. Raises EngineMissing, and ConfigInvalid: no network, no pip here, or a changed wheel.
     """
     with _COLLECTING:
-        return _prepare(target, engines, progress, refresh, shrink)
+        return _prepare(
+            _Order(target, lock if target.machine in MACHINES else None, refresh, progress), engines, shrink
+        )
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What holds for every download of one wheelhouse."""
+
+    target: WheelTarget
+    lock: Lock | None
+    refresh: bool
+    progress: Callable[[str], None]
 
 
 _COLLECTING = threading.Lock()  # devices of one kind share a download
 _OWN: dict[Path, Path] = {}  # cache folder -> edgert's own wheel, made once in a process
 
 
-def _prepare(
-    target: WheelTarget, engines: Sequence[str], progress: Callable[[str], None], refresh: bool, shrink: bool
-) -> Wheelhouse:
+def _prepare(order: _Order, engines: Sequence[str], shrink: bool) -> Wheelhouse:
     if cache_folder() not in _OWN or not _OWN[cache_folder()].exists():
-        _OWN[cache_folder()] = own_wheel(progress)
+        _OWN[cache_folder()] = own_wheel(order.progress)
     own = _OWN[cache_folder()]
     lacking: dict[str, str] = {}
     wanted = list(engines)
     for engine in engines if shrink else ():
         try:
-            _direct_requirements(own, (engine,), target)
+            _direct_requirements(own, (engine,), order.target)
         except EngineMissing as error:
             wanted.remove(engine)
             lacking[engine] = error.message
     if not wanted:
         raise EngineMissing("; ".join(lacking.values()))
     try:
-        folder = _collected(own, wanted, target, progress, refresh)
+        folder = _collected(own, wanted, order)
     except ConfigInvalid:
         if not shrink or len(engines) == 1:
             raise
         for engine in list(wanted):  # find the engines without wheels
             try:
-                _collected(own, (engine,), target, progress, refresh)
+                _collected(own, (engine,), order)
             except ConfigInvalid as error:
                 wanted.remove(engine)
                 lacking[engine] = error.message
         if not wanted:
             raise
-        folder = _collected(own, wanted, target, progress, refresh)
+        folder = _collected(own, wanted, order)
     pins = {own.name: _sha256(own), **_checked_pins(folder)}
     wheels = (own, *(folder / name for name in sorted(pins) if name != own.name))
     version = str(parse_wheel_filename(own.name)[1])
     digest = _digest({**pins, own.name: content_digest(own)})
-    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking)
+    listed = _write_sbom(folder, wheels, pins, order.target)
+    return Wheelhouse(wheels, pins, version, tuple(wanted), digest, lacking, listed)
 
 
-def _collected(
-    own: Path, engines: Sequence[str], target: WheelTarget, progress: Callable[[str], None], refresh: bool
-) -> Path:
-    """Return the folder with the requirements of edgert and `engines` on `target`; fill it if it is new."""
-    requirements = _direct_requirements(own, engines, target)
-    folder = cache_folder() / "wheels" / _key(target, requirements)
-    if refresh:
+def _write_sbom(folder: Path, wheels: Sequence[Path], pins: Mapping[str, str], target: WheelTarget) -> Path:
+    about = {"type": "application", "name": f"edgert for {folder.name}", "version": edgert.__version__}
+    document = sbom.sbom(about, (_component(wheel, pins[wheel.name], target) for wheel in wheels))
+    with replacing(folder / sbom.NAME, shared=True) as file:
+        file.write(json.dumps(document, indent=1).encode() + b"\n")
+    return folder / sbom.NAME
+
+
+def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
+    name, version, _, _ = parse_wheel_filename(wheel.name)
+    needs = tuple(canonicalize_name(requirement.name) for requirement in _needs(wheel, "", target))
+    return sbom.Component(name, str(version), sha256, _metadata(wheel).get("License-Expression") or "", needs)
+
+
+def _collected(own: Path, engines: Sequence[str], order: _Order) -> Path:
+    """Return the folder with the requirements of edgert and `engines` on the target; fill it if it is new."""
+    target, requirements = order.target, _direct_requirements(own, engines, order.target)
+    folder = cache_folder() / "wheels" / _key(target, requirements, order.lock.digest if order.lock else "")
+    if order.refresh:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
         named = f" with {', '.join(engines)}" if engines else ""
-        progress(f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}")
+        order.progress(
+            f"collecting wheels{named} for Python {target.python} on {target.machine} with glibc {target.glibc}"
+        )
         with _beside(folder) as partial:
-            _collect(partial, requirements, target, progress)
+            _collect(partial, requirements, order)
             lines = [f"{_sha256(wheel)}  {wheel.name}\n" for wheel in sorted(partial.glob("*.whl"))]
             (partial / PINS_NAME).write_text("".join(lines))
     return folder
@@ -221,27 +255,49 @@ def missing(roots: Iterable[Requirement], wheels: Sequence[Path], target: WheelT
     return absent
 
 
-def _collect(
-    folder: Path, requirements: Sequence[Requirement], target: WheelTarget, progress: Callable[[str], None]
-) -> None:
+def _collect(folder: Path, requirements: Sequence[Requirement], order: _Order) -> None:
     wanted = list(requirements)
     for _ in range(ROUNDS_MAX):
-        _download(folder, wanted, target)
-        more = missing(requirements, list(folder.glob("*.whl")), target)
+        if order.lock:
+            _download_locked(folder, wanted, order.target, order.lock)
+        else:
+            _download(folder, wanted, order.target)
+        more = missing(requirements, list(folder.glob("*.whl")), order.target)
         if not more:
             return
-        progress(f"also needed there: {', '.join(str(each) for each in more)}")
-        wanted += more
-    raise ConfigInvalid(f"the wheels for {target} are incomplete after {ROUNDS_MAX} downloads; missing: {wanted[-1]}")
+        wanted = more if order.lock else wanted + more
+    raise ConfigInvalid(
+        f"the wheels for {order.target} are incomplete after {ROUNDS_MAX} downloads; missing: {wanted[-1]}"
+    )
+
+
+def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:
+    """Download the locked versions of `wanted` alone; pip refuses a wheel whose hash is not in the lock."""
+    lines = lock.lines(wanted, target.environment())
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        try:
+            _download_words(folder, ["--no-deps", "--require-hashes", "--requirement", file.name], target)
+        except ConfigInvalid as error:
+            if "HASHES" in error.message:  # pip says it: the index served another file
+                raise
+            raise ConfigInvalid(
+                f"{error.message}. This edgert pins the versions and the hashes of a device's wheels: "
+                "if your index lacks one, --unlocked takes the newest versions that fit"
+            ) from error
 
 
 def _download(folder: Path, wanted: Sequence[Requirement], target: WheelTarget) -> None:
-    platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
     # The markers were evaluated for the device; pip would evaluate them for this host.
-    plain = [str(_without_marker(requirement)) for requirement in wanted]
+    _download_words(folder, [str(_without_marker(requirement)) for requirement in wanted], target)
+
+
+def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> None:
+    platforms = [word for tag in target.platforms() for word in ("--platform", tag)]
     run_pip(
         ["download", "--only-binary=:all:", "--dest", str(folder), "--implementation", "cp"]
-        + ["--python-version", target.python, *platforms, *plain],
+        + ["--python-version", target.python, *platforms, *words],
         f"find wheels for Python {target.python} on {target.machine} with glibc {target.glibc}",
     )
 
@@ -292,8 +348,8 @@ def _without_marker(requirement: Requirement) -> Requirement:
     return plain
 
 
-def _key(target: WheelTarget, requirements: Sequence[Requirement]) -> str:
-    words = [KEY_FORMAT, target.python, target.machine, target.glibc, *(str(r) for r in requirements)]
+def _key(target: WheelTarget, requirements: Sequence[Requirement], lock: str) -> str:
+    words = [KEY_FORMAT, target.python, target.machine, target.glibc, lock, *(str(r) for r in requirements)]
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
     return f"py{target.python}-{target.machine}-glibc{target.glibc}-{digest}"
 

@@ -46,8 +46,8 @@ COMMANDS = {
 @click.version_option(__version__, prog_name="edgert")
 @click.pass_context
 def edgert(ctx: click.Context) -> None:
-    if ctx.invoked_subcommand != "init" and (project := find_project()) is not None:
-        ctx.default_map = project.option_defaults()
+    if ctx.invoked_subcommand != "init":
+        ctx.default_map = find_project().option_defaults()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

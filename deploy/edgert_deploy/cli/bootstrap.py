@@ -29,7 +29,7 @@ from edgert_deploy.cli.options import (
 )
 from edgert_deploy.cli.output import say
 from edgert_deploy.cli.types import Duration
-from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.keys import public_key
 from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.devices.device_files import Broker, check_settings
 from edgert_deploy.devices.inventory import Device, find_inventory, refuse_same_machine
@@ -88,6 +88,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="A line of the device's config.toml, such as serving.window_s=10. May be repeated.",
 )
 @click.option("--refresh", is_flag=True, help="Download the wheels again.")
+@click.option(
+    "--unlocked", is_flag=True, help="Take the newest wheels that fit, not the versions that edgert was tested with."
+)
 @same_machine_option
 @profiles_option
 @inventory_option
@@ -108,6 +111,7 @@ def bootstrap(
     service: str,
     settings: tuple[str, ...],
     refresh: bool,
+    unlocked: bool,
     same_machine: bool,
     profiles_dir: Path | None,
     inventory_file: Path | None,
@@ -143,7 +147,7 @@ def bootstrap(
     given = parse_settings(settings)
     check_settings(given)
     keys = trusted_keys(key_names or ("default",))
-    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s)
+    options = BootstrapOptions(keys, reports_to, engines, refresh, service, given, upgrade, trial_s, unlocked)
 
     def plan(device: Device, transport: Transport) -> Row:
         profile = load_profile(device.profile, profiles_dir)
@@ -200,10 +204,7 @@ def _key_path(name: str) -> Path:
     given = Path(name)
     if given.suffix == ".pem" or given.parent != Path():
         return given
-    path = key_paths(keys_dir(), name)[1]
-    if not path.exists():
-        raise ConfigInvalid(f"no key {name!r} in {keys_dir()}: make it with edgert keys new --name {name}")
-    return path
+    return public_key(name)
 
 
 def _line(row: dict[str, Any], python: str) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from edgert.bundle.expiry import time_text
-from edgert.bundle.rules import Classify, Detect
+from edgert.bundle.rules import Classify, Detect, Preprocess
 from edgert.bundle.signing import read_signing_key
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import build_output
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.progress import BuildProgress
-from edgert_deploy.cli.types import Duration, NewBundlePath, ProfileName
+from edgert_deploy.cli.types import NewBundlePath, ProfileName
 from edgert_deploy.common.keys import key_paths, keys_dir
 from edgert_deploy.common.quantities import expiry_from, size_text
 from edgert_deploy.devices.inventory import find_inventory
@@ -30,9 +30,10 @@ from edgert_deploy.packager.measure import MeasureHere, MeasureOn, Measurer
 from edgert_deploy.packager.model_file import SUFFIX, read_model_file
 from edgert_deploy.packager.new_model_file import name_from, write_model_file
 from edgert_deploy.packager.pack import build_bundle
-from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.request import BUDGET, BuildRequest
 from edgert_deploy.packager.samples.processing import read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import load_samples
+from edgert_deploy.packager.sources.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 
@@ -101,7 +102,7 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
 @click.option(
     "--precision",
     type=click.Choice(["auto", "int8", "fp16", "fp32"]),
-    help="For all targets (default: each profile's own); auto takes the first of int8, fp16, fp32 that passes.",
+    help="For all targets (default: each profile's own); auto takes the fastest of int8, fp16, fp32 that passes.",
 )
 @click.option(
     "--engines",
@@ -124,15 +125,33 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
     metavar="NAME=SHAPE",
     help="The lengths of an input's axes, where the model leaves them open: images=1,3,640,640, ids=int64:1,128.",
 )
+@click.option(
+    "--buckets",
+    metavar="AXIS=SIZES",
+    help="Keep one axis open, and build for some of its lengths: tokens=32,64,128. Devices pad to the next one.",
+)
+@click.option(
+    "--pad",
+    "pads",
+    multiple=True,
+    metavar="INPUT=NUMBER",
+    help="With --buckets: what an input is padded with (default: 0).",
+)
 @click.option("--convert-with", metavar="PYTHON", help="The Python that has Keras or PyTorch (default: this one).")
 @profiles_option
 @click.option(
+    "--recipe",
+    default="",
+    metavar="NAME",
+    help="Quantize with this recipe only, in engines that have it: min-max, percentile, ... (default: try them in turn).",
+)
+@click.option(
     "--budget",
-    "budget_s",
-    type=Duration(),
-    default="10m",
+    type=click.IntRange(0, 1000),
+    default=BUDGET,
     show_default=True,
-    help="How long to search for the fewest layers in float if INT8 does not pass; 0 does not search.",
+    metavar="BUILDS",
+    help="How many artifacts to build in search of the fewest layers in float if INT8 does not pass; 0: no search.",
 )
 @click.option("--measure", is_flag=True, help="Time the candidates on this machine; the fastest that passes is packed.")
 @click.option("--measure-on", metavar="SELECTOR", help="Time them on a device of the inventory.")
@@ -185,9 +204,11 @@ def build(
 
     Targets: see edgert profiles.
     """
-    conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]))
+    buckets = read_buckets(given["buckets"], given["pads"])
+    conversion = Conversion(given["convert_with"] or sys.executable, read_inputs(given["inputs"]), buckets)
     if init:
-        path = write_model_file(load_source(model, conversion), force)
+        kept = {key: given[key] for key in ("inputs", "buckets", "pads")}
+        path = write_model_file(load_source(model, conversion), force, kept)
         emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}", as_json)
         return
     ctx = click.get_current_context()
@@ -239,10 +260,16 @@ def _check_given(ctx: click.Context) -> None:
 def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: dict[str, Any]) -> BuildRequest:
     """Read the files that the options name, and return the request."""
     model = given["name"] or name_from(source.path)
+    if source.buckets is not None and (given["preprocess"] is not None or given["postprocess"] is not None):
+        raise ConfigInvalid(
+            "--buckets keeps an axis open, and --preprocess and --postprocess need fixed sizes: leave one of them out"
+        )
     before = None if given["preprocess"] is None else read_preprocess(given["preprocess"], source)
     if given["fold_preprocess"]:
-        if before is None:
-            raise ConfigInvalid("--fold-preprocess has nothing to fold in: give --preprocess imagenet, yolo or a file")
+        if not isinstance(before, Preprocess):
+            raise ConfigInvalid(
+                "--fold-preprocess folds in a rule for images: give --preprocess imagenet, yolo or a file"
+            )
         source, before = folded(source, before)
     after: Classify | Detect | None = None
     if given["postprocess"] is not None:
@@ -256,7 +283,7 @@ def _request(source: SourceModel, profiles: tuple[DeviceProfile, ...], given: di
     now_s, expires = time.time(), given["expires"] or (DOWNGRADE_EXPIRES if given["downgrade_from"] else "")
     same = (
         *("release", "max_drop", "max_class_drop", "engines", "metric", "allow_overlap", "licence"),
-        *("notes", "precision", "with_reference", "budget_s", "jobs"),
+        *("notes", "precision", "with_reference", "budget", "recipe", "jobs"),
     )
     return BuildRequest(
         source=source,

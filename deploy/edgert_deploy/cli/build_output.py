@@ -28,8 +28,14 @@ HEADING = "  ".join(name.ljust(width) for name, width in WIDTHS.items()).rstrip(
 
 
 def rows(choice: Choice, source_size_bytes: int) -> str:
-    """Return the table's rows of one target."""
-    return "\n".join(_row(choice.profile.name, candidate, source_size_bytes) for candidate in choice.packed)
+    """Return the table's rows of one target, each with what else was tried in its engine."""
+    lines = []
+    for candidate in choice.packed:
+        lines.append(_row(choice.profile.name, candidate, source_size_bytes))
+        if tried := choice.tried_text(candidate.artifact.engine):
+            best = f"takes {candidate.how}; " if candidate.passed else ""
+            lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
+    return "\n".join(lines)
 
 
 def times(choices: Iterable[Choice]) -> str:
@@ -95,7 +101,10 @@ def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
     candidates = [
         {
             "artifact": c.id,
+            "recipe": c.recipe,
+            "float_layers": list(c.artifact.float_layers),
             "passed": c.passed,
+            "score": c.result.accuracy.artifact,
             "drop": c.result.accuracy.drop,
             "size_bytes": c.size_bytes,
             **(vars(choice.timings[c.id]) if c.id in choice.timings else {}),
@@ -108,6 +117,7 @@ def _target(choice: Choice, source_size_bytes: int) -> dict[str, Any]:
         "artifacts": artifacts,
         "left_out": [vars(one) for one in choice.left_out],
         "candidates": candidates,
+        "not_built": [vars(one) for one in choice.not_built],
     }
 
 

@@ -27,7 +27,7 @@ CLASSES_SHOWN_MAX = 5
 _RECEIPT = re.compile(
     r"licence|notes|gate\..*|targets\.[^.]+\.(artifacts|left_out|warnings)(\..*)?|candidates\.[^.]+(\.(float_layers|qat|passed|packed))?"
 )
-_CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices)\..+\.artifact")
+_CLASS = re.compile(r"candidates\.[^.]+\.(classes|slices|buckets)\..+\.artifact")
 # Shown in lines of their own, or in the lines of artifacts.
 SHOWN_APART = ("artifacts.", "files.", "release", "classify.labels", "detect.labels")
 

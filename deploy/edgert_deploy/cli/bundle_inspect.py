@@ -12,6 +12,7 @@ import click
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.bundle.rules import Detect, Preprocess
+from edgert.bundle.signal_rules import signal_text
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
@@ -55,8 +56,12 @@ def _lines(report: Report) -> Iterator[str]:
     yield from (f"{name:<10}{receipt[name]}" for name in ("licence", "notes") if receipt.get(name))
     yield from (f"input     {spec.name} {spec.form}" for spec in manifest.inputs)
     yield from (f"output    {spec.name} {spec.form}" for spec in manifest.outputs)
+    if manifest.buckets is not None:
+        yield f"buckets   {manifest.buckets.form}"
     if manifest.preprocess is not None:
         yield from _preprocess(manifest.preprocess)
+    if (rule := manifest.sound or manifest.series) is not None:
+        yield f"before    {rule.input}: {signal_text(rule)}"
     if (classify := manifest.classify) is not None:
         softmax = ", softmax" if classify.softmax else ""
         yield f"after     {classify.output}: top {classify.top_k} of {len(classify.labels)} labels{softmax}"

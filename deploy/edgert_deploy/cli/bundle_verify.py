@@ -11,7 +11,7 @@ from edgert.bundle.signing import read_public_key
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit
 from edgert_deploy.cli.types import BundlePath
-from edgert_deploy.common.keys import key_paths, keys_dir
+from edgert_deploy.common.keys import public_key
 
 
 @click.command()
@@ -21,7 +21,7 @@ from edgert_deploy.common.keys import key_paths, keys_dir
     "key_files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Public key to trust; repeatable (default: default.pem of your keys).",
+    help="Public key to trust; repeatable (default: default.pem of the project, else of your keys).",
 )
 @json_option
 def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
@@ -32,7 +32,7 @@ def verify(bundle: Path, key_files: tuple[Path, ...], as_json: bool) -> None:
       edgert bundle verify digits.edgert
       edgert bundle verify digits.edgert --key keys/factory.pem --json
     """
-    trusted = tuple(read_public_key(path) for path in key_files or (key_paths(keys_dir(), "default")[1],))
+    trusted = tuple(read_public_key(path) for path in key_files or (public_key("default"),))
     with open_bundle(bundle, trusted) as opened:
         opened.verify_files()
         assert opened.signed_by is not None  # open_bundle raises if no trusted key signed

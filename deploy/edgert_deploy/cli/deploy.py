@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,31 @@ from edgert.versions.trial_limits import LIMIT_NAMES, parse_limits
 from edgert_deploy.bootstrap.bootstrap import BootstrapOptions
 from edgert_deploy.bootstrap.bootstrap import bootstrap as set_up
 from edgert_deploy.cli.bootstrap import trusted_keys
-from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
-from edgert_deploy.cli.output import columns, emit, error_lines, say
+from edgert_deploy.cli.options import inventory_option, json_option, selector_argument, verbose_option
+from edgert_deploy.cli.output import columns, emit, error_lines, errors_by_cause
+from edgert_deploy.cli.rollout_progress import RolloutProgress
+from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.cli.types import BundlePath, Duration, Rate
-from edgert_deploy.common.folders import rollouts_folder
-from edgert_deploy.common.project import find_bundle, find_project
+from edgert_deploy.common.parallel import at_once_here
+from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.common.trial_limits import limits_for
+from edgert_deploy.devices.claims import who
 from edgert_deploy.devices.inventory import Device, Inventory, find_inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import Transport, open_transport
 from edgert_deploy.rollout.deployment import HELD, Outcome
+from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, Progress, read_offer
 from edgert_deploy.rollout.rollout import deploy_each, exit_code, roll_out
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
-from edgert_deploy.rollout.waves import PARALLEL, PARALLEL_MAX, Strategy
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
+from edgert_deploy.rollout.waves import PARALLEL_MAX, Strategy
 
 FIRST = "stopping at the next step: devices that are not done roll back. Ctrl-C again detaches at once"
 SECOND = "detached: a device in the middle rolls back on its own when the trial ends"
 BYTES_PER_S_MIN = 1000.0
+ROWS_MAX = 40  # devices; beyond, results are counted and errors are grouped
 
 
 @click.command()
@@ -80,7 +87,9 @@ BYTES_PER_S_MIN = 1000.0
 )
 @click.option("--pause", "pause_s", metavar="DURATION", type=Duration(), default="0s", help="Wait between two waves.")
 @click.option(
-    "--parallel", type=click.IntRange(1, PARALLEL_MAX), default=PARALLEL, show_default=True, help="Devices at a time."
+    "--parallel",
+    type=click.IntRange(1, PARALLEL_MAX),
+    help="Devices at a time [default: by this host's cores and its limit of open files].",
 )
 @click.option(
     "--bwlimit",
@@ -98,6 +107,7 @@ BYTES_PER_S_MIN = 1000.0
     help="A bundle that devices have and this host never shipped: only differences are sent. May be repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
+@verbose_option
 @inventory_option
 @json_option
 def deploy(
@@ -111,10 +121,11 @@ def deploy(
     waves: str,
     max_failures: str | None,
     pause_s: float,
-    parallel: int,
+    parallel: int | None,
     bytes_per_s: float | None,
     delta_from: tuple[Path, ...],
     dry_run: bool,
+    verbose: bool,
     inventory_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -129,8 +140,11 @@ def deploy(
     limit breaks or when this host does not confirm the version. Limits may also be in edgert.toml, table [trial].
 
     A rollout over a fleet may go in steps: some devices first (--canary), then waves with a pause between them. It
-    stops when too many devices fail. Its progress is kept on disk: after Ctrl-C, a stop or a crash of this host,
-    `edgert rollout resume` continues.
+    stops when too many devices fail. Its progress is kept in the project: after Ctrl-C, a stop or a crash of this host,
+    `edgert rollout resume` continues, also on another host of the team.
+
+    Many devices show a table of those in progress on a terminal, and each tenth of them elsewhere; --verbose prints a
+    line for each step. Beyond 40 devices the result is a summary, in which failures of one cause share a line.
 
     A device gets only the files that it lacks, and patches where it has an older version. An interrupted transfer
     continues where it stopped, also when you repeat the command.
@@ -150,11 +164,13 @@ def deploy(
       edgert deploy digits.edgert all --bwlimit 500KB/s
       edgert deploy digits.edgert all --dry-run --json
     """
-    strategy = Strategy.parse(canary, waves, max_failures, parallel, pause_s)
+    strategy = Strategy.parse(canary, waves, max_failures, parallel or at_once_here(), pause_s)
     inventory = find_inventory(inventory_file)
     devices = inventory.select(selector)
     offer = read_offer(bundle)
-    trial_limits = limits_for(offer.manifest.model, _trial_table(), parse_limits(limits), watch_s, unattended, trial_s)
+    trial_limits = limits_for(
+        offer.manifest.model, find_project().trial, parse_limits(limits), watch_s, unattended, trial_s
+    )
     request = DeployRequest(
         bundle,
         offer,
@@ -168,89 +184,124 @@ def deploy(
     for path in delta_from:
         request.deltas.objects.keep_bundle(path)
     if dry_run:
-        _show_plan(request, strategy, devices, as_json)
+        _show_plan(request, strategy, devices, verbose, as_json)
         return
     manifest = request.offer.manifest
-    store = RolloutStore(rollouts_folder())
-    number = store.new_number()
+    store, project = open_rollouts(changes=True), find_project()
     rollout = Rollout(
-        id=f"{manifest.model}-r{manifest.release}-{number}",
-        number=number,
-        bundle=str(bundle.absolute()),
+        id="",
+        bundle=project.name_of(bundle),
         digest=request.offer.digest,
         model=manifest.model,
         release=manifest.release,
-        inventory=str(inventory.path.absolute()),
+        inventory=project.name_of(inventory.path),
         devices=tuple(device.name for device in devices),
         strategy=strategy,
         trial_s=trial_s,
         started_at=time.time(),
         bytes_per_s=request.bytes_per_s,
         limits=trial_limits,
+        by=who(),
     )
-    store.tidy()
-    run_rollout(store, rollout, request, devices, as_json)
+    run_rollout(store, store.begin(rollout), request, devices, verbose, as_json)
 
 
-def resume(rollout: Rollout, as_json: bool) -> None:
-    """Finish a rollout, with its bundle and inventory as they are now."""
-    bundle = find_bundle(Path(rollout.bundle))
+def resume(store: RolloutStore, rollout: Rollout, bundle: Path | None, verbose: bool, as_json: bool) -> None:
+    """Finish a rollout with its inventory as it is now, and with its bundle; `bundle` is where that is on this host."""
+    bundle, offer = _bundle_of(rollout, bundle)
     request = DeployRequest(
         bundle,
-        read_offer(bundle),
+        offer,
         rollout.trial_s,
         open_transport,
         _make_ready,
         bytes_per_s=rollout.bytes_per_s,
         limits=rollout.limits,
     )
-    if request.offer.digest != rollout.digest:
-        raise ConfigInvalid(
-            f"{rollout.bundle} changed since rollout {rollout.id} began: start a new rollout with edgert deploy"
-        )
-    found = {device.name: device for device in Inventory(Path(rollout.inventory)).devices()}
+    inventory = find_project().path_of(rollout.inventory)
+    found = {device.name: device for device in Inventory(inventory).devices()}
     # A device that was removed from the inventory since is no longer part of the rollout.
     devices = [found[name] for name in rollout.devices if name in found]
     if not devices:
-        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {rollout.inventory} any more")
+        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
-    run_rollout(RolloutStore(rollouts_folder()), rollout, request, devices, as_json)
+    run_rollout(store, rollout, request, devices, verbose, as_json)
 
 
 def run_rollout(
-    store: RolloutStore, rollout: Rollout, request: DeployRequest, devices: list[Device], as_json: bool
+    store: RolloutStore, rollout: Rollout, request: DeployRequest, devices: list[Device], verbose: bool, as_json: bool
 ) -> None:
     """Run the rollout until it ends or stops, print the results and exit with their code."""
-    with store.at_work(rollout.id), request.stop.on_interrupt(FIRST, SECOND):
-        rollout = roll_out(store, rollout, request, devices, say)
+    title = f"{rollout.model} release {rollout.release}"
+    todo = sum(not rollout.has_release(device.name) for device in devices)
+    progress = RolloutProgress(title, todo, request.stop, FIRST, SECOND, verbose=verbose)
+    with store.at_work(rollout.id), progress:
+        rollout = replace(store.read(rollout.id), devices=rollout.devices, by=who())
+        request = replace(request, on_bytes=progress.sent)
+        rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but devices are left.
     code = exit_code(rollout.errors) or (Interrupted.exit_code if rollout.left else 0)
     value = rollout_json(rollout) | {"ok": code == 0}
     first = next((error for error in rollout.errors if error is not None), None)
     if first is not None and len(devices) == 1:
         value["error"] = {"code": first.code, "message": first.message}
-    emit(value, rollout_table(rollout), as_json)
+    emit(value, rollout_table(rollout, every=verbose or len(devices) <= ROWS_MAX), as_json)
     click.get_current_context().exit(code)
+
+
+def _bundle_of(rollout: Rollout, given: Path | None) -> tuple[Path, Offer]:
+    """Return the rollout's bundle and its offer. Raises ConfigInvalid if it is not on this host."""
+    project, other = find_project(), ""
+    recorded = project.path_of(rollout.bundle)
+    for path in [given] if given is not None else [recorded, (project.bundles or recorded.parent) / recorded.name]:
+        if path.is_file():
+            offer = read_offer(path)
+            if offer.digest == rollout.digest:
+                return path, offer
+            other = f"; {path} has other content"
+    raise ConfigInvalid(
+        f"the bundle of rollout {rollout.id} is not on this host: {rollout.bundle}, digest {rollout.digest[:12]}{other}. "
+        f"Copy it here, then: edgert rollout resume {rollout.id} --bundle FILE"
+    )
 
 
 def rollout_json(rollout: Rollout) -> dict[str, Any]:
     return {
-        "rollout": {"id": rollout.id, "state": rollout.state, "reason": rollout.reason, "left": rollout.left},
+        "rollout": {
+            "id": rollout.id,
+            "state": rollout.state,
+            "reason": rollout.reason,
+            "left": rollout.left,
+            "by": rollout.by,
+        },
         "bundle": {"model": rollout.model, "release": rollout.release, "digest": rollout.digest},
-        "devices": [rollout.outcomes.get(name, Outcome(name, HELD).as_json()) for name in rollout.devices],
+        "devices": [
+            {**Outcome(name, HELD).as_json(), **rollout.outcomes.get(name, {}), "device": name}
+            for name in rollout.devices
+        ],
     }
 
 
-def rollout_table(rollout: Rollout) -> str:
-    """Return a row for each device, the errors, and the rollout's progress."""
-    rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
-    for outcome in rollout_json(rollout)["devices"]:
-        live = "" if outcome["serving"] is None else f"{rollout.model} {outcome['serving']}"
-        rows.append((outcome["device"], outcome["result"], live, f"{outcome['seconds']:.1f}"))
+def rollout_table(rollout: Rollout, *, every: bool = True) -> str:
+    """Return a row for each device, the errors, and the rollout's progress.
+
+    Without `every`, the rows are results with the number of their devices, and errors of one cause share a line.
+    """
+    outcomes = rollout_json(rollout)["devices"]
     named = zip(rollout.devices, rollout.errors, strict=True)
     errors = [(name, error.code, error.message) for name, error in named if error is not None]
+    if every:
+        rows = [("DEVICE", "RESULT", "LIVE", "SECONDS")]
+        for outcome in outcomes:
+            live = "" if outcome["serving"] is None else f"{rollout.model} {outcome['serving']}"
+            rows.append((outcome["device"], outcome["result"], live, f"{outcome['seconds']:.1f}"))
+        lines = f"{columns(rows)}\n{error_lines(errors)}"
+    else:
+        counts = Counter(outcome["result"] for outcome in outcomes)
+        counted = [("RESULT", "DEVICES"), *((result, str(count)) for result, count in counts.most_common())]
+        lines = f"{columns(counted)}\n{errors_by_cause(errors)}"
+        lines += f"every device: edgert rollout status {rollout.id}\n"
     done = len(rollout.devices) - len(rollout.left)
-    lines = f"{columns(rows)}\n{error_lines(errors)}"
     lines += f"{rollout.model} release {rollout.release}: {done} of {len(rollout.devices)} devices"
     if rollout.left and len(rollout.devices) > 1:
         lines += f"; {rollout.state}" + (f": {rollout.reason}" if rollout.reason else "")
@@ -261,14 +312,14 @@ def rollout_table(rollout: Rollout) -> str:
 def _next_steps(rollout: Rollout) -> str:
     """Name only the commands that help: a roll-back on devices without the release would undo something else."""
     steps = [f"edgert rollout resume {rollout.id}"] if rollout.resumable else []
-    if rollout.changed:
+    if 0 < len(rollout.changed) <= ROWS_MAX:
         steps.append(f"edgert rollback {rollout.model} {','.join(rollout.changed)}")
     return f"\nnext: {', or '.join(steps)}" if steps else ""
 
 
-def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], as_json: bool) -> None:
-    with request.stop.on_interrupt(FIRST, SECOND):
-        outcomes = deploy_each(request, devices, say, at_once=strategy.parallel)
+def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device], verbose: bool, as_json: bool) -> None:
+    with RolloutProgress("plan", len(devices), request.stop, FIRST, SECOND, verbose=verbose) as progress:
+        outcomes = deploy_each(request, devices, progress, at_once=strategy.parallel, on_outcome=progress.done)
     code = exit_code([outcome.error for outcome in outcomes])
     manifest = request.offer.manifest
     waves = [[devices[i].name for i in wave] for wave in strategy.split(len(devices))]
@@ -290,12 +341,6 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
         text += f"\non trial: {request.limits.described()}"
     emit(value, text, as_json)
     click.get_current_context().exit(code)
-
-
-def _trial_table() -> dict[str, Any]:
-    """Return the project's table [trial]."""
-    project = find_project()
-    return {} if project is None else project.trial
 
 
 def _make_ready(device: Device, transport: Transport, progress: Progress) -> None:

@@ -13,7 +13,6 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import inventory_option, json_option, profiles_option, selector_argument
 from edgert_deploy.cli.output import emit, say
 from edgert_deploy.common.parallel import AT_ONCE_MAX
-from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import ALL, find_inventory
 from edgert_deploy.doctor import FAIL, OK, WARN, Finding
 
@@ -51,7 +50,7 @@ def doctor(
     from edgert_deploy.doctor.host import check_host, signing_keys
 
     inventory = find_inventory(inventory_file)
-    findings = check_host(inventory, find_project())
+    findings = check_host(inventory)
     try:
         devices = [] if host_only else inventory.devices()
         if devices or selector is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +19,8 @@ from edgert_deploy.common.quantities import duration_text
 from edgert_deploy.fleet.store.query import DIMENSIONS, Answer, FleetQuery, Question
 
 PERCENTILES_MAX = 20
+STALE_MS = 150_000  # two and a half windows of 60 s
+NAMED_MAX = 5  # devices in a warning
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?", re.ASCII)
 
 EPILOG = f"""\b
@@ -29,7 +33,8 @@ Examples:
 \b
 --by takes any of {", ".join(DIMENSIONS)}. Percentiles pool all requests of a group (error at most 1.09 %); they are
 never means of percentiles. A window belongs to the minute in which it ended; more than two days ago, periods begin and
-end at whole hours. Errors, shed and cache hits are the growth of the counters.
+end at whole hours. Errors, shed and cache hits are the growth of the counters. `missing` counts reports that were sent
+and never came; stderr names their devices, and warns where the store itself is old.
 
 \b
 Exit codes: 0 done (also without reports), 4 an option cannot be used, 6 the store cannot be reached.
@@ -97,15 +102,20 @@ def query(
     fleet = FleetQuery(store_url)
     try:
         answers = fleet.answer(question, now_ms)
+        newest_ms, unsynced = fleet.newest_ms(), fleet.unsynced(question, now_ms)
     finally:
         fleet.close()
     rows = [_row(answer, shares, bool(step_s)) for answer in answers]
     if rows or as_json:
         table = columns([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]) if rows else ""
-        emit({"since_ms": question.since_ms, "until_ms": until_ms, "by": question.by, "groups": rows}, table, as_json)
+        truth = {"newest_ms": newest_ms, "missing_devices": _missing_of(answers), "clocks_not_synchronised": unsynced}
+        period = {"since_ms": question.since_ms, "until_ms": until_ms, "by": question.by}
+        emit({**period, **truth, "groups": rows}, table, as_json)
     else:
         window = duration_text(window_s)
         say("", f"no matching reports in the last {window}; `edgert fleet record` fills the store")
+    for line in _warnings(answers, unsynced, newest_ms, now_ms):
+        say("", line)
 
 
 def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
@@ -128,12 +138,44 @@ def _row(answer: Answer, shares: list[tuple[str, Fraction]], stepped: bool) -> d
         **({"begin": begin} if stepped else {}),
         **answer.group,
         "windows": answer.windows,
+        "missing": sum(answer.missing.values()),
         "answered": latency.count,
         "rate_per_s": round(latency.count / answer.duration_s, 3),
         **{name: round(latency.quantile(share), 4) if latency.count else None for name, share in shares},
         "max_ms": round(latency.max, 4) if latency.count else None,
         **{name: answer.counters[name] for name in ("errors", "shed", "cache_hits")},
     }
+
+
+def _missing_of(answers: Sequence[Answer]) -> dict[str, int]:
+    """Return how many reports of each device are missing, most first."""
+    total: Counter[str] = Counter()
+    for answer in answers:
+        total.update(answer.missing)
+    return dict(total.most_common())
+
+
+def _warnings(answers: Sequence[Answer], unsynced: Sequence[str], newest_ms: int, now_ms: int) -> Iterator[str]:
+    """Yield what a reader of the answers must know of their reports."""
+    missing = _missing_of(answers)
+    if missing:
+        lost, came = sum(missing.values()), sum(answer.windows for answer in answers)
+        yield (
+            f"{lost} of {lost + came} reports ({lost / (lost + came):.1%}) were sent and never came, from "
+            f"{_named([f'{device} ({count})' for device, count in missing.items()])}"
+        )
+    if unsynced:
+        yield f"times of receipt, because the clock is not synchronised: {_named(unsynced)}"
+    if newest_ms and now_ms - newest_ms > STALE_MS:
+        yield (
+            f"the newest report in the store is {(now_ms - newest_ms) // 60_000} min old: check that "
+            "`edgert fleet record` runs and reaches the broker"
+        )
+
+
+def _named(words: Sequence[str]) -> str:
+    more = len(words) - NAMED_MAX
+    return ", ".join(words[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _cell(value: object) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 import click
 
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.broker_options import broker_options
 from edgert_deploy.cli.options import for_option, json_option
 from edgert_deploy.cli.output import emit, say
 from edgert_deploy.cli.stopping import stopping
+from edgert_deploy.cli.team import open_rollouts
 from edgert_deploy.cli.types import Size
-from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
@@ -33,9 +35,11 @@ from edgert_deploy.fleet.ui.history import History, versions_seen
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
+from edgert_deploy.rollout.rollout_store import RolloutStore
 
 PORT = 8765
 TICK_S = 1.0
+TEAM_S = 5.0
 PRUNE_EVERY_S = 600.0
 OWN_SIZE = "2GB"
 TOKEN_CHARS_MIN = 16
@@ -50,7 +54,7 @@ Examples:
 \b
 The page fetches nothing from the network and changes nothing. Its state comes from the broker. Its curves come from the
 store that `edgert fleet record` fills (--store, $EDGERT_STORE). Without one, the command fills a store of its own while
-it runs (--size bounds it; stderr names the file). Rollouts are those of this user on this host.
+it runs (--size bounds it; stderr names the file). Rollouts are those of the project to devices that report here.
 
 \b
 It listens on loopback, where every user of this machine can read it. With another --host it asks for a token, which is
@@ -107,7 +111,8 @@ def ui(
     query = FleetQuery(store_url or own_store(settings))
     board = Board(_wall_ms)
     begin(board, query)
-    hub = Hub(board, Rollouts(rollouts_folder()), time.monotonic, _wall_ms)
+    rollouts = open_rollouts()
+    hub = Hub(board, Rollouts(rollouts.without_team()), time.monotonic, _wall_ms)
     subscriber = FleetSubscriber(settings, _Both(board, own), site, log=_Trouble(hub).note)
     subscriber.open()
     server = PageServer(Answers(hub, History(query, _wall_ms), site), access, host, port)
@@ -117,6 +122,8 @@ def ui(
             f"warning: the network can reach {host}, and the connection is not encrypted: whoever has the token can read it"
         )
     stop = stopping(for_s)
+    if rollouts.has_team:
+        threading.Thread(target=_follow, args=(rollouts,), daemon=True).start()
     try:
         while not stop():
             subscriber.listen(TICK_S)
@@ -167,6 +174,14 @@ def begin(board: Board, query: FleetQuery) -> None:
     """Fill the board from the store: stale devices, alarms, versions."""
     board.remember(query.devices(), time.monotonic())
     board.remember_versions(versions_seen(query, _wall_ms()))
+
+
+def _follow(rollouts: RolloutStore) -> None:
+    """Bring what other hosts of the team roll out to this one, until the process ends."""
+    while True:
+        time.sleep(TEAM_S)
+        with contextlib.suppress(EdgeRTError):  # the page shows what this host knows
+            rollouts.sync()
 
 
 class _Trouble:

@@ -33,7 +33,7 @@ QUICK_S_MAX = 60.0
     "source",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .npy array, an .npz with one array for each input name, or a JPEG or PNG file.",
+    help="A .npy array, an .npz with one array for each input name, or a JPEG, PNG, WAV or CSV file.",
 )
 @click.option(
     "--socket",

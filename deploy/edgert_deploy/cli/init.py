@@ -12,17 +12,18 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.options import json_option
 from edgert_deploy.cli.output import emit, say
 from edgert_deploy.common.folders import config_folder
-from edgert_deploy.common.keys import key_paths, keys_dir
-from edgert_deploy.common.project import FILE_NAME, INVENTORY, find_project
+from edgert_deploy.common.keys import key_paths, publish
+from edgert_deploy.common.project import FILE_NAME, INVENTORY, KEYS, find_project, find_root
 
 PROJECT = """\
 # A project of EdgeRT. Commands in this folder, or below it, use these values for options that you leave out.
-# Paths are relative to this folder. Secrets do not belong here. Durations have a unit: 90s, 10m, 2h, 1d.
+# A team commits this folder: paths are relative to it, and secrets do not belong here. Durations have a unit: 90s, 2h.
 
 # inventory = "inventory.toml"         # the fleet
 # selector = "all"                     # the SELECTOR of bootstrap, deploy, bench, status and doctor if you give none
 # bundles = "bundles"                  # folder of the bundles that you give by a mere name
 # profiles = "profiles"                # device profiles of your own
+# store = "postgresql://ops@db/fleet"  # of edgert fleet record; rollouts are there too, for every host of the team
 # keys = "~/.config/edgert/keys"       # signing keys; never in this folder
 
 # [broker]                             # the devices report to it; fleet, bootstrap and doctor use it
@@ -51,8 +52,8 @@ IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.d
 def init(folder: Path, as_json: bool) -> None:
     """Make DIR (default: this folder) a project: write edgert.toml, inventory.toml and .gitignore.
 
-    If you have no signing key, one is made in your own configuration, outside of the project. Existing files stay as
-    they are, so you may repeat the command.
+    If you have no signing key, one is made in your own configuration, outside of the project; a copy of its public half
+    goes to keys/. A team commits the folder. Existing files stay as they are, so you may repeat the command.
 
     \b
     Examples:
@@ -62,32 +63,37 @@ def init(folder: Path, as_json: bool) -> None:
     try:
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        above = find_project(folder.parent)
+        above = find_root(folder.parent)
         files = {FILE_NAME: PROJECT, INVENTORY: FLEET, ".gitignore": "\n".join((*IGNORED, ""))}
         made = [name for name, text in files.items() if _written(folder / name, text)]
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
         raise ConfigInvalid(f"cannot make {folder} a project: {error.filename}: {error.strerror}") from error
     project = find_project(folder)  # also reports a fault in an existing file
-    assert project is not None
-    private, public = key_paths(project.keys or keys_dir(), "default")
-    if not private.exists() and not public.exists():
+    private, public = key_paths(project.keys, "default")
+    shared = project.public_keys / public.name
+    if not private.exists() and not public.exists() and not shared.exists():
         write_key_pair(new_key(), private, public)
         made.append(str(private))
+    if public.exists() and publish(public, project):
+        made.append(f"{KEYS}/{shared.name}")
     stayed = [name for name in files if name not in made]
     text = f"{folder} is a project; made: {', '.join(made) or 'nothing, everything existed'}"
-    emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(public)}, text, as_json)
+    emit({"project": str(folder), "made": made, "stayed": stayed, "key": str(shared)}, text, as_json)
     if above is not None:
         say(
             "",
-            f"note: {folder} is inside the project {above.root}; its own {FILE_NAME} applies here",
+            f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here",
         )
     users = config_folder() / INVENTORY
     if INVENTORY in made and users.exists():
         say("", f"note: your devices so far are in {users}: copy it here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
         say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
-    say("", f"signing key: {private} (back it up: devices trust only what it signs)")
+    if private.exists():
+        say("", f"signing key: {private} (back it up: devices trust only what it signs)")
+    else:
+        say("", f"signing key: {shared} is public; the private half of it is not on this host")
     say("", "next: edgert device add NAME USER@HOST, then edgert doctor")
 
 

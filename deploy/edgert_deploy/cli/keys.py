@@ -11,7 +11,8 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
 from edgert_deploy.cli.output import columns, emit, error_lines, say
-from edgert_deploy.common.keys import PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
+from edgert_deploy.common.keys import PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
+from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
@@ -36,33 +37,39 @@ def keys() -> None:
 )
 @json_option
 def new(name: str, folder: Path | None, as_json: bool) -> None:
-    """Make a key pair; an existing one is never overwritten.
+    """Make a key pair; an existing one is never overwritten. A project gets a copy of the public half.
 
     \b
     Examples:
       edgert keys new
-      edgert keys new --name factory --dir keys
+      edgert keys new --name factory --dir ~/keys
     """
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigInvalid(f"key name {name!r}: use letters, digits, - and _")
+    check_new_key(name, folder or keys_dir())
     private, public = key_paths(folder or keys_dir(), name)
     key = new_key()
     write_key_pair(key, private, public)
+    shared = publish(public, find_project()) if folder is None else None
     key_id = key.public.key_id
-    emit({"key_id": key_id, "private": str(private), "public": str(public)}, f"{key_id}  {public}", as_json)
+    value = {"key_id": key_id, "private": str(private), "public": str(public), "shared": shared and str(shared)}
+    emit(value, f"{key_id}  {shared or public}", as_json)
     if not as_json:
         say("", f"private key: {private}. Back it up: devices trust only bundles that it signed.")
 
 
 @keys.command("list")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="The folder to read (default: your configuration)."
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="The folder to read (default: your configuration and the project).",
 )
 @selector_argument(required=False)
 @inventory_option
 @json_option
 def list_(folder: Path | None, selector: str | None, inventory_file: Path | None, as_json: bool) -> None:
-    """List this host's key pairs, or with SELECTOR the keys that devices trust.
+    """List this user's keys and the project's, or with SELECTOR the keys that devices trust.
 
     \b
     Examples:
@@ -73,7 +80,7 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
         _on_devices(selector, inventory_file, as_json, "list")
         return
     rows = []
-    for public in public_keys(folder or keys_dir()):
+    for public in public_keys(*([folder] if folder else [])):
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
         rows.append({"key_id": read_public_key(public).key_id, "public": str(public), "can_sign": private.exists()})
     lines = [f"{r['key_id']}  {r['public']}  {'can sign' if r['can_sign'] else 'public key only'}" for r in rows]

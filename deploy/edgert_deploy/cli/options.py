@@ -21,7 +21,7 @@ inventory_option = click.option(
     "inventory_file",
     type=click.Path(dir_okay=False, path_type=Path),
     is_eager=True,  # a shell completes SELECTOR from it
-    help="The fleet [default: ./inventory.toml, the project's, or inventory.toml in the user's configuration].",
+    help="The fleet [default: the project's].",
 )
 
 profiles_option = click.option(
@@ -36,6 +36,8 @@ same_machine_option = click.option(
     "--same-machine", is_flag=True, help="Allow a device with the host key of another one in the inventory."
 )
 
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
+
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 store_option = click.option(
@@ -45,7 +47,7 @@ store_option = click.option(
     envvar="EDGERT_STORE",
     default=STORE_DEFAULT,
     help="A file, sqlite:///FILE or postgresql://USER@HOST/DATABASE, its password in ~/.pgpass "
-    f"[default: $EDGERT_STORE, else ./{STORE_DEFAULT}].",
+    f"[default: $EDGERT_STORE, else the project's, else ./{STORE_DEFAULT}].",
 )
 
 for_option = click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,8 @@ import click
 from edgert.printable import printable
 
 CELL_CHARS_MAX = 300
+NAMES_MAX = 5  # of the devices that failed for one cause
+_NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _LINE = threading.Lock()
 
 
@@ -38,3 +41,22 @@ def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
     """Return a line for each error, to print below a table: device, code, message."""
     # Most messages begin with the device's name already.
     return "".join(f"{name} [{code}]: {message.removeprefix(f'{name}: ')}\n" for name, code, message in errors)
+
+
+def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
+    """Return a line for each cause: code, how many devices, the message of the first, and the first names.
+
+    Messages that differ in the device's name and address or in numbers have one cause. The most frequent comes first.
+    """
+    causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, code, message in errors:
+        own = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])( \([^)]*\))?")
+        cause = _NUMBER.sub("#", own.sub("DEVICE", message))
+        causes.setdefault((code, cause), []).append((name, message.removeprefix(f"{name}: ")))
+    lines = []
+    for (code, _), found in sorted(causes.items(), key=lambda cause: -len(cause[1])):
+        names = ", ".join(name for name, _ in found[:NAMES_MAX])
+        more = f" and {len(found) - NAMES_MAX} more" if len(found) > NAMES_MAX else ""
+        devices = f"{len(found)} device{'' if len(found) == 1 else 's'}"
+        lines.append(f"{devices} [{code}]: {found[0][1]}\n  {names}{more}\n")
+    return "".join(lines)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from edgert_deploy.cli.deploy import resume, rollout_json, rollout_table
-from edgert_deploy.cli.options import json_option
+from edgert_deploy.cli.options import json_option, verbose_option, yes_option
 from edgert_deploy.cli.output import columns, emit
-from edgert_deploy.common.folders import rollouts_folder
-from edgert_deploy.rollout.rollout_store import ABORTED, DONE, RUNNING, Rollout, RolloutStore
+from edgert_deploy.cli.team import open_rollouts
+from edgert_deploy.cli.types import BundlePath
+from edgert_deploy.devices.claims import who
+from edgert_deploy.rollout.deployment import HELD
+from edgert_deploy.rollout.rollout_record import ABORTED, DONE, PAUSED, RUNNING, Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
+
+CUT_OFF = "cut off"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def rollout() -> None:
-    """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; its progress is kept on disk.
+    """Show, resume or abort rollouts. Each `edgert deploy` is a rollout; the project keeps its progress.
+
+    ID is a rollout's id, or the beginning of one.
 
     \b
     Examples:
@@ -30,14 +41,14 @@ def rollout() -> None:
 @rollout.command("list")
 @json_option
 def list_rollouts(as_json: bool) -> None:
-    """List the rollouts of this user, the newest first."""
-    store = RolloutStore(rollouts_folder())
-    rows = [("ROLLOUT", "MODEL", "RELEASE", "STATE", "DONE", "STARTED")]
+    """List the rollouts of this project, the newest first."""
+    store = open_rollouts()
+    rows = [("ROLLOUT", "MODEL", "RELEASE", "STATE", "DONE", "STARTED", "BY")]
     found = [_seen(store, rollout) for rollout in store.all()]
     for rollout in found:
         done = f"{len(rollout.devices) - len(rollout.left)} of {len(rollout.devices)}"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(rollout.started_at))
-        rows.append((rollout.id, rollout.model, str(rollout.release), rollout.state, done, started))
+        rows.append((rollout.id, rollout.model, str(rollout.release), _state_text(rollout), done, started, rollout.by))
     text = columns(rows) if found else "no rollouts: edgert deploy starts one"
     emit({"ok": True, "rollouts": [rollout_json(rollout) for rollout in found]}, text, as_json)
 
@@ -47,42 +58,50 @@ def list_rollouts(as_json: bool) -> None:
 @json_option
 def status(id: str | None, as_json: bool) -> None:
     """Show the result for each device of rollout ID (default: the newest)."""
-    store = RolloutStore(rollouts_folder())
-    rollout = _seen(store, store.read(id) if id else store.last())
+    store = open_rollouts()
+    rollout = _seen(store, store.find(id) if id else store.last())
     emit({"ok": True, **rollout_json(rollout)}, f"{rollout.id}\n{rollout_table(rollout)}", as_json)
 
 
 @rollout.command("resume")
 @click.argument("id", required=False)
+@click.option("--bundle", type=BundlePath(), help="Its bundle, where this host has it in another place.")
+@yes_option
+@verbose_option
 @json_option
-def resume_rollout(id: str | None, as_json: bool) -> None:
+def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool, as_json: bool) -> None:
     """Finish rollout ID (default: the newest): devices that failed, were interrupted or not tried yet.
 
-    Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy.
+    Waves, limits and pauses stay as they were; earlier failures do not count again. Exits like edgert deploy. Any host
+    of the team may finish a rollout of another one.
     """
-    store = RolloutStore(rollouts_folder())
-    rollout = store.read(id) if id else store.last()
+    store = open_rollouts(changes=True)
+    rollout = store.find(id) if id else store.last()
     if rollout.state == ABORTED:
         raise click.UsageError(f"rollout {rollout.id} was aborted: start a new one with edgert deploy")
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
-    resume(rollout, as_json)
+    _agree_if_it_may_run(store, rollout, yes)
+    resume(store, rollout, bundle, verbose, as_json)
 
 
 @rollout.command()
 @click.argument("id", required=False)
+@yes_option
 @json_option
-def abort(id: str | None, as_json: bool) -> None:
+def abort(id: str | None, yes: bool, as_json: bool) -> None:
     """Abort rollout ID (default: the newest), so that nobody resumes it. Devices keep what they have.
 
     To abort a rollout that runs in another process, press Ctrl-C there.
     """
-    store = RolloutStore(rollouts_folder())
-    rollout = store.read(id) if id else store.last()
+    store = open_rollouts(changes=True)
+    rollout = store.find(id) if id else store.last()
+    _agree_if_it_may_run(store, rollout, yes)
     with store.at_work(rollout.id):
+        rollout = store.read(rollout.id)
         if rollout.state != DONE or rollout.left:
-            rollout = replace(rollout, state=ABORTED, reason="aborted by the user")
+            rollout = replace(rollout, state=ABORTED, reason="aborted by the user", by=who())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
     text = f"rollout {rollout.id} is {rollout.state}: release {rollout.release} is live on {done} devices"
@@ -92,8 +111,29 @@ def abort(id: str | None, as_json: bool) -> None:
     emit({"ok": True, **rollout_json(rollout)}, text, as_json)
 
 
+def _state_text(rollout: Rollout) -> str:
+    """Return the state. `done` is a rollout that every device took; of another one, the results of the others."""
+    if rollout.state != DONE or not rollout.left:
+        return rollout.state
+    results = Counter(str(rollout.outcomes.get(device, {}).get("result", HELD)) for device in rollout.left)
+    return f"ended, {', '.join(f'{count} {result}' for result, count in results.items())}"
+
+
 def _seen(store: RolloutStore, rollout: Rollout) -> Rollout:
     """Return the rollout; one that is marked as running and that no process works on was cut off."""
-    if rollout.state == RUNNING and not store.is_at_work(rollout.id):
-        return replace(rollout, state="cut off", reason="its process ended before it was done")
-    return rollout
+    if rollout.state != RUNNING:
+        return rollout
+    at_work = store.is_at_work(rollout.id)
+    if at_work is None:
+        return replace(rollout, reason=f"as {rollout.by} last recorded it")
+    return rollout if at_work else replace(rollout, state=CUT_OFF, reason="its process ended before it was done")
+
+
+def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
+    """Ask, if another host may still work on the rollout and this one cannot know. Ends the command for a no."""
+    if yes or rollout.state not in (RUNNING, PAUSED) or store.is_at_work(rollout.id) is not None:
+        return
+    why = f"rollout {rollout.id} is {rollout.state}, as {rollout.by} last recorded it, and may still run there"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{why}: make sure that it does not, then pass --yes")
+    click.confirm(f"{why}. Take it over?", abort=True, err=True)

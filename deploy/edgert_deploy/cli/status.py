@@ -10,12 +10,12 @@ from edgert.errors import DeviceUnreachable, HostKeyMismatch, LoginRefused, NotB
 from edgert_deploy.cli.each import Row, run_on_each
 from edgert_deploy.cli.options import inventory_option, json_option, selector_argument
 from edgert_deploy.cli.output import columns
-from edgert_deploy.common.folders import rollouts_folder
+from edgert_deploy.cli.team import open_rollouts
+from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import ALL, Device, find_inventory
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout_store import RolloutStore
 
 EXIT_DRIFT = 12
 HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "ENGINE", "DRIFT")
@@ -29,7 +29,7 @@ HEADING = ("DEVICE", "PROFILE", "DAEMON", "MODEL", "LIVE", "WANTED", "STATE", "E
 def status(selector: str, check: bool, inventory_file: Path | None, as_json: bool) -> None:
     """Show what devices serve, and mark drift from what they should serve.
 
-    Wanted is the release of this host's newest rollout that names the device. Marked as drift: a release that is
+    Wanted is the release of the project's newest rollout that names the device. Marked as drift: a release that is
     behind or ahead, other content, a missing model, a trial, a rollback (with the reason), a degraded engine, a model
     that does not serve, a daemon that does not run, another version of edgert than this host's. Without SELECTOR,
     the devices are those of the project's `selector`, else all.
@@ -43,7 +43,7 @@ def status(selector: str, check: bool, inventory_file: Path | None, as_json: boo
       edgert status all --check
     """
     inventory = find_inventory(inventory_file)
-    wanted = wanted_of(RolloutStore(rollouts_folder()).all(), str(inventory.path.absolute()))
+    wanted = wanted_of(open_rollouts().all(), find_project().name_of(inventory.path))
 
     def ask(device: Device, transport: Transport) -> Row:
         """`drifts` says whether anything drifted, `drift` and `models` say what; `status` is the device's own answer."""

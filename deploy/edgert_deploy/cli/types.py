@@ -11,7 +11,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.common.folders import rollouts_folder
 from edgert_deploy.common.project import find_bundle, find_project
 from edgert_deploy.common.quantities import duration_s, duration_text, rate_bytes_per_s, size_bytes
 
@@ -78,7 +77,7 @@ class OneDevice(Selector):
 
 
 class ModelName(click.types.StringParamType):
-    """A model's name; a shell completes those that this host deployed."""
+    """A model's name; a shell completes those that the team deployed."""
 
     name = "model"
 
@@ -133,11 +132,11 @@ class NewBundlePath(BundlePath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))
-        project = find_project() if path.parent == Path() else None
-        if project is None or project.bundles is None:
+        bundles = find_project().bundles if path.parent == Path() else None
+        if bundles is None:
             return path
-        project.bundles.mkdir(parents=True, exist_ok=True)
-        return project.bundles / path
+        bundles.mkdir(parents=True, exist_ok=True)
+        return bundles / path
 
 
 def _matching(names: Iterable[str], beginning: str) -> list[str]:
@@ -160,9 +159,8 @@ def _selectable(ctx: click.Context) -> list[str]:
 def _models() -> list[str]:
     from edgert_deploy.rollout.rollout_store import RolloutStore
 
-    return [rollout.model for rollout in RolloutStore(rollouts_folder()).all()]
+    return [rollout.model for rollout in RolloutStore(find_project().rollouts).all()]
 
 
 def _folder_of_profiles(ctx: click.Context) -> Path | None:
-    project = find_project()
-    return ctx.params.get("profiles_dir") or (project.profiles if project is not None else None)
+    return ctx.params.get("profiles_dir") or find_project().profiles

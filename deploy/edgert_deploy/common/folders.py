@@ -7,14 +7,9 @@ from pathlib import Path
 
 
 def config_folder() -> Path:
-    """Return $EDGERT_CONFIG_DIR, else ~/.config/edgert: the user's keys and inventory."""
+    """Return $EDGERT_CONFIG_DIR, else ~/.config/edgert: the user's signing keys, and a project of the user's own."""
     given = os.environ.get("EDGERT_CONFIG_DIR")
     return Path(given) if given else Path.home() / ".config" / "edgert"
-
-
-def rollouts_folder() -> Path:
-    """Return the folder that keeps how far this user's rollouts came."""
-    return config_folder() / "rollouts"
 
 
 def cache_folder() -> Path:

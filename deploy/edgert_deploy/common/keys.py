@@ -1,20 +1,23 @@
-"""The signing keys of this host: where they are, and which there are."""
+"""Keys: this user's signing keys, and the public keys that the project shares.
+
+Both halves of a key are in the user's configuration (or where `keys` in `edgert.toml` points), never in a project that a
+team commits. There only the public half is, so that any host of the team has devices trust it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edgert_deploy.common.folders import config_folder
-from edgert_deploy.common.project import find_project
+from edgert.errors import ConfigInvalid
+from edgert_deploy.common.project import Project, find_project
 
 PRIVATE_SUFFIX = ".key.pem"
 PUBLIC_SUFFIX = ".pem"
 
 
 def keys_dir() -> Path:
-    """Return the project's folder of keys, else `keys` in $EDGERT_CONFIG_DIR or ~/.config/edgert."""
-    project = find_project()
-    return project.keys if project is not None and project.keys is not None else config_folder() / "keys"
+    """Return the folder of the user's signing keys."""
+    return find_project().keys
 
 
 def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
@@ -22,6 +25,46 @@ def key_paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}{PRIVATE_SUFFIX}", folder / f"{name}{PUBLIC_SUFFIX}"
 
 
-def public_keys(folder: Path) -> list[Path]:
-    """Return the public halves in `folder`, sorted by name."""
-    return [path for path in sorted(folder.glob(f"*{PUBLIC_SUFFIX}")) if not path.name.endswith(PRIVATE_SUFFIX)]
+def public_key(name: str) -> Path:
+    """Return the public half of key `name`: the project's, else the user's. Raises ConfigInvalid if there is none."""
+    project = find_project()
+    for folder in (project.public_keys, project.keys):
+        path = key_paths(folder, name)[1]
+        if path.exists():
+            return path
+    raise ConfigInvalid(f"no key {name!r} in {project.keys}: make it with edgert keys new --name {name}")
+
+
+def public_keys(*folders: Path) -> list[Path]:
+    """Return the public halves in `folders` (default: the project's and the user's), sorted by name."""
+    project = find_project()
+    places = dict.fromkeys(folders or (project.public_keys.resolve(), project.keys.resolve()))
+    found = [path for folder in places for path in folder.glob(f"*{PUBLIC_SUFFIX}")]
+    return sorted((path for path in found if not path.name.endswith(PRIVATE_SUFFIX)), key=lambda path: path.name)
+
+
+def check_new_key(name: str, folder: Path) -> None:
+    """Raise ConfigInvalid if a key `name`, made in `folder`, would be in the project, or take another one's place there."""
+    project = find_project()
+    if project.is_users:
+        return
+    if folder.resolve().is_relative_to(project.root):
+        raise ConfigInvalid(
+            f"{folder} is in the project {project.root}, which a team commits: give a --dir outside of it"
+        )
+    if key_paths(project.public_keys, name)[1].exists():
+        raise ConfigInvalid(f"the project has a key {name} already, in {project.public_keys}: give another --name")
+
+
+def publish(public: Path, project: Project) -> Path | None:
+    """Copy a public key to the project, if that has none of this name; return the copy. Raises ConfigInvalid."""
+    copy = project.public_keys / public.name
+    if project.is_users or copy.exists():
+        return None
+    try:
+        copy.parent.mkdir(exist_ok=True)
+        with copy.open("xb") as file:
+            file.write(public.read_bytes())
+    except OSError as error:
+        raise ConfigInvalid(f"cannot copy {public} to the project: {error.filename}: {error.strerror}") from error
+    return copy

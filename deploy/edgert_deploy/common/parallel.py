@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 AT_ONCE_MAX = 8
+# A deployment mostly waits for its device: so many at a time use about a sixth of a core (bench/rollout.py).
+AT_ONCE_PER_CORE, AT_ONCE_MOST = 16, 128
+FILES_EACH = 8  # open at once for a connection: its socket, pipes, the bundle
 POLL_S = 0.1  # how soon a second Ctrl-C takes effect
 
 Item = TypeVar("Item")
@@ -40,7 +44,7 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
-        """Count each Ctrl-C as a press, and print `first` or `second` on stderr."""
+        """Count each Ctrl-C as a press, and print `first` or `second` on stderr ("": nothing)."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
             return
@@ -48,13 +52,23 @@ class Stop:
         def pressed(*_: Any) -> None:
             self.press()
             # The interrupted code may hold the locks of Python's own buffers.
-            os.write(2, f"\n{second if self.abandoned else first}\n".encode())
+            if text := second if self.abandoned else first:
+                os.write(2, f"\n{text}\n".encode())
 
         before = signal.signal(signal.SIGINT, pressed)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:
+    """Return to how many devices at a time this host can deploy, by its cores and its limit of open files."""
+    cores = cores or len(os.sched_getaffinity(0))
+    if files_max is None:
+        files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    by_files = AT_ONCE_MOST if files_max == resource.RLIM_INFINITY else files_max // FILES_EACH // 2
+    return max(1, min(AT_ONCE_PER_CORE * cores, AT_ONCE_MOST, by_files))
 
 
 def for_each(

@@ -1,31 +1,37 @@
-"""A project: the folder of a fleet's inventory and bundles, marked by its `edgert.toml`.
+"""A project: the folder of what a team shares about its fleet, marked by its `edgert.toml`.
 
-Commands look for that file in the working folder and its parents, like git. It gives the defaults of options; its paths
-are relative to its folder. It holds no secret, and no signing key is below it.
+Commands look for that file in the working folder and its parents, like git. Without one, the user's configuration folder
+is the project.
+
+edgert.toml         defaults of options, the limits of trials, the store
+inventory.toml      the devices
+rollouts/           the rollouts, and with them the wanted releases (edgert_deploy.rollout.rollout_store)
+keys/NAME.pem       public keys that devices trust
+profiles/           device profiles of one's own
+
+A team commits this folder. So it holds no secret: files with one are refused below it. Paths are relative to it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import from_table, read_toml
+from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.trial_limits import check_table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
-FILE_BYTES_MAX = 64 * 1024
+KEYS = "keys"
 # The commands that listen to the broker, and those with a default selector. A roll-back and changes of the inventory need
 # an explicit one.
 _LISTEN: tuple[tuple[str, ...], ...] = (("fleet", "watch"), ("fleet", "record"), ("fleet", "export"), ("fleet", "ui"))
+_STORE: tuple[tuple[str, ...], ...] = (("fleet", "record"), ("fleet", "query"), ("fleet", "ui"))
 _SELECT = ("status", "doctor", "bootstrap", "deploy", "bench")
 _PROFILES: tuple[tuple[str, ...], ...] = (
     *(("profiles",), ("build",), ("bootstrap",), ("doctor",)),
@@ -49,16 +55,42 @@ class BrokerDefaults:
 
 @dataclass(frozen=True)
 class Project:
-    """The content of `edgert.toml`, with absolute paths; None and "" for missing keys."""
+    """A project's folder and the content of its `edgert.toml`, with absolute paths; None and "" for missing keys.
+
+    `store` is the URL or the file of the fleet's store. `keys` holds the user's signing keys.
+    """
 
     root: Path
     inventory: Path
+    keys: Path
+    store: str = ""
     selector: str = ""
     bundles: Path | None = None
-    keys: Path | None = None
     profiles: Path | None = None
     broker: BrokerDefaults = BrokerDefaults()
     trial: dict[str, Any] = field(default_factory=dict)  # as edgert_deploy.common.trial_limits reads it
+
+    @property
+    def is_users(self) -> bool:
+        """Whether this is the user's configuration folder, which nobody else sees and which may hold secrets."""
+        return _is_users(self.root)
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts"
+
+    @property
+    def public_keys(self) -> Path:
+        return self.root / KEYS
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of `path` that is valid on every host of the team: relative to the project, if it is there."""
+        whole = path.resolve()
+        return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else str(whole)
+
+    def path_of(self, name: str) -> Path:
+        """Return the path that `name_of` named."""
+        return self.root / name
 
     def option_defaults(self) -> dict[str, Any]:
         """Return click's default_map: the defaults of the commands' parameters."""
@@ -78,6 +110,8 @@ class Project:
             reporting = {"mqtt_username": broker.username, "mqtt_password_file": broker.password_file}
             secured = {"mqtt_tls": broker.tls, "mqtt_ca": broker.ca}
             give(("bootstrap",), {"broker": broker.address, **secured, **reporting})
+        for command in _STORE:
+            give(command, {"store_url": self.store})
         for name in _SELECT:
             give((name,), {"selector": self.selector})
         if self.profiles is not None:
@@ -86,17 +120,23 @@ class Project:
         return found
 
 
-def find_project(start: Path | None = None) -> Project | None:
-    """Return the project around `start` (default: the working folder), or None. Raises ConfigInvalid for an invalid file."""
+def find_project(start: Path | None = None) -> Project:
+    """Return the project around `start` (default: the working folder), else the user's own.
+
+    Raises ConfigInvalid for an invalid file.
+    """
+    root = find_root(start) or config_folder().resolve()
+    file = root / FILE_NAME
+    return read_project(file) if file.is_file() else _project(file, {})
+
+
+def find_root(start: Path | None = None) -> Path | None:
+    """Return the nearest folder around `start` (default: the working folder) that has an `edgert.toml`, or None."""
     try:
         here = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
         return None
-    for folder in (here, *here.parents):
-        file = folder / FILE_NAME
-        if file.is_file():
-            return read_project(file)
-    return None
+    return next((folder for folder in (here, *here.parents) if (folder / FILE_NAME).is_file()), None)
 
 
 def read_project(file: Path) -> Project:
@@ -108,15 +148,9 @@ def read_project(file: Path) -> Project:
                 f"{file} belongs to user {owner}, but it decides which devices and brokers are used: chown it, or work "
                 "in another folder"
             )
-        data = file.read_bytes()
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{file} has {len(data)} bytes; the limit is {FILE_BYTES_MAX}")
-        value = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{file} is not TOML: {error}") from error
-    return _project(file, value)
+    return _project(file, read_toml(file))
 
 
 def find_bundle(given: Path) -> Path:
@@ -126,7 +160,7 @@ def find_bundle(given: Path) -> Path:
     """
     if given.parent == Path() and not given.is_absolute() and not given.exists():
         project = find_project()
-        if project is not None and project.bundles is not None and (project.bundles / given).exists():
+        if project.bundles is not None and (project.bundles / given).exists():
             return project.bundles / given
     if not given.exists():
         raise ConfigInvalid(f"there is no bundle {given}: give the path of one, or make it with edgert build")
@@ -136,7 +170,7 @@ def find_bundle(given: Path) -> Path:
 def _project(file: Path, value: dict[str, Any]) -> Project:
     root = file.parent
     broker, trial = value.pop("broker", {}), value.pop("trial", {})
-    known = ("inventory", "selector", "bundles", "keys", "profiles")
+    known = ("inventory", "selector", "bundles", "keys", "profiles", "store")
     if unknown := sorted(set(value) - set(known)):
         raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {', '.join(known)}, [broker], [trial]")
     for key, given in value.items():
@@ -151,36 +185,57 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
     except ConfigInvalid as error:
         raise ConfigInvalid(f"{file}: {error.message}") from error
     profiles = path("profiles") or (root / "profiles" if (root / "profiles").is_dir() else None)
-    if (keys := path("keys")) is not None and keys.resolve().is_relative_to(root):
-        raise ConfigInvalid(f"{file}: keys = {value['keys']!r} is in the project: keep signing keys outside of it")
+    if (keys := path("keys")) is not None:
+        _check_secret(file, "keys", keys)
     return Project(
         root=root,
         inventory=path("inventory") or root / INVENTORY,
+        store=_store(file, value.get("store", "")),
         selector=value.get("selector", ""),
         bundles=path("bundles"),
-        keys=keys,
+        keys=keys or config_folder().resolve() / KEYS,
         profiles=profiles,
         broker=_broker(file, broker),
         trial=trial,
     )
 
 
+def _check_secret(file: Path, key: str, path: Path) -> None:
+    """Raise ConfigInvalid if a secret is where the team commits it."""
+    if not _is_users(file.parent) and path.resolve().is_relative_to(file.parent.resolve()):
+        raise ConfigInvalid(f"{file}: {key} = {str(path)!r} is in the project, which a team commits: keep it outside")
+
+
+def _store(file: Path, text: str) -> str:
+    """Return the store's URL, or the absolute path of its file. Raises ConfigInvalid."""
+    if "://" not in text:
+        return str(_path(file.parent, text)) if text else ""
+    parts = urlsplit(text)
+    if not parts.scheme.startswith("postgres"):
+        raise ConfigInvalid(
+            f"{file}: store = {text!r} is not a store: write a file, or postgresql://USER@HOST/DATABASE"
+        )
+    if parts.password or "password" in parse_qs(parts.query):
+        raise ConfigInvalid(f"{file}: store holds a password, and a team commits this file: keep it in ~/.pgpass")
+    return text
+
+
 def _broker(file: Path, table: Any) -> BrokerDefaults:
-    known = {f.name: f for f in fields(BrokerDefaults)}
-    if not isinstance(table, dict):
-        raise ConfigInvalid(f"{file}: [broker] must be a table, got {table!r}")
-    for key, given in table.items():
-        if key not in known:
-            raise ConfigInvalid(f"[broker] in {file} has an unknown key {key!r}; known: {', '.join(known)}")
-        if type(given).__name__ != str(known[key].type):
-            raise ConfigInvalid(f"[broker] in {file}: {key} must be {known[key].type}, got {given!r}")
+    given = from_table(BrokerDefaults, table, f"[broker] in {file}")
     files = ("ca", "cert", "key", "password_file")
-    paths = {key: str(_path(file.parent, table[key])) for key in files if table.get(key)}
-    return BrokerDefaults(**{**table, **paths})
+    paths: dict[str, Any] = {key: str(_path(file.parent, getattr(given, key))) for key in files if getattr(given, key)}
+    for key in ("key", "password_file"):
+        if key in paths:
+            _check_secret(file, f"[broker] {key}", Path(paths[key]))
+    return replace(given, **paths)
 
 
 def _path(root: Path, text: str) -> Path:
     return root / Path(text).expanduser()
+
+
+def _is_users(root: Path) -> bool:
+    return root.resolve() == config_folder().resolve()
 
 
 def _trusted_users() -> set[int]:

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.bundle_file import Bundle, open_bundle
 from edgert.bundle.manifest import TargetEntry
 from edgert.checks.bench import FORMAT, SPEC
 from edgert.checks.status import DeviceStatus
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
 from edgert.tensors import TensorSpec
+from edgert.typed_json import to_json
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import Transport, in_folder
@@ -78,6 +80,7 @@ def write_spec(
     outputs: Sequence[TensorSpec],
     samples: Sequence[npt.NDArray[Any]],
     artifacts: Sequence[Mapping[str, str]],
+    buckets: Buckets | None = None,
 ) -> None:
     """Write what `edgertd bench` reads beside the files of `artifacts`, which have id, engine, path and sha256."""
     names = [f"input-{i}.npy" for i in range(len(samples))]
@@ -89,6 +92,7 @@ def write_spec(
         "outputs": [spec.as_json() for spec in outputs],
         "samples": names,
         "artifacts": list(artifacts),
+        "buckets": to_json(buckets),
     }
     (folder / SPEC).write_text(json.dumps(value))
 
@@ -112,4 +116,4 @@ def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, fold
         {"id": one.id, "engine": one.engine, "path": one.entry, "sha256": manifest.file(one.entry).sha256}
         for one in chosen
     ]
-    write_spec(folder, manifest.inputs, manifest.outputs, samples, entries)
+    write_spec(folder, manifest.inputs, manifest.outputs, samples, entries, manifest.buckets)

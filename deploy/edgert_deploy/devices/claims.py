@@ -34,7 +34,7 @@ from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import LineSink, Result, Transport
+from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport
 
 LASTS_S = 60.0  # of a model's claim: commands on the device renew it while they run
 SPARE_S = 240.0  # of a set-up's claim, beyond its longest command: others wait so long for a host that vanished
@@ -77,7 +77,7 @@ def claimed(
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
         old = _read(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", _who(), "--for-s", f"{lasts_s:.0f}", *instead)
+        answer = daemon.call("claim", model, "--by", who(), "--for-s", f"{lasts_s:.0f}", *instead)
         token = str(answer["token"])
         _write(note, token)
         try:
@@ -103,7 +103,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             yield transport
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
-        by = re.sub(r"[^\x20-\x7e]", "?", _who())
+        by = re.sub(r"[^\x20-\x7e]", "?", who())
         old = _read(note)
         words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, old, "yes" if make else "no", KNOWN)
         if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
@@ -144,9 +144,9 @@ class _Claimed:
         self._renew(timeout_s)
         return self._transport.run(argv, timeout_s, input, on_stderr)
 
-    def put(self, local: Path, remote: str, *args: Any, **options: Any) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         self._renew(QUICK_S_MAX + local.stat().st_size / SLOW_LINK_BYTES_PER_S)
-        self._transport.put(local, remote, *args, **options)
+        self._transport.put(local, remote, how)
 
     def get(self, remote: str, local: Path) -> None:
         self._renew(QUICK_S_MAX)
@@ -214,7 +214,8 @@ def _write(note: int, token: str) -> None:
     os.pwrite(note, token.encode(), 0)
 
 
-def _who() -> str:
+def who() -> str:
+    """Return the user and the host that this process belongs to, as other hosts name them."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name

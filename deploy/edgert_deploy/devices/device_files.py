@@ -23,7 +23,7 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.transports import Transport, in_folder, sha256_command
+from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
 QUICK_S_MAX = 60.0
 BROKER_S_MAX = 5.0
@@ -249,7 +249,7 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
     with tempfile.NamedTemporaryFile() as copy:  # only its owner can read it
         copy.write(file.data)
         copy.flush()
-        transport.put(Path(copy.name), str(arrives), mode=file.mode)
+        transport.put(Path(copy.name), str(arrives), PutOptions(mode=file.mode))
     if arrives != target:
         moved = transport.run(in_folder(keys, ["mv", "-fT", f"./{arrives.name}", f"../{target.name}"]), QUICK_S_MAX)
         if not moved.ok:

@@ -14,8 +14,7 @@
     jump_host_key = "ssh-ed25519 AAAA..."
 
 People edit this file, so a command keeps its comments and order, and replaces it at once or not at all. Look-up order:
---inventory, ./inventory.toml if it exists, the project's (`project.py`), $EDGERT_CONFIG_DIR/inventory.toml,
-~/.config/edgert/inventory.toml.
+--inventory, else the project's (edgert_deploy.common.project).
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from edgert.errors import ConfigInvalid
 from edgert.names import checked_id
 from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.common.addresses import host_and_port
-from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.transports import TRANSPORTS, TransportKind
 
@@ -235,13 +233,7 @@ class Inventory:
 
 def find_inventory(given: Path | None = None) -> Inventory:
     """Return the inventory by the look-up order above."""
-    if given is not None:
-        return Inventory(given)
-    here = Path("inventory.toml")
-    if here.exists():
-        return Inventory(here)
-    project = find_project()
-    return Inventory(project.inventory if project is not None else config_folder() / "inventory.toml")
+    return Inventory(find_project().inventory if given is None else given)
 
 
 def select(devices: list[Device], selector: str, path: Path, *, groups: bool = True) -> list[Device]:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from edgert.config import SOCKET_PATH_BYTES_MAX
 from edgert.engines import ENGINES
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import read_toml
 from edgert.typed_json import Mistyped, from_json
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-PROFILE_BYTES_MAX = 64 * 1024
 PRECISIONS = ("auto", "int8", "fp16", "fp32")
 
 
@@ -64,7 +57,7 @@ def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
         raise ConfigInvalid(f"{name[:80]!r} is no profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
     for folder in _folders(profiles_dir):
         if (folder / f"{name}.toml").is_file():
-            return _read(folder / f"{name}.toml")
+            return _checked(folder / f"{name}.toml")
     known = ", ".join(sorted({path.stem for folder in _folders(profiles_dir) for path in folder.glob("*.toml")}))
     raise ConfigInvalid(f"there is no device profile {name!r}; known: {known or 'none'}")
 
@@ -73,7 +66,7 @@ def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
     """Return all profiles of the first folder in the look-up order that has some. Raises ConfigInvalid."""
     for folder in _folders(profiles_dir):
         if found := sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-            return [_read(path) for path in found]
+            return [_checked(path) for path in found]
     return []
 
 
@@ -87,21 +80,9 @@ def _folders(profiles_dir: Path | None) -> Iterator[Path]:
             yield folder
 
 
-def _read(path: Path) -> DeviceProfile:
-    try:
-        data = path.read_bytes()
-        if len(data) > PROFILE_BYTES_MAX:
-            raise ConfigInvalid(f"profile {path} has {len(data)} bytes; the limit is {PROFILE_BYTES_MAX}")
-        values = tomllib.loads(data.decode())
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read profile {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are both ValueErrors
-        raise ConfigInvalid(f"profile {path} is not TOML: {error}") from error
-    return _checked(path, values)
-
-
-def _checked(path: Path, values: dict[str, Any]) -> DeviceProfile:
-    """Return the profile with these values. Raises ConfigInvalid for the first invalid one."""
+def _checked(path: Path) -> DeviceProfile:
+    """Return the profile in the file `path`. Raises ConfigInvalid for the first invalid value."""
+    values = read_toml(path)
     known = {one.name for one in fields(DeviceProfile)}
     needed = {one.name for one in fields(DeviceProfile) if one.default is one.default_factory is MISSING}
     if not needed <= set(values) <= known:

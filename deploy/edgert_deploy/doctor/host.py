@@ -20,8 +20,8 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import EXTRAS, missing_package
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
-from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, keys_dir, public_keys
-from edgert_deploy.common.project import Project, find_project
+from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, key_paths, keys_dir, public_keys
+from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import list_profiles
 from edgert_deploy.devices.transports.ssh_login import read_ssh_config
@@ -37,7 +37,7 @@ FREE_MB_FAIL, FREE_MB_WARN = 200, 2048
 BROKER_S_MAX = 5.0
 
 
-def check_host(inventory: Inventory, project: Project | None = None) -> list[Finding]:
+def check_host(inventory: Inventory) -> list[Finding]:
     """Run every check. One that fails unexpectedly becomes a finding."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
@@ -47,7 +47,7 @@ def check_host(inventory: Inventory, project: Project | None = None) -> list[Fin
         ("ssh", _ssh),
         ("inventory", lambda: _inventory(inventory)),
         ("profiles", _profiles),
-        ("broker", lambda: _broker(project)),
+        ("broker", _broker),
         ("room", _room),
     )
     found: list[Finding] = []
@@ -60,9 +60,9 @@ def check_host(inventory: Inventory, project: Project | None = None) -> list[Fin
 
 
 def signing_keys() -> dict[str, str]:
-    """Return the ids of this host's keys -> their names. `check_host` reports damaged files."""
+    """Return the ids of the keys that this host knows -> their names. `check_host` reports damaged files."""
     found = {}
-    for path in public_keys(keys_dir()):
+    for path in public_keys():
         try:
             found[read_public_key(path).key_id] = path.name.removesuffix(PUBLIC_SUFFIX)
         except EdgeRTError:
@@ -132,15 +132,20 @@ def _signing_key() -> Iterator[Finding]:
                 "signing key", error.message, f"restore {name} from your backup, or: edgert keys new --name NAME"
             )
             continue
-        mode = path.stat().st_mode & 0o777
+        mode, shared = path.stat().st_mode & 0o777, key_paths(find_project().public_keys, name)[1]
         if public.key_id != key.public.key_id:
             yield _fail("signing key", f"the halves of {name} do not belong together", "restore both from your backup")
         elif mode & 0o077:
             yield _fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
+        elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
+            text = f"{name} is another key than {shared}: devices that trust the project's refuse what {name} signs"
+            yield _warn(
+                "signing key", text, "use the project's key, or edgert keys new --name NAME, then bootstrap --key NAME"
+            )
         else:
             yield _ok("signing key", f"{name}: {key.public.key_id}")
     project = find_project()
-    if project is not None and folder.resolve().is_relative_to(project.root):
+    if not project.is_users and folder.resolve().is_relative_to(project.root):
         yield _warn("signing key", f"{folder} is in the project", "keep keys outside of it: keys = ... in edgert.toml")
 
 
@@ -187,18 +192,18 @@ def _inventory(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _profiles() -> Iterator[Finding]:
-    project = find_project()
     try:
-        profiles = list_profiles(project.profiles if project is not None else None)
+        profiles = list_profiles(find_project().profiles)
     except ConfigInvalid as error:
         yield _fail("profiles", error.message, "repair that file")
         return
     yield _ok("profiles", f"{len(profiles)} profiles")
 
 
-def _broker(project: Project | None) -> Iterator[Finding]:
+def _broker() -> Iterator[Finding]:
     """Log in to the project's broker, like `edgert fleet watch`."""
-    if project is None or not project.broker.address:
+    project = find_project()
+    if not project.broker.address:
         return
     from edgert.telemetry.mqtt import Connection, MqttSettings
 

@@ -35,6 +35,10 @@ class EventMessage:
     alarm: str
     fields: dict[str, Scalar]
 
+    @property
+    def clock_synced(self) -> bool:
+        return messages.is_synced(self.fields)
+
 
 Report = HistMessage | MetricsMessage | EventMessage
 

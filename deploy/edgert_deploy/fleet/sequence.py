@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+BOOTS_KEPT_MAX = 16
 GAPS_MAX = 1_000  # of one stream, in memory; a number from an older gap counts as repeated
 # A longer jump is a counter that restarted after a lost spool, not that many lost messages.
 SEQ_JUMP_MAX = 2**31
@@ -29,14 +30,16 @@ def in_order(seqs: Sequence[int]) -> list[int]:
 class SeqTracker:
     """Tells new messages of one stream and boot from repeated ones, and counts what never came.
 
-    Counting begins with the first message: numbers before it are neither new nor missing.
+    Counting begins with the first message, or after `before`: earlier numbers are neither new nor missing.
     """
 
-    __slots__ = ("_gaps", "_last", "missing", "restarts")
+    __slots__ = ("_before", "_gaps", "last", "missing", "restarts")
 
-    def __init__(self) -> None:
+    def __init__(self, before: int | None = None) -> None:
+        """`before` is the last number of the boot before."""
         self.restarts = self.missing = 0
-        self._last: int | None = None
+        self.last: int | None = None
+        self._before = before
         # First and end of each gap, ascending. Most streams never have one, and an empty list takes memory.
         self._gaps: list[tuple[int, int]] | None = None
 
@@ -47,20 +50,25 @@ class SeqTracker:
 
     def is_new(self, seq: int) -> bool:
         """Return whether `seq` did not come before; remembers it."""
-        last = self._last
+        last = self.last
         if last is not None and seq == last + 1:
-            self._last = seq
+            self.last = seq
+            return True
+        if last is None and self._before is not None and seq > self._before and not begun_anew(seq, self._before):
+            if seq > self._before + 1:
+                self._add_gap(self._before + 1, seq)
+            self.last = seq
             return True
         if last is None or begun_anew(seq, last):
-            self.restarts += last is not None
-            self._last = seq
+            self.restarts += last is not None or (self._before is not None and begun_anew(seq, self._before))
+            self.last = seq
             self._gaps = None
             return True
         if seq > last:
             self._add_gap(last + 1, seq)
-            self._last = seq
+            self.last = seq
             return True
-        return self._fills_a_gap(seq)
+        return self.fill(seq)
 
     def _add_gap(self, first: int, end: int) -> None:
         gaps = self._gaps = self._gaps or []
@@ -68,7 +76,8 @@ class SeqTracker:
         self.missing += end - first
         del gaps[:-GAPS_MAX]
 
-    def _fills_a_gap(self, seq: int) -> bool:
+    def fill(self, seq: int) -> bool:
+        """Return whether a gap held `seq`; it holds it no more."""
         gaps = self._gaps or []
         at = bisect_right(gaps, seq, key=lambda gap: gap[0]) - 1
         if at < 0 or seq >= gaps[at][1]:
@@ -78,3 +87,35 @@ class SeqTracker:
         self.missing -= 1
         del gaps[:-GAPS_MAX]
         return True
+
+
+class Numbers:
+    """The numbers of one stream over a device's boots, of which the last BOOTS_KEPT_MAX are remembered.
+
+    A boot goes on where the one before ended, so what is between them is missing too; after a power cut it may use the
+    last numbers again.
+    """
+
+    __slots__ = ("_lost", "_trackers")
+
+    def __init__(self) -> None:
+        self._trackers: dict[str, SeqTracker] = {}
+        self._lost = 0  # of boots that are not remembered any more
+
+    @property
+    def lost_min(self) -> int:
+        return self._lost + sum(tracker.lost_min for tracker in self._trackers.values())
+
+    def is_new(self, boot: str, seq: int) -> bool:
+        """Return whether `seq` of this boot did not come before; remembers it."""
+        tracker = self._trackers.get(boot)
+        if tracker is None:
+            lasts = [each.last for each in self._trackers.values() if each.last is not None]
+            near = [last for last in lasts if not begun_anew(seq, last)]
+            tracker = self._trackers[boot] = SeqTracker(max(near or lasts, default=None))
+            while len(self._trackers) > BOOTS_KEPT_MAX:
+                self._lost += self._trackers.pop(next(iter(self._trackers))).lost_min
+        new = tracker.is_new(seq)
+        if new and len(self._trackers) > 1:
+            any(each.fill(seq) for each in self._trackers.values() if each is not tracker)
+        return new

@@ -19,12 +19,11 @@ from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.model import WINDOW_S_DEFAULT, DeviceState, Fleet, ModelState
 from edgert_deploy.fleet.packed import SCALARS, WINDOW, Pool, Scalars, pack, unpack
 from edgert_deploy.fleet.reports import Report
-from edgert_deploy.fleet.sequence import SeqTracker
+from edgert_deploy.fleet.sequence import Numbers
 
 HORIZON_S = 600.0
 WINDOWS_MAX = 64
 DEVICES_MAX = 10_000
-BOOTS_KEPT_MAX = 4
 TREND_POINTS = 12
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
@@ -68,20 +67,17 @@ class Stream:
 
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_MAX))
     duplicates: int = 0
-    trackers: dict[tuple[str, str], SeqTracker] = field(default_factory=dict)
+    numbers: dict[str, Numbers] = field(default_factory=lambda: {"hist": Numbers(), "metrics": Numbers()})
 
     def is_new(self, kind: str, report: Report) -> bool:
-        tracker = self.trackers.setdefault((kind, report.boot), SeqTracker())
-        while len(self.trackers) > 2 * BOOTS_KEPT_MAX:
-            del self.trackers[next(iter(self.trackers))]
-        new = tracker.is_new(report.seq)
+        new = self.numbers[kind].is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
 
     @property
     def missing(self) -> int:
         """The histograms that never came, at least. `metrics` travel at QoS 0 and may get lost."""
-        return sum(tracker.lost_min for (kind, _), tracker in self.trackers.items() if kind == "hist")
+        return self.numbers["hist"].lost_min
 
     def keep(self, window: Window, horizon_s: float) -> None:
         """Remember a window, and drop those beyond the horizon."""

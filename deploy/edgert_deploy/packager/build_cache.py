@@ -160,7 +160,7 @@ def cache_key(order: Order, source: SourceModel, calibration: CalibrationSet, re
         "recipe": _plain(recipe) if recipe else order.recipe,
         "profile": {k: v for k, v in asdict(order.profile).items() if k not in NOT_BUILT_FROM},
         "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
-        "calibration": arrays_digest(calibration.inputs),
+        "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
         "edgert": [__version__, code_digest()],
         "libraries": {name: _version(name) for name in builder_for(order.engine).libraries},
         "python": platform.python_version(),

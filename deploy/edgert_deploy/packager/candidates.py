@@ -42,6 +42,14 @@ class Candidate:
         return (self.order.recipe or FIRST_RECIPE) if self.is_int8 else ""
 
     @property
+    def how(self) -> str:
+        """How it was made, in short: its recipe, with the number of layers in float; else its precision."""
+        if not self.is_int8:
+            return self.artifact.precision.upper()
+        layers = len(self.artifact.float_layers)
+        return f"{self.recipe} with {layers} layers in float" if layers else self.recipe
+
+    @property
     def passed(self) -> bool:
         return self.result.passed
 

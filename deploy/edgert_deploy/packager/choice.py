@@ -1,24 +1,36 @@
 """The choice: which candidates a target gets, at most one for each of its engines, the best first.
 
 A requested precision is kept: "int8" is INT8, if need be with some layers in float, or an error that offers the other
-precisions. "auto" takes the first that passes, INT8 first, and warns if it is another one.
+precisions. "auto" times what passes, where this machine has the target's processor, and takes the fastest; elsewhere it
+takes the first that passes, INT8 first. It warns if that is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgert.errors import AccuracyTooLow, BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
+from edgert.errors import (
+    AccuracyTooLow,
+    BuildFailed,
+    ConfigInvalid,
+    EdgeRTError,
+    EngineFailed,
+    EngineMissing,
+    OperatorUnsupported,
+)
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Order, builder_for, check_source
+from edgert_deploy.packager.builders import FIRST_RECIPE, Order, builder_for, check_source
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
 from edgert_deploy.packager.evaluation import Evaluation
-from edgert_deploy.packager.measure import Measurer, Timings, fastest
+from edgert_deploy.packager.measure import MeasureHere, Measurer, Timings, fastest
 from edgert_deploy.packager.mixed_precision import Budget, Search, search_float_layers
 from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.classical import classical_operators
+from edgert_deploy.packager.sources.source_model import SourceModel
 
+# EngineFailed: a quantiser may write a file that its own engine does not load.
+CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
 # A recipe that loses at most this share of the limit ends the search; a later one could hardly do better.
 GOOD_SHARE = 0.25
 
@@ -33,10 +45,20 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class NotBuilt:
+    """A recipe of INT8, or another precision, that an engine's tools refused, and why."""
+
+    engine: str
+    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Choice:
     """The artifacts of one profile: `packed` ones, best first, all that were `tried`, and the FP32 `reference`.
 
     If no candidate of the first engine passes, `packed` is the one that lost least, and the accuracy gate fails.
+    `not_built` are the recipes and precisions that an engine's tools refused.
     """
 
     profile: DeviceProfile
@@ -47,6 +69,17 @@ class Choice:
     searches: tuple[tuple[str, Search], ...] = ()  # by engine
     timings: Timings = field(default_factory=dict)
     reference: Candidate | None = None
+    not_built: tuple[NotBuilt, ...] = ()
+
+    def tried_text(self, engine: str) -> str:
+        """Return what was tried in `engine` and what it scored; "" for one only."""
+        words = [
+            f"{candidate.how} {candidate.result.accuracy.artifact:.4f}{'' if candidate.passed else ' (fails)'}"
+            for candidate in self.tried
+            if candidate.artifact.engine == engine
+        ]
+        words += [f"{one.how} (not built)" for one in self.not_built if one.engine == engine]
+        return ", ".join(words) if len(words) > 1 else ""
 
 
 def all_packed(choices: Iterable[Choice]) -> dict[str, Candidate]:
@@ -68,10 +101,9 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         builder.progress(f"warning: {text}")
         warnings.append(text)
 
-    if measure is not None and not measure.covers(profile):
-        warn(f"{profile.name} is not measured: that takes a device of its kind (--measure-on)")
-        measure = None
+    measure = _measurer(builder, target, measure, warn)
     tried: list[Candidate] = []
+    not_built: list[NotBuilt] = []
     passed: list[list[Candidate]] = []  # by engine
     searches: list[tuple[str, Search]] = []
     left_out: list[LeftOut] = []
@@ -80,7 +112,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
         is_first = engine == first
         try:
             check_source(builder.evaluation.source, engine, profile.name)
-            candidates, search = _candidates(builder, target, engine, budget, until_passed=measure is None)
+            candidates, search = _candidates(builder, target, engine, budget, not_built, until_passed=measure is None)
             tried += candidates
             if search is not None:
                 searches.append((engine, search))
@@ -88,11 +120,14 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             good = [candidate for candidate in candidates if candidate.passed]
             if not good:
                 nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
+                failed = Choice(
+                    profile, (nearest,), tuple(tried), (), tuple(warnings), tuple(searches), not_built=tuple(not_built)
+                )
                 if is_first:  # the accuracy gate fails: more engines would not help
-                    return Choice(profile, (nearest,), tuple(tried), (), tuple(warnings), tuple(searches))
-                raise AccuracyTooLow(nearest.result.loss())
+                    return failed
+                raise AccuracyTooLow(_loss_text(failed, nearest))
             passed.append(good)
-        except (AccuracyTooLow, BuildFailed, ConfigInvalid, EngineMissing, OperatorUnsupported) as error:
+        except (*CANNOT_BE_BUILT, AccuracyTooLow, ConfigInvalid, EngineMissing) as error:
             if is_first:
                 raise
             left_out.append(LeftOut(engine, error.code, error.message))
@@ -107,14 +142,24 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     reference = None
     if target.with_reference and packed[0].artifact.precision != "fp32":
         reference = builder.build(Order(packed[0].artifact.engine, "fp32", profile))
-    return Choice(profile, packed, tuple(tried), tuple(left_out), tuple(warnings), tuple(searches), timings, reference)
+    return Choice(
+        profile,
+        packed,
+        tuple(tried),
+        tuple(left_out),
+        tuple(warnings),
+        tuple(searches),
+        timings,
+        reference,
+        tuple(not_built),
+    )
 
 
 def certain_orders(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[Order]:
     """Return what is built whatever the accuracy gate decides, each once."""
     orders: dict[str, Order] = {}
     for target in targets:
-        wanted = [Order(engine, target.precisions[0], target.profile) for engine in target.engines]
+        wanted = [_first_order(evaluation.source, engine, target) for engine in target.engines]
         if target.with_reference:
             wanted.append(Order(target.engines[0], "fp32", target.profile))
         for order in wanted:
@@ -128,7 +173,7 @@ def check_gate(choices: Sequence[Choice]) -> None:
     failed = [(choice, one) for choice in choices for one in choice.packed if not one.passed]
     if not failed:
         return
-    parts = [f"target {choice.profile.name}: {one.artifact.engine} {one.result.loss()}" for choice, one in failed]
+    parts = [f"target {choice.profile.name}: {one.artifact.engine} {_loss_text(choice, one)}" for choice, one in failed]
     parts += [warning for choice, _ in failed for warning in choice.warnings]
     first = failed[0][1]
     limits = first.result.limits
@@ -142,6 +187,31 @@ def check_gate(choices: Sequence[Choice]) -> None:
     )
 
 
+def _loss_text(choice: Choice, nearest: Candidate) -> str:
+    """Return what the best candidate of an engine lost, and everything that was tried there."""
+    tried = choice.tried_text(nearest.artifact.engine)
+    return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
+
+
+def _measurer(
+    builder: CandidateBuilder, target: TargetRequest, measure: Measurer | None, warn: Callable[[str], None]
+) -> Measurer | None:
+    """Return what times the candidates of a target: what the user asked for or, for "auto", this machine."""
+    name = target.profile.name
+    if measure is None and target.is_auto:
+        here = MeasureHere()
+        if here.covers(target.profile):
+            return here
+        builder.progress(
+            f"{name}: not timed, since this machine has another processor: of what passes, INT8 is taken to be the "
+            "fastest (--measure-on DEVICE times it there)"
+        )
+    elif measure is not None and not measure.covers(target.profile):
+        warn(f"{name} is not measured: that takes a device of its kind (--measure-on)")
+        return None
+    return measure
+
+
 def _first_engine(evaluation: Evaluation, target: TargetRequest) -> str:
     """Return the engine that a target cannot go without: its first or, for classical models, the first that takes them."""
     source, engines = evaluation.source, target.engines
@@ -151,11 +221,18 @@ def _first_engine(evaluation: Evaluation, target: TargetRequest) -> str:
 
 
 def _candidates(
-    builder: CandidateBuilder, target: TargetRequest, engine: str, budget: Budget, *, until_passed: bool
+    builder: CandidateBuilder,
+    target: TargetRequest,
+    engine: str,
+    budget: Budget,
+    not_built: list[NotBuilt],
+    *,
+    until_passed: bool,
 ) -> tuple[list[Candidate], Search | None]:
     """Build the candidates of one engine, simplest first, and return them with the search for layers in float.
 
-    With `until_passed`, none after the first that passes. Raises the first error if none can be built.
+    With `until_passed`, none after the first that passes. What cannot be built is added to `not_built`. Raises the
+    first error if nothing can be built.
     """
     name = target.profile.name
     tried: list[Candidate] = []
@@ -165,9 +242,9 @@ def _candidates(
         try:
             order = Order(engine, precision, target.profile)
             if precision == "int8":
-                best, others = _best_recipe(builder, order)
+                best, others = _best_recipe(builder, order, target.recipe, not_built)
                 tried += [best, *others]
-                if not best.passed and budget.seconds:
+                if not best.passed and not budget.spent:
                     search = search_float_layers(builder, best, budget)
                     if search is not None and search.found is not None:
                         best = search.found
@@ -177,9 +254,11 @@ def _candidates(
                     tried += [builder.build(replace(best.order, precision=one)) for one in more]
             else:
                 tried.append(builder.build(order))
-        except (BuildFailed, OperatorUnsupported) as error:
+        except CANNOT_BE_BUILT as error:
             builder.progress(f"{name}: no {engine} {precision}: {error.message}")
             failures.append(error)
+            if precision != "int8":
+                not_built.append(NotBuilt(engine, precision.upper(), error.message))
             continue
         if until_passed and any(candidate.passed for candidate in tried):
             break
@@ -188,21 +267,23 @@ def _candidates(
     return tried, search
 
 
-def _best_recipe(builder: CandidateBuilder, order: Order) -> tuple[Candidate, list[Candidate]]:
+def _best_recipe(
+    builder: CandidateBuilder, order: Order, pinned: str, not_built: list[NotBuilt]
+) -> tuple[Candidate, list[Candidate]]:
     """Try the engine's recipes until one loses next to nothing. Return the best, and the others that were built.
 
-    Raises the first error if none can be built.
+    An engine that has the `pinned` recipe tries no other. Raises the first error if none can be built.
     """
-    source, name = builder.evaluation.source, order.profile.name
-    recipes = ("",) if source.quantised else builder_for(order.engine).recipes(source)
+    name = order.profile.name
     built: list[Candidate] = []
     failures: list[EdgeRTError] = []
-    for i, recipe in enumerate(recipes):
+    for recipe in _recipes(builder.evaluation.source, order.engine, order.profile, pinned):
         try:
-            built.append(builder.build(replace(order, recipe=recipe if i else "")))
-        except (BuildFailed, OperatorUnsupported) as error:
+            built.append(builder.build(_by(order, recipe)))
+        except CANNOT_BE_BUILT as error:
             builder.progress(f"{name}: no {order.engine} int8 ({recipe}): {error.message}")
             failures.append(error)
+            not_built.append(NotBuilt(order.engine, recipe, error.message))
             continue
         result = built[-1].result
         if result.passed and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
@@ -212,6 +293,25 @@ def _best_recipe(builder: CandidateBuilder, order: Order) -> tuple[Candidate, li
         raise failures[0]
     best = min(built, key=lambda candidate: (not candidate.passed, candidate.result.accuracy.drop))
     return best, [candidate for candidate in built if candidate is not best]
+
+
+def _recipes(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:
+    """Return the recipes to try: the `pinned` one alone where the engine has it."""
+    maker = builder_for(engine)
+    if source.quantised or not maker.takes(source):
+        return (FIRST_RECIPE,)
+    return (pinned,) if pinned in maker.all_recipes else maker.recipes(source, profile)
+
+
+def _by(order: Order, recipe: str) -> Order:
+    return replace(order, recipe="" if recipe == FIRST_RECIPE else recipe)
+
+
+def _first_order(source: SourceModel, engine: str, target: TargetRequest) -> Order:
+    order = Order(engine, target.precisions[0], target.profile)
+    return (
+        _by(order, _recipes(source, engine, target.profile, target.recipe)[0]) if order.precision == "int8" else order
+    )
 
 
 def _sorted(candidates: Sequence[Candidate], timings: Timings) -> tuple[Candidate, ...]:
@@ -235,8 +335,8 @@ def _search_text(engine: str, search: Search) -> str:
         )
     if search.budget_spent:
         return (
-            f"the budget was spent after {layers} layers and {attempts} attempts, none of which passed in {engine}; "
-            "the same build continues there, --budget gives it longer"
+            f"the budget was spent after {attempts} sets of the {layers} layers, none of which passed in {engine}; "
+            "the same build, run again, continues there; --budget BUILDS allows more at once"
         )
     most = max((attempt.count for attempt in search.attempts), default=0)
     return f"{engine} INT8 does not pass with up to {most} of {layers} layers in float either"

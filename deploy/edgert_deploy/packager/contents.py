@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import __version__
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import ArtifactEntry, FileEntry, Manifest, TargetEntry
+from edgert.bundle.rules import Preprocess
+from edgert.bundle.signal_rules import Series, Sound
 from edgert_deploy.packager import receipt
 from edgert_deploy.packager.accuracy.golden_samples import tolerances
 from edgert_deploy.packager.accuracy.reference import Outputs
@@ -20,14 +23,21 @@ from edgert_deploy.packager.candidates import Candidate
 from edgert_deploy.packager.choice import Choice, all_packed
 from edgert_deploy.packager.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.sources.source_model import SourceModel
 
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden samples, and by artifact how far a device's answers may differ, for each output."""
+    """The golden samples, and by artifact how far a device's answers may differ, for each output.
+
+    `raw` holds the windows of the signals from which an input was made.
+    `lengths` are those of the samples of a model with buckets.
+    """
 
     inputs: Outputs
     tolerances: Mapping[str, tuple[float, ...]]
+    raw: NDArray[np.float32] | None
+    lengths: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,12 @@ class Contents:
 
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Callable[[str], None]) -> Golden:
     """Answer the golden samples in every way that each packed artifact's engine can."""
-    inputs, found = evaluation.golden_inputs(), {}
+    samples, found = evaluation.reference.holdout.rows(evaluation.golden), {}
     for name, candidate in all_packed(choices).items():
         progress(f"{name}: comparing its answers between the ways to compute them")
         answers = evaluation.reference.answers
-        found[name] = tolerances(candidate.artifact, evaluation.source, inputs, candidate.golden, answers)
-    return Golden(inputs, found)
+        found[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
+    return Golden(evaluation.golden_inputs(), found, evaluation.golden_raw(), samples.lengths)
 
 
 def write_contents(
@@ -79,7 +89,9 @@ def write_contents(
             tools={"edgert": __version__, **artifact.tools},
         )
 
+    before = request.preprocess
     inputs = tuple(save(f"golden/inputs/{i}.npy", array) for i, array in enumerate(golden.inputs))
+    raw = "" if golden.raw is None else save("golden/raw.npy", golden.raw)
     artifacts = tuple(entry(name, candidate) for name, candidate in all_packed(choices).items())
     manifest = Manifest(
         model=request.model,
@@ -92,14 +104,24 @@ def write_contents(
         golden_inputs=inputs,
         source_sha256=request.source.sha256,
         source_size_bytes=request.source.size_bytes,
-        preprocess=request.preprocess,
+        preprocess=before if isinstance(before, Preprocess) else None,
+        sound=before if isinstance(before, Sound) else None,
+        series=before if isinstance(before, Series) else None,
+        golden_raw=raw,
         classify=request.classify,
         detect=request.detect,
         downgrade_from=request.downgrade_from,
         expires=request.expires,
         signed_at=request.signed_at,
+        buckets=_buckets(request.source, golden),
     )
     return Contents(manifest, files)
+
+
+def _buckets(source: SourceModel, golden: Golden) -> Buckets | None:
+    if source.buckets is None or golden.lengths is None:
+        return None
+    return replace(source.buckets, golden_lengths=tuple(golden.lengths.tolist()))
 
 
 def _target(choice: Choice) -> TargetEntry:

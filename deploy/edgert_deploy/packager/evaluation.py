@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgert.errors import SourceInvalid
+from edgert.bundle.rules import Preprocess
+from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, reference_outputs
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import Metric, metric_for
@@ -31,10 +33,16 @@ class Evaluation:
         """Return the golden samples, one array for each input of the model; with `count` the first of them."""
         return [self.reference.holdout.inputs[spec.name][self.golden[:count]] for spec in self.source.inputs]
 
+    def golden_raw(self) -> NDArray[np.float32] | None:
+        """Return the windows of signals from which the golden samples were made, if there are any."""
+        raw = self.reference.holdout.raw
+        return None if raw is None else raw[self.golden]
+
 
 def evaluate_source(request: BuildRequest) -> Evaluation:
     """Answer the hold-out with the source itself. Raises SourceInvalid, CalibrationInvalid and ConfigInvalid."""
     source, holdout = request.source, request.holdout
+    _check_buckets(request)
     answers = reference_outputs(source, holdout)
     _check_rows_are_independent(source, holdout, answers)
     after = request.classify or request.detect
@@ -48,12 +56,38 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
         image_size=_image_size(request),
     )
     metric = metric_for(request.metric, reference)
-    return Evaluation(source, request.calibration, reference, metric, request.limits, golden_rows(answers))
+    return Evaluation(source, request.calibration, reference, metric, request.limits, _golden(answers, holdout))
+
+
+def _golden(answers: Outputs, holdout: CalibrationSet) -> Rows:
+    """Return the hold-out's rows that become golden samples, at least one of each bucket."""
+    rows = golden_rows(answers)
+    if holdout.buckets is None:
+        return rows
+    sizes = holdout.sizes
+    more = [int(np.flatnonzero(sizes == size)[0]) for size in holdout.buckets.sizes if size not in sizes[rows]]
+    return np.array(sorted({*rows.tolist(), *more}), np.intp)
+
+
+def _check_buckets(request: BuildRequest) -> None:
+    """Raise CalibrationInvalid where a bucket has no samples: nothing would calibrate or judge it."""
+    buckets = request.source.buckets
+    if buckets is None:
+        return
+    for kind, samples in (("calibration", request.calibration), ("hold-out", request.holdout)):
+        least = 1
+        for size in buckets.sizes:
+            if not (samples.sizes == size).any():
+                raise CalibrationInvalid(
+                    f"no {kind} sample is for bucket {size}: it holds lengths of {least} to {size} along {buckets.axis!r}. "
+                    "Add samples of these lengths, or leave that bucket out"
+                )
+            least = size + 1
 
 
 def _image_size(request: BuildRequest) -> tuple[int, int] | None:
     """Return height and width of a detector's input."""
-    before = request.preprocess
+    before = request.preprocess if isinstance(request.preprocess, Preprocess) else None
     name = before.input if before is not None else request.source.inputs[0].name
     shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
     if request.detect is None or len(shape) != 4:
@@ -66,7 +100,7 @@ def _check_rows_are_independent(source: SourceModel, holdout: CalibrationSet, an
     if source.inputs[0].shape[0] != -1:
         return
     for i in (0, len(holdout) - 1):
-        one = CalibrationSet({n: a[i : i + 1] for n, a in holdout.inputs.items()}, None)
+        one = holdout.rows(slice(i, i + 1))
         for spec, want, got in zip(source.outputs, answers, reference_outputs(source, one), strict=True):
             if not np.allclose(want[i], got[0], rtol=1e-2, atol=1e-2 * (float(np.ptp(want)) or 1.0)):
                 raise SourceInvalid(

@@ -133,7 +133,7 @@ def _write_candidates(folder: Path, evaluation: Evaluation, candidates: Sequence
         entry = {"id": candidate.id, "engine": artifact.engine, "path": f"{candidate.id}/{artifact.path.name}"}
         entries.append({**entry, "sha256": hashlib.sha256(artifact.path.read_bytes()).hexdigest()})
     source = evaluation.source
-    write_spec(folder, source.inputs, source.outputs, evaluation.golden_inputs(1), entries)
+    write_spec(folder, source.inputs, source.outputs, evaluation.golden_inputs(1), entries, source.buckets)
 
 
 def _timing(where: str, one: dict[str, Any]) -> Timing:

@@ -4,8 +4,8 @@ The layers are sorted by their harm (sensitivity.py). The 1, 2, 4 ... worst stay
 the engine itself, until one passes; then the number is halved towards the last that failed. A model of n layers takes
 about 2 log2(n) builds, and the fewest layers that pass are kept.
 
-The search ends with its budget. Each measurement is saved at once, so that the same build, run again, continues where
-it stopped (after Ctrl-C, too).
+The search ends with its budget, which counts builds: how busy the machine is changes nothing. Each measurement is saved
+at once, so that the same build, run again, continues where it stopped (after Ctrl-C, too).
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
-from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, USERS_OWN
+from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity, worst_first
 from edgert_deploy.packager.build_cache import arrays_digest, cache_key
 from edgert_deploy.packager.builders import Order, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import prepared
 from edgert_deploy.packager.candidates import Candidate, CandidateBuilder
+from edgert_deploy.packager.user_function import is_function
 
 FORMAT = 2
 
 
 @dataclass
 class Budget:
-    """The seconds that all searches of a build may take together; the first search starts the clock."""
+    """How many artifacts all searches of a build may build together."""
 
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    _until: float | None = field(default=None, init=False)
+    builds: int
 
     @property
     def spent(self) -> bool:
-        if self._until is None:
-            self._until = self.clock() + self.seconds
-        return self.clock() >= self._until
+        return self.builds <= 0
+
+    def take(self) -> None:
+        self.builds -= 1
 
 
 @dataclass(frozen=True)
@@ -75,17 +74,15 @@ def search_float_layers(builder: CandidateBuilder, plain: Candidate, budget: Bud
     proto = prepared(source)
     layers = layers_of(proto)
     saved = _Saved(builder, plain.order)
-    harms = _measured(builder, plain.order, proto, layers, saved, budget)
-    if len(harms) < len(layers):
-        return Search(plain, None, harms, (), budget_spent=True)
+    harms = _measured(builder, plain.order, proto, layers, saved)
     found, spent = _fewest(builder, plain.order, worst_first(harms), saved, budget)
     return Search(plain, found, harms, tuple(saved.attempts), spent)
 
 
 def _measured(
-    builder: CandidateBuilder, order: Order, proto: Any, layers: Sequence[Layer], saved: _Saved, budget: Budget
+    builder: CandidateBuilder, order: Order, proto: Any, layers: Sequence[Layer], saved: _Saved
 ) -> tuple[Harm, ...]:
-    """Measure the harm of each layer, or of as many as the budget allows."""
+    """Measure the harm of each layer."""
     name = order.profile.name
     missing = [layer for layer in layers if layer.name not in saved.harms]
     if missing:
@@ -93,12 +90,10 @@ def _measured(
     recipe = builder_for(order.engine).recipe(builder.evaluation.source, order.profile)
     sensitivity = Sensitivity(proto, builder.evaluation.calibration, recipe)
     for number, layer in enumerate(missing, start=1):
-        if budget.spent:
-            break
         saved.add_harm(sensitivity.of(layer))
         if number % 10 == 0:
             builder.progress(f"{name}: {number} of {len(missing)} layers measured")
-    return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers if layer.name in saved.harms)
+    return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
 
 
 def _fewest(
@@ -118,6 +113,7 @@ def _fewest(
         if attempt is None:
             if budget.spent:
                 break
+            budget.take()
             attempt = _attempt(builder, order, worst, count)
             saved.add_attempt(attempt)
         if attempt.passed:
@@ -156,6 +152,7 @@ class _Saved:
         reference, metric = evaluation.reference, evaluation.metric.name
         holdout = reference.holdout
         truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}
+        truth["lengths"] = holdout.lengths
         samples = [arrays_digest(holdout.inputs), arrays_digest(truth)]
         judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
         judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()
@@ -163,7 +160,7 @@ class _Saved:
         self._harms_file, self._attempts_file = folder / f"{made_of}.harms.json", folder / f"{judged}.attempts.json"
         self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
         # A metric of the user's own may have changed since.
-        kept = [] if USERS_OWN.fullmatch(metric) else _read(self._attempts_file).get("attempts", [])
+        kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
         self.attempts = [Attempt(int(one["count"]), bool(one["passed"]), one["drop"]) for one in kept]
 
     def add_harm(self, harm: Harm) -> None:

@@ -6,21 +6,15 @@ Its keys are the options' names, with `_` for `-`. Paths begin at the file's fol
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import read_toml
 from edgert_deploy.packager.samples.processing import POSTPROCESS_PRESETS, PREPROCESS_PRESETS
-from edgert_deploy.packager.samples.sample_function import is_function
+from edgert_deploy.packager.user_function import in_folder, is_function
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-FILE_BYTES_MAX = 64 * 1024
 SUFFIX = ".toml"
 
 
@@ -29,11 +23,15 @@ def _path(folder: Path, text: str) -> str:
 
 
 def _samples(folder: Path, text: str) -> str:
-    return text if is_function(text) else _path(folder, text)
+    return in_folder(folder, text) if is_function(text) else _path(folder, text)
 
 
 def _processing(folder: Path, text: str) -> str:
     return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
+
+
+def _metric(folder: Path, text: str) -> str:
+    return in_folder(folder, text) if is_function(text) else text
 
 
 def _as_given(folder: Path, text: str) -> str:
@@ -47,26 +45,19 @@ TEXTS: dict[str, Callable[[Path, str], str]] = {
     "preprocess": _processing,
     "postprocess": _processing,
     "labels": _path,
-    **dict.fromkeys(("name", "metric", "precision", "engines", "licence", "notes", "expires"), _as_given),
+    "metric": _metric,
+    **dict.fromkeys(("name", "precision", "engines", "licence", "notes", "expires", "buckets"), _as_given),
 }
 NUMBERS = ("max_drop", "max_class_drop")
 WHOLE = ("release",)
 FLAGS = ("allow_overlap", "fold_preprocess", "with_reference")
-LISTS = ("targets", "inputs")
+LISTS = ("targets", "inputs", "pads")
 KEYS = (*TEXTS, *NUMBERS, *WHOLE, *FLAGS, *LISTS)
 
 
 def read_model_file(path: Path) -> dict[str, Any]:
     """Return the options that the file sets, by its keys. Raises ConfigInvalid."""
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; a model file has at most {FILE_BYTES_MAX}")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{path} is not TOML: {error}") from error
-    values = {key: _value(path, key, value) for key, value in table.items()}
+    values = {key: _value(path, key, value) for key, value in read_toml(path).items()}
     if "model" not in values:
         raise ConfigInvalid(f'{path} does not name its model: add model = "FILE.onnx"')
     return values

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
@@ -24,12 +26,15 @@ def name_from(path: Path) -> str:
     return (name if name[:1].isalpha() else f"model-{name}".strip("-"))[:63]
 
 
-def write_model_file(source: SourceModel, force: bool) -> Path:
-    """Write the model file beside the source, and return its path. Raises ConfigInvalid if it exists, unless forced."""
+def write_model_file(source: SourceModel, force: bool, given: Mapping[str, Any] | None = None) -> Path:
+    """Write the model file beside the source, and return its path. Raises ConfigInvalid if it exists, unless forced.
+
+    `given` are the options that say how the source was read, which every build needs again.
+    """
     path = source.path.with_suffix(SUFFIX)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(model_file_text(source))
+            file.write(model_file_text(source, given or {}))
     except FileExistsError as error:
         raise ConfigInvalid(f"{path} exists already: edit it, or write a new one with --init --force") from error
     except OSError as error:
@@ -37,7 +42,7 @@ def write_model_file(source: SourceModel, force: bool) -> Path:
     return path
 
 
-def model_file_text(source: SourceModel) -> str:
+def model_file_text(source: SourceModel, given: Mapping[str, Any]) -> str:
     """Return the file: set what could be found out, and a comment for each other key."""
     folder, detector = source.path.parent, _is_detector(source)
     classes = None if detector else next((s.shape[1] for s in source.outputs if _is_scores(s)), None)
@@ -49,6 +54,7 @@ def model_file_text(source: SourceModel) -> str:
         *(f"# output  {spec.name} {spec.form}{_meaning(spec, detector)}" for spec in source.outputs),
         "",
         _line("model", source.path.name),
+        *(_line(key, list(value) if isinstance(value, tuple) else value) for key, value in given.items() if value),
         _line("name", name_from(source.path), "its name on devices"),
         _line("targets", ["this-machine"], f"device profiles: {', '.join(p.name for p in list_profiles())}"),
         _line("release", 1, "must grow with every deploy; --release 2 overrides it"),

@@ -27,7 +27,6 @@ from edgert_deploy.packager.request import BuildRequest, TargetRequest, check_re
 from edgert_deploy.packager.samples.samples import constant_inputs
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
-from edgert_deploy.packager.sources.source_model import computes_in_fp16
 from edgert_deploy.packager.work_folder import work_folder
 
 # Of the model's size: what a builder writes on its way, and an artifact with its copy in the bundle's contents.
@@ -84,7 +83,15 @@ def build_bundle(
         check_gate(choices)
         golden = golden_samples(evaluation, choices, progress)
         ranges = activations(request.source, request.calibration)
-        receipt_bytes = receipt(choices, builder.built, ranges, request.licence, request.notes)
+        receipt_bytes = receipt(
+            choices,
+            builder.built,
+            ranges,
+            request.licence,
+            request.notes,
+            model=request.model,
+            release=request.release,
+        )
         contents = write_contents(request, choices, golden, receipt_bytes, work)
         progress(f"writing {out}")
         write_bundle(out, contents.manifest, contents.files, key)
@@ -99,7 +106,7 @@ def _choose_all(
     request: BuildRequest,
     report: Callable[[Choice], None],
 ) -> tuple[Choice, ...]:
-    budget = Budget(request.budget_s)
+    budget = Budget(request.budget)
     choices = []
     for target in targets:
         try:
@@ -113,11 +120,6 @@ def _choose_all(
 def _with_advice(request: BuildRequest, target: TargetRequest, error: EdgeRTError) -> str:
     """Return the builder's message, and what the user can do about it."""
     engine = target.engines[0]
-    if computes_in_fp16(request.source):
-        return (
-            f"the model computes in FP16, and {engine} artifacts are not built from FP16 models: "
-            "export it in FP32 (in PyTorch: model.float() before the export) and build that"
-        )
     same = [profile.name for profile in request.targets if profile.engines[0] == engine]
     if len(same) < len(request.targets):
         return f"{error.message}. The other targets can be built without it: omit --target {' --target '.join(same)}"

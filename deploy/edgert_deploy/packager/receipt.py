@@ -7,8 +7,10 @@ of day, no path and no duration of the build: the same inputs give the same byte
 The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for a metric that is no share of samples.
 
     {"format": 2, "licence": text, "notes": text,
+     "sbom": the bill of materials of the tools that made the packed artifacts (CycloneDX 1.5),
      "gate": {"metric", "samples", "max_drop", "max_class_drop"},
-     "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}], "warnings": [text],
+     "targets": [{"profile", "artifacts": [id], "left_out": [{"engine", "code", "reason"}],
+                  "not_built": [{"engine", "how", "reason"}], "warnings": [text],
                   "mixed_precision": [{"engine", "layers": [{"name", "op", "sqnr_db"}],
                                        "attempts": [{"count", "passed", "drop"}], "budget_spent"}],
                   "times": [{"id", "where", "p50_ms", "p90_ms", "threads", "runs", "engine_version", "error"}]}],
@@ -16,7 +18,8 @@ The drop lies between `drop_low` and `drop_high` with 95 % confidence; null for 
                      "size_bytes", "judged_by", "tools", "packed", "passed",
                      "accuracy": {"metric", "samples", "fp32", "artifact", "drop", "drop_low", "drop_high"},
                      "also": {name: {"fp32", "artifact"}},
-                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices": [the same]}],
+                     "classes": [{"name", "samples", "fp32", "artifact"}], "slices" and "buckets": [the same]}],
+     "sbom": a bill of materials in the form of CycloneDX 1.5: the bundle, and the tools that made its artifacts,
      "activations": [{"layer", "op", "low", "high", "quantiles": [0.1 %, 50 %, 99.9 %], "sqnr_db"}]}
 """
 
@@ -45,6 +48,9 @@ def receipt(
     activations: Sequence[Activation] = (),
     licence: str = "",
     notes: str = "",
+    *,
+    model: str,
+    release: int,
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
     # Of the sets of layers that a search built, only the one that won; `attempts` describes the others.
@@ -81,6 +87,7 @@ def _target(choice: Choice) -> dict[str, Any]:
         "profile": choice.profile.name,
         "artifacts": [candidate.id for candidate in choice.packed],
         "left_out": [vars(one) for one in choice.left_out],
+        "not_built": [vars(one) for one in choice.not_built],
         "warnings": list(choice.warnings),
         "mixed_precision": [{"engine": engine, **_search(search)} for engine, search in choice.searches],
         "times": [{"id": name, **vars(choice.timings[name])} for name in sorted(choice.timings)],
@@ -106,7 +113,7 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
             for group in result.groups
             if group.kind == kind
         ]
-        for kind in ("class", "slice")
+        for kind in ("class", "slice", "bucket")
     }
     return {
         "id": candidate.id,
@@ -134,4 +141,5 @@ def _candidate(candidate: Candidate, packed: bool) -> dict[str, Any]:
         "also": {name: {"fp32": fp32, "artifact": artifact} for name, fp32, artifact in result.also},
         "classes": groups["class"],
         "slices": groups["slice"],
+        "buckets": groups["bucket"],
     }

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgert.bundle.manifest import MODEL_NAME
-from edgert.bundle.rules import Classify, Detect, Preprocess
+from edgert.bundle.rules import Classify, Detect
 from edgert.errors import CalibrationInvalid, ConfigInvalid
+from edgert.processing.preprocessors import InputRule
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.build_cache import BuildCache
-from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.classical import classical_operators, is_float_only
+from edgert_deploy.packager.sources.classical import classical_operators, is_classical, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
     from edgert_deploy.packager.measure import Measurer
 
-BUDGET_S = 600.0
+BUDGET = 12  # builds; about two searches of a model of 100 layers
 
 Asked = Literal["auto", "int8", "fp16", "fp32"]
 PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
@@ -36,12 +37,13 @@ PRECISIONS_OF: dict[str, tuple[Precision, ...]] = {
 class BuildRequest:
     """The options of one build.
 
-    `precision` None takes each profile's own. `engines` "all" packs an artifact for every engine of a profile that
+    `precision` None takes each profile's own, or "auto" for a model of classical machine learning. `engines` "all" packs an artifact for every engine of a profile that
     takes the model, "first" one for the first. `with_reference` adds an FP32 artifact of the same engine for each
     target whose own is not FP32: devices can compare their live answers with it (docs/serving.md). `downgrade_from`,
-    `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that
-    are calibration samples too. `metric` is a name from metrics.py. `budget_s` limits all searches for layers that
-    must stay in float. `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
+    `expires` and `signed_at` are the manifest's. `allow_overlap` accepts hold-out samples that are calibration samples
+    too. `metric` is a name from metrics.py. `budget` is how many artifacts all searches for layers that must stay in
+    float may build. `recipe` is the one that INT8 is quantized with, in each engine that has it; "" tries them.
+    `measure` times candidates, and the fastest that passes is packed. `jobs` is how many
     artifacts are built at once, 0 for as many as fit.
     """
 
@@ -56,7 +58,7 @@ class BuildRequest:
     precision: Asked | None = None
     engines: Literal["all", "first"] = "all"
     with_reference: bool = False
-    preprocess: Preprocess | None = None
+    preprocess: InputRule | None = None
     classify: Classify | None = None
     detect: Detect | None = None
     downgrade_from: int = 0
@@ -66,7 +68,8 @@ class BuildRequest:
     notes: str = ""
     metric: str = "auto"
     allow_overlap: bool = False
-    budget_s: float = BUDGET_S
+    budget: int = BUDGET
+    recipe: str = ""
     measure: Measurer | None = None
     cache: BuildCache | None = None
     jobs: int = 0
@@ -78,12 +81,16 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class TargetRequest:
-    """The choices for one target: `engines` in order of preference, and the `precisions` to try for each, in this order."""
+    """The choices for one target: `engines` in order of preference, and the `precisions` to try for each, in this order.
+
+    `recipe` is the only one that INT8 is tried with in each engine that has it; "" tries all.
+    """
 
     profile: DeviceProfile
     engines: tuple[str, ...]
     precisions: tuple[Precision, ...]
     with_reference: bool
+    recipe: str = ""
 
     @property
     def is_auto(self) -> bool:
@@ -93,15 +100,29 @@ class TargetRequest:
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
     """Return what the request means for each of its targets."""
     float_only = is_float_only(request.source.proto)
+    asked = request.precision or ("auto" if is_classical(request.source.proto) else None)
     return tuple(
         TargetRequest(
             profile,
             profile.engines[:1] if request.engines == "first" else profile.engines,
-            ("fp32",) if float_only else PRECISIONS_OF[request.precision or profile.precision],
+            ("fp32",) if float_only else PRECISIONS_OF[asked or profile.precision],
             request.with_reference,
+            request.recipe,
         )
         for profile in request.targets
     )
+
+
+def _check_recipe(request: BuildRequest) -> None:
+    engines = dict.fromkeys(engine for target in target_requests(request) for engine in target.engines)
+    known = {engine: builder_for(engine).all_recipes for engine in engines if engine in BUILDERS}
+    if request.recipe and not any(request.recipe in names for names in known.values()):
+        listed = "; ".join(f"{engine}: {', '.join(names)}" for engine, names in known.items())
+        raise ConfigInvalid(f"--recipe {request.recipe[:80]}: no engine of the targets has it. Known are {listed}")
+    if request.recipe and request.source.quantised:
+        raise ConfigInvalid(
+            f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: leave it out"
+        )
 
 
 def check_request(request: BuildRequest, out: Path) -> None:
@@ -120,6 +141,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
             f"--precision {request.precision}: the model consists of {', '.join(classical_operators(request.source.proto))} "
             "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: leave --precision out, or give fp32"
         )
+    _check_recipe(request)
     shared = overlap(request.calibration, request.holdout)
     if shared and not request.allow_overlap:
         one, other = shared[0]

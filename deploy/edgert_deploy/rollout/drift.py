@@ -13,7 +13,7 @@ from typing import Any
 from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert_deploy.devices.facts import version as numbers
-from edgert_deploy.rollout.rollout_store import ABORTED, Rollout
+from edgert_deploy.rollout.rollout_record import ABORTED, Rollout
 
 SERVES = ("ready", "degraded", "unloaded")
 

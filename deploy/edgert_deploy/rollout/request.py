@@ -21,7 +21,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """One bundle for devices. `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not."""
+    """One bundle for devices. `limits` are what they watch on trial; `bytes_per_s` bounds a transfer, 0 does not.
+
+    Several threads call `on_bytes` with a device's name, the bytes sent so far and their total.
+    """
 
     bundle: Path
     offer: Offer
@@ -33,6 +36,7 @@ class DeployRequest:
     deltas: Deltas = field(default_factory=Deltas)
     bytes_per_s: float = 0.0
     limits: TrialLimits | None = None
+    on_bytes: Callable[[str, int, int], None] = lambda device, done, total: None
 
 
 def read_offer(path: Path) -> Offer:

@@ -16,7 +16,8 @@ from edgert_deploy.common.parallel import AT_ONCE_MAX, for_each
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.deployment import HELD, Outcome, abandoned, deploy_one
 from edgert_deploy.rollout.request import DeployRequest
-from edgert_deploy.rollout.rollout_store import DONE, PAUSED, RUNNING, STOPPED, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import DONE, PAUSED, RUNNING, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 
 PAUSE_STEP_S = 0.2  # how soon a stop ends the pause between two waves
 
@@ -30,13 +31,19 @@ def roll_out(
     devices: Sequence[Device],
     progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Rollout:
-    """Do what is left of `rollout` on its `devices`, and keep its file up to date; return it as it ends.
+    """Do what is left of `rollout` on its `devices`, and keep its record up to date; return it as it ends.
 
-    The failures of earlier attempts do not count.
+    The failures of earlier attempts do not count. Several threads call `progress` and `on_outcome`.
     """
     journal = _Journal(store, replace(rollout, state=RUNNING, reason=""))
     waves = rollout.strategy.split(len(devices))
+
+    def note(outcome: Outcome) -> None:
+        journal.add(outcome)
+        on_outcome(outcome)
+
     for number, wave in enumerate(waves, start=1):
         todo = [devices[i] for i in wave if not journal.rollout.has_release(devices[i].name)]
         if not todo:
@@ -50,7 +57,7 @@ def roll_out(
             progress,
             at_once=rollout.strategy.parallel,
             may_begin=lambda: request.stop.asked or not journal.too_many(),  # a stopped device reports the stop itself
-            on_outcome=journal.add,
+            on_outcome=note,
         )
         if request.stop.asked:
             return journal.end(STOPPED, "stopped by the user")
@@ -108,7 +115,7 @@ def exit_code(errors: Sequence[EdgeRTError | None]) -> int:
 
 
 class _Journal:
-    """The running rollout and its file. Any thread may call `add` and `too_many`."""
+    """The running rollout and its record. Any thread may call `add` and `too_many`."""
 
     def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
         self._store, self.rollout = store, rollout

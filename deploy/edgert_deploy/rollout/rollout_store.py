@@ -1,118 +1,100 @@
-"""Rollouts on this host's disk: one JSON file each, with the outcome of every device.
+"""The rollouts of a project: a record each (rollout_record.py), in its folder, and in the team's store where it has one.
 
-The file is replaced after every device, so a host that dies, or a user who stops, loses nothing. Rollouts are ordered
-by a number that only grows: the host's clock may jump.
+Theory of operation. A line is on this host's disk before anything else happens, so a host that dies, or a user who stops,
+loses nothing. No two hosts write to one file: each rollout has a name of its own, nothing is counted in a file, and no
+file is removed, since git may take the removal of one and the addition of another for a renaming. So commits of several
+hosts never conflict. Where two hosts continued the same rollout, git keeps the lines of both (.gitattributes).
+
+The team's store holds the same lines. `sync` copies those that one side lacks. Rollouts are ordered by a number that
+only grows: the host's clock may jump.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from edgert.durable import is_locked, locked, replace_file
+from edgert.durable import is_locked, locked, sync_file, sync_folder
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert.versions.trial_limits import TrialLimits
-from edgert_deploy.devices.remote import error_class
-from edgert_deploy.rollout.deployment import LIVE, REFUSED, UNCHANGED
-from edgert_deploy.rollout.waves import Strategy
+from edgert_deploy.devices.claims import who
+from edgert_deploy.rollout.rollout_record import Record, Rollout, new_record
 
-RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
-KEPT_MAX = 50  # rollouts that are over
+SUFFIX = ".jsonl"
+READ_MAX = 200  # the newest rollouts count; older ones stay on disk
+RECORD_BYTES_MAX = 64 * 1024**2
 LOCK_S_MAX = 0.2
+_LOCK = ".lock"
+_FILES = {".gitignore": f"*{_LOCK}\n", ".gitattributes": f"*{SUFFIX} merge=union\n"}
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")
+_NUMBER = re.compile(r"-(\d{1,15})(?:-[0-9a-f]{6})?\Z")
+
+Stamp = tuple[int, int, int]
+Mark = tuple[int, int]  # of a record: how many lines, and the sum of their digests modulo 2^31
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One bundle to many devices. `outcomes` holds Outcome.as_json by device; an untried device has none."""
+class TeamStore(Protocol):
+    """Where the hosts of a team meet. Every method raises EdgeRTError if it cannot be used."""
 
-    id: str
-    bundle: str
-    digest: str
-    model: str
-    release: int
-    inventory: str
-    devices: tuple[str, ...]
-    strategy: Strategy
-    trial_s: float
-    state: str = RUNNING
-    reason: str = ""
-    started_at: float = 0.0
-    bytes_per_s: float = 0.0
-    limits: TrialLimits | None = None
-    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    number: int = 0  # in the order of this user's rollouts
+    def marks(self) -> dict[str, Mark]:
+        """Return the mark of each rollout's record."""
+        ...
 
-    @property
-    def errors(self) -> list[EdgeRTError | None]:
-        """The error of each device's last attempt, in the order of the devices."""
-        found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
-        return [None if error is None else error_class(error["code"])(error["message"]) for error in found]
+    def lines(self, id: str) -> list[str]: ...
 
-    def has_release(self, device: str) -> bool:
-        """Whether the release is live on the device, by its last outcome."""
-        return self._result(device) in (LIVE, UNCHANGED)
+    def add(self, id: str, lines: Sequence[str]) -> None:
+        """Add lines to a record. Those that are there already change nothing."""
+        ...
 
-    def refused(self, device: str) -> bool:
-        """Whether the device may not take this bundle: foreign key, older release, other target."""
-        return self._result(device) == REFUSED
+    def locked(self, id: str) -> AbstractContextManager[bool]:
+        """Lock a rollout against every other process of the team; give False if another one holds it."""
+        ...
 
-    @property
-    def left(self) -> list[str]:
-        """The devices that do not have the release."""
-        return [device for device in self.devices if not self.has_release(device)]
-
-    @property
-    def changed(self) -> list[str]:
-        """The devices that this rollout gave the release. On the others a roll-back would undo something else."""
-        return [device for device in self.devices if self._result(device) == LIVE]
-
-    @property
-    def resumable(self) -> bool:
-        """Whether another attempt may help: some device is left that has not refused the bundle."""
-        return self.state != ABORTED and not all(self.refused(device) for device in self.left)
-
-    def _result(self, device: str) -> str:
-        return str(self.outcomes.get(device, {}).get("result", ""))
-
-    def as_json(self) -> dict[str, Any]:
-        limits = None if self.limits is None else vars(self.limits)
-        return {**vars(self), "devices": list(self.devices), "strategy": self.strategy.as_json(), "limits": limits}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Rollout:
-        given = {**value, "devices": tuple(value["devices"]), "strategy": Strategy.from_json(value["strategy"])}
-        limits = value["limits"]
-        return cls(**{**given, "limits": None if limits is None else TrialLimits.from_json(limits)})
+    def is_locked(self, id: str) -> bool: ...
 
 
 class RolloutStore:
-    """The folder of a user's rollouts."""
+    """The folder of a project's rollouts. `note` gets what the user should know, and stops nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, team: TeamStore | None = None, note: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.folder, self._team, self._note = folder, team, note
+        self._records: dict[str, Record] = {}  # as this process wrote them
+        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # of the files as `sync` last read them
+        self._late = False  # the team's store lacks lines of this process
+
+    def ids(self) -> list[str]:
+        """Return the newest rollouts' ids, the newest first."""
+        return _newest(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
 
     def all(self) -> list[Rollout]:
-        """Return every rollout, the newest first. A file that cannot be read is left out; `read` tells why."""
+        """Return the rollouts, the newest first. One that cannot be read is left out, with a note."""
         found = []
-        for path in self.folder.glob("*.json"):
-            with contextlib.suppress(ConfigInvalid):
-                found.append(self.read(path.stem))
-        return sorted(found, key=lambda rollout: rollout.number, reverse=True)
+        for id in self.ids():
+            try:
+                found.append(self.read(id))
+            except ConfigInvalid as error:
+                self._note(f"left out: {error.message}")
+        return sorted(found, key=lambda rollout: rollout.order, reverse=True)
 
     def read(self, id: str) -> Rollout:
         """Return one rollout. Raises ConfigInvalid."""
-        path = self._path(id)
-        try:
-            return Rollout.from_json(json.loads(path.read_text()))
-        except FileNotFoundError as error:
-            raise ConfigInvalid(f"there is no rollout {id!r}; list them with: edgert rollout list") from error
-        except (OSError, ValueError, KeyError, TypeError, ConfigInvalid) as error:
-            raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+        return self._record(id).rollout
+
+    def find(self, beginning: str) -> Rollout:
+        """Return the one rollout whose id is, or begins with, `beginning`. Raises ConfigInvalid."""
+        found = [id for id in self.ids() if id.startswith(beginning)]
+        if beginning not in found and len(found) > 1:
+            raise ConfigInvalid(f"{beginning!r} begins the ids of {', '.join(found[:5])}: write more of it")
+        return self.read(found[0] if len(found) == 1 else beginning)
 
     def last(self) -> Rollout:
         """Return the newest rollout. Raises ConfigInvalid if there is none."""
@@ -121,64 +103,217 @@ class RolloutStore:
             raise ConfigInvalid(f"there is no rollout in {self.folder}; start one with: edgert deploy")
         return found[0]
 
+    def begin(self, rollout: Rollout) -> Rollout:
+        """Give a new rollout its number and its id, and write it. Raises ConfigInvalid."""
+        with self._changing():
+            number = max((_number(id) for id in self.ids()), default=0) + 1
+            # Another host may take the number at the same time, but not the id.
+            id = f"{rollout.model}-r{rollout.release}-{number}-{secrets.token_hex(3)}"
+            rollout = replace(rollout, id=id, number=number)
+            lines = self._write(rollout)
+        self._tell_team(id, lines)
+        return rollout
+
     def write(self, rollout: Rollout) -> None:
-        """Replace the rollout's file, at once or not at all. Raises ConfigInvalid."""
-        path = self._path(rollout.id)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(rollout.as_json()).encode())
-        except OSError as error:
-            raise ConfigInvalid(
-                f"cannot write the rollout's progress to {path}: {error.strerror}; free some space, or give "
-                "EDGERT_CONFIG_DIR a folder that you may write to"
-            ) from error
+        """Write what changed in a rollout. Raises ConfigInvalid."""
+        with self._changing():
+            lines = self._write(rollout)
+        self._tell_team(rollout.id, lines)
 
-    def new_number(self) -> int:
-        """Return the next number in the order of rollouts. Raises ConfigInvalid."""
-        counter = self.folder / "counter"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(counter.with_suffix(".lock")):
-                known = [rollout.number for rollout in self.all()]
-                number = max([int(counter.read_text()) if counter.exists() else 0, *known]) + 1
-                replace_file(counter, str(number).encode())
-            return number
-        except (OSError, ValueError) as error:
-            raise ConfigInvalid(f"cannot count the rollouts in {self.folder}: {error}") from error
-
-    def tidy(self) -> None:
-        """Remove the oldest rollouts that are over, beyond KEPT_MAX."""
-        over = [rollout for rollout in self.all() if rollout.state in (DONE, ABORTED)]
-        for rollout in over[KEPT_MAX:]:
-            self._path(rollout.id).unlink(missing_ok=True)
-            self._lock_path(rollout.id).unlink(missing_ok=True)
+    def sync(self) -> None:
+        """Copy the lines that this folder or the team's store lacks. Raises ConfigInvalid, and what TeamStore raises."""
+        if self._team is None:
+            return
+        theirs = {id: mark for id, mark in self._team.marks().items() if _ID.match(id)}
+        for id in _newest({*theirs, *self.ids()}):
+            if self._mark(id) == theirs.get(id):
+                continue
+            ours = self._lines(id)
+            there = self._team.lines(id) if id in theirs else []
+            if missing := [line for line in there if line not in set(ours) and "\n" not in line]:
+                with self._changing():
+                    self._append(id, missing)
+                self._records.pop(id, None)
+            if missing := [line for line in ours if line not in set(there)]:
+                self._team.add(id, missing)
+        self._late = False
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
         """Hold the rollout's lock, which ends with this process. Raises ConfigInvalid if another process holds it."""
+        taken = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
+        with ExitStack() as held:
+            try:
+                self._make()
+                # `is_at_work` holds the lock for an instant, too.
+                held.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
+            except BlockingIOError as error:
+                raise taken from error
+            except OSError as error:
+                raise self._unusable("lock a rollout in", error) from error
+            if self._team is not None and not held.enter_context(self._team.locked(id)):
+                raise taken
+            self.sync()  # its last holder may have written since
+            yield
+            if self._late:
+                with contextlib.suppress(EdgeRTError):
+                    self.sync()
+
+    def is_at_work(self, id: str) -> bool | None:
+        """Return whether a process works on the rollout, leaving no trace; None if that cannot be known.
+
+        Without a team's store, only the host that worked on the rollout last can know. Raises ConfigInvalid.
+        """
+        lock = self.path(id, _LOCK)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = locked(self._lock_path(id), LOCK_S_MAX)  # `is_at_work` holds the lock for an instant, too
-        except BlockingIOError as error:
-            raise ConfigInvalid(
-                f"rollout {id} is running in another process; follow it with: edgert rollout status {id}"
-            ) from error
+            if is_locked(lock):
+                return True
+            known = lock.exists() and self.read(id).by in ("", who())
         except OSError as error:
-            raise ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}") from error
+            raise self._unusable("lock a rollout in", error) from error
+        if self._team is not None:
+            with contextlib.suppress(EdgeRTError):
+                return self._team.is_locked(id)
+        return False if known else None
+
+    def path(self, id: str, suffix: str = SUFFIX) -> Path:
+        """Return the file of a rollout's record. Raises ConfigInvalid for an id that is none."""
+        if not _ID.match(id):
+            raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
+        return self.folder / f"{id}{suffix}"
+
+    def stamp(self, id: str) -> Stamp:
+        """Return what differs after each change of the file: lines are added, and git replaces files. Raises OSError."""
+        found = self.path(id).stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    @property
+    def has_team(self) -> bool:
+        return self._team is not None
+
+    def without_team(self) -> RolloutStore:
+        """Return the same rollouts as far as this host knows them."""
+        return RolloutStore(self.folder, None, self._note)
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def _record(self, id: str) -> Record:
+        path = self.path(id)
+        if not path.exists():
+            raise ConfigInvalid(f"there is no rollout {id!r}; list them with: edgert rollout list")
+        lines = self._lines(id)
+        if any(line.startswith(("<<<<<<<", ">>>>>>>")) for line in lines):
+            raise ConfigInvalid(f"{path} has conflict markers of git: remove those lines, and keep all the others")
+        try:
+            record = Record.read(lines)
+            if record.rollout.id != id:
+                raise ValueError(f"it names another rollout, {record.rollout.id}")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigInvalid) as error:
+            raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+        return record
+
+    def _lines(self, id: str) -> list[str]:
+        """Return the lines of a record. A last one that is cut off was never written."""
+        path = self.path(id)
+        try:
+            with path.open("rb") as file:
+                data = file.read(RECORD_BYTES_MAX + 1)
+            if len(data) > RECORD_BYTES_MAX:
+                raise ConfigInvalid(f"rollout {path} cannot be read: it has more than {RECORD_BYTES_MAX} bytes")
+            return [line for line in data.decode().split("\n")[:-1] if line]
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(f"rollout {path} cannot be read: {error}") from error
+
+    def _mark(self, id: str) -> Mark:
+        """Return the mark of this host's copy of a record."""
+        if not self.path(id).exists():
+            return 0, 0
+        stamp, kept = self.stamp(id), self._marks.get(id)
+        if kept is None or kept[0] != stamp:
+            digests = [digest_of(line) for line in set(self._lines(id))]
+            kept = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
+        return kept[1]
+
+    def _write(self, rollout: Rollout) -> list[str]:
+        """Write what changed, and return its lines."""
+        known = self._records.get(rollout.id)
+        if known is None and self.path(rollout.id).exists():
+            known = self._record(rollout.id)
+        record, lines = new_record(rollout) if known is None else known.to(rollout)
+        if lines:
+            self._append(rollout.id, lines)
+        self._records[rollout.id] = record
+        return lines
+
+    def _append(self, id: str, lines: Sequence[str]) -> None:
+        path = self.path(id)
+        try:
+            new = not path.exists()
+            with path.open("ab+") as file:
+                _cut_unfinished(file.fileno())
+                file.write("".join(f"{line}\n" for line in lines).encode())
+                sync_file(file)
+            if new:
+                sync_folder(self.folder)
+        except OSError as error:
+            raise self._unusable("write a rollout's progress to", error) from error
+
+    def _tell_team(self, id: str, lines: Sequence[str]) -> None:
+        """Add lines to the team's store. After a failure, the rollout continues without it, and `sync` adds them."""
+        if self._team is None or self._late or not lines:
+            return
+        try:
+            self._team.add(id, lines)
+        except EdgeRTError as error:
+            self._late = True
+            self._note(f"{error.message}. The rollout continues; a later command brings its record to the store")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Lock the folder against other processes of this host while it changes. Raises ConfigInvalid."""
+        try:
+            self._make()
+            lock = locked(self.folder / _LOCK)
+        except OSError as error:
+            raise self._unusable("write to", error) from error
         with lock:
             yield
 
-    def is_at_work(self, id: str) -> bool:
-        """Return whether a process works on the rollout; leave no trace. Raises ConfigInvalid if that is unknown."""
-        try:
-            return is_locked(self._lock_path(id))
-        except OSError as error:
-            raise ConfigInvalid(f"cannot lock a rollout in {self.folder}: {error.strerror}") from error
+    def _make(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in _FILES.items():
+            with contextlib.suppress(FileExistsError), (self.folder / name).open("x") as file:
+                file.write(text)
 
-    def _lock_path(self, id: str) -> Path:
-        return self._path(id).with_suffix(".lock")
+    def _unusable(self, what: str, error: OSError) -> ConfigInvalid:
+        return ConfigInvalid(
+            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in a project that is yours: each user "
+            "has a clone"
+        )
 
-    def _path(self, id: str) -> Path:
-        if not id or Path(id).name != id or id.startswith("."):
-            raise ConfigInvalid(f"{id!r} is no id of a rollout; list them with: edgert rollout list")
-        return self.folder / f"{id}.json"
+
+def digest_of(line: str) -> int:
+    """Return a number of 63 bits that stands for the line."""
+    return int.from_bytes(hashlib.sha256(line.encode()).digest()[:8], "big") >> 1
+
+
+def _newest(ids: Iterable[str]) -> list[str]:
+    return sorted(filter(_ID.match, ids), key=lambda id: (_number(id), id), reverse=True)[:READ_MAX]
+
+
+def _number(id: str) -> int:
+    """Return the number in an id that `begin` made."""
+    found = _NUMBER.search(id)
+    return int(found[1]) if found else 0
+
+
+def _cut_unfinished(file: int) -> None:
+    """Remove the last line if a power cut left it without its end."""
+    size = os.fstat(file).st_size
+    end = size
+    while end and (tail := os.pread(file, min(end, 4096), max(0, end - 4096))).rfind(b"\n") != len(tail) - 1:
+        end = max(0, end - 4096) + tail.rfind(b"\n") + 1
+    if end != size:
+        os.ftruncate(file, end)

@@ -16,7 +16,7 @@ from edgert.errors import BundleCorrupt, Interrupted
 from edgert_deploy.common.parallel import Stop
 from edgert_deploy.devices.claims import HeldClaim
 from edgert_deploy.devices.remote import INSTALL_S_MAX, RemoteDaemon
-from edgert_deploy.devices.transports import in_folder
+from edgert_deploy.devices.transports import PutOptions, in_folder
 from edgert_deploy.rollout.delta import DeviceFiles
 from edgert_deploy.rollout.request import DeployRequest, Progress
 
@@ -88,9 +88,14 @@ class Transfer:
         return delta.path
 
     def _put(self, path: Path) -> None:
-        on_bytes = _byte_progress(self.progress, self.request.stop)
+        tenths = _byte_progress(self.progress, self.request.stop)
+
+        def on_bytes(done: int, total: int) -> None:
+            self.request.on_bytes(self.daemon.device.name, done, total)
+            tenths(done, total)
+
         limit = self.request.bytes_per_s
-        self.daemon.transport.put(path, self.remote, on_bytes, resumable=True, bytes_per_s=limit)
+        self.daemon.transport.put(path, self.remote, PutOptions(on_bytes, resumable=True, bytes_per_s=limit))
         self.sent_bytes += path.stat().st_size
 
     def _install(self, claim: HeldClaim) -> None:

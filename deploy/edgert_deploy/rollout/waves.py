@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgert.errors import ConfigInvalid
+from edgert_deploy.common.parallel import AT_ONCE_MAX
 
-PARALLEL = 8
 PARALLEL_MAX = 256
 WAVES_MAX = 100
 
@@ -56,7 +56,7 @@ class Strategy:
     canary: int = 0
     waves: tuple[Share, ...] = ()
     failures_max: Share | None = None
-    parallel: int = PARALLEL
+    parallel: int = AT_ONCE_MAX
     pause_s: float = 0.0
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgert.bundle.buckets import Buckets, CutOutput, PaddedInput
 from edgert.engines import EngineOptions, LocalArtifact, engine_by_name
+from edgert.engines.padding import load_session
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
 from tests.support import models
@@ -263,3 +266,18 @@ def test_a_machine_without_a_gpu_is_engine_failed(
     cuda.fails = "cudaDeviceGetAttribute"
     with pytest.raises(EngineFailed, match="is there a GPU"):
         engine_by_name("tensorrt").load(artifact, EngineOptions())
+
+
+def test_lengths_of_buckets_run_in_one_plan(
+    tensorrt: TensorRTSimulator, artifact: LocalArtifact, tmp_path: Path
+) -> None:
+    open_x, open_y = (TensorSpec(name, "FP32", (-1, -1)) for name in ("x", "y"))
+    buckets = Buckets("t", (4, 8), (PaddedInput("x", 1),), (CutOutput("y", 1),))
+    wide = replace(artifact, inputs=(open_x,), outputs=(open_y,), buckets=buckets)
+    session = load_session(wide, EngineOptions(buckets=(1, 4), cache_dir=tmp_path / "cache"))
+    for count, length in ((1, 3), (2, 8), (4, 5), (6, 4), (1, 1)):
+        given = models.random(count, length, seed=length)
+        np.testing.assert_array_equal(session.run([given])[0], 2 * given)
+    session.close()
+    assert tensorrt.builds == 1
+    assert [path.name for path in (tmp_path / "cache").glob("*.plan")] == [f"{'a' * 64}-trt10.3.0-sm8.7-b4-l4to8.plan"]

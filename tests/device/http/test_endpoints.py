@@ -30,7 +30,7 @@ from edgert.tensors import NUMPY_NAMES, TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
-from tests.support.devices import Device, a_device, wait_until
+from tests.support.devices import Device, a_device, http_port, wait_until
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
@@ -90,13 +90,7 @@ def site() -> Iterator[Site]:
         device.put()
         device.put(model="slow", delay_s=SLOW_S)
         put_types(device)
-        yield Site(device, port_of(device))
-
-
-def port_of(device: Device) -> int:
-    said = "http: listens on 127.0.0.1:"
-    wait_until(lambda: said in device.log(), "the HTTP server says where it listens")
-    return int(device.log().rsplit(said, 1)[1].split()[0])
+        yield Site(device, http_port(device))
 
 
 def put_types(device: Device) -> None:
@@ -631,7 +625,7 @@ def test_a_unix_socket_is_its_groups_alone_and_comes_back_after_a_crash(tmp_path
 
 def test_a_daemon_that_is_killed_takes_its_server_along() -> None:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n') as device:
-        port_of(device)
+        http_port(device)
         pid = http_pid(device)
         assert pid is not None
         os.kill(ask(device.state.control_socket, {"op": "status"}, 10.0)["pid"], signal.SIGKILL)

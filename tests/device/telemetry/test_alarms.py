@@ -12,8 +12,9 @@ from edgert.config import AlarmConfig, parse_config
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.alarms import Alarms, Change
 from edgert.telemetry.messages import Topics
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter
-from edgert.telemetry.spans import Outcome, RequestSpan, WindowRecorder
+from edgert.telemetry.spans import Outcome, RequestSpan
 from edgert.telemetry.spool import Spool
 
 

@@ -10,7 +10,8 @@ import pytest
 from edgert.errors import ConfigInvalid, ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, Topics, parse_topic
-from edgert.telemetry.spans import RequestSpan, WindowRecorder, WindowReport
+from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.spans import RequestSpan, WindowReport
 from edgert.tensors import StageTimes
 
 TOPICS = Topics("plant-a", "pi-07")

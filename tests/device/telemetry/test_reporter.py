@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
+from edgert.telemetry.recorder import PENDING_MAX, WindowRecorder
 from edgert.telemetry.reporter import FOLD_EVERY_S, Reporter
-from edgert.telemetry.spans import PENDING_MAX, RequestSpan, WindowRecorder
+from edgert.telemetry.spans import RequestSpan
 from edgert.telemetry.spool import ROWS_MAX, Spool, SpoolBounds
 from tests.support.brokers import until
 

@@ -93,15 +93,6 @@ def test_the_wire_form_holds_everything(values: list[float]) -> None:
     assert copy.sum == sketch.sum
 
 
-@given(st.lists(st.integers(min_value=0, max_value=2**30), max_size=100))
-def test_whole_microseconds_in_bulk_equal_the_values_one_by_one(values_us: list[int]) -> None:
-    bulk = Sketch()
-    bulk.record_many_us(values_us)
-    one_by_one = sketch_of([us / 1000 for us in values_us])
-    assert bulk == one_by_one
-    assert bulk.sum == pytest.approx(one_by_one.sum)
-
-
 @pytest.mark.parametrize("exponent", range(-9, 20))
 def test_an_exact_power_of_two_belongs_to_the_bucket_below_it(exponent: int) -> None:
     # (base**i, base**(i+1)]: the upper bound is inclusive.

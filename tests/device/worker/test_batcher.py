@@ -330,10 +330,57 @@ def test_two_instances_run_at_once_and_every_request_is_answered() -> None:
     assert batcher.waiting == 0
 
 
-def test_items_of_open_shape_are_never_laid_together() -> None:
+def open_batcher(cap: int = 8) -> tuple[GatedSession, Batcher]:
+    """A batcher of a model that takes items of any length."""
     session = GatedSession()
-    session.inputs = (TensorSpec("x", "FP32", (-1, -1)),)
-    assert Batcher(session, cap=8).cap == 1
+    session.inputs = session.outputs = (TensorSpec("x", "FP32", (-1, -1)),)
+    return session, Batcher(session, cap)
+
+
+def wide(value: float, length: int, rows: int = 1) -> list[NDArray[Any]]:
+    return [np.full((rows, length), value, np.float32)]
+
+
+def ask_in_order(
+    pool: ThreadPoolExecutor, batcher: Batcher, sent: Sequence[list[NDArray[Any]]], **more: Any
+) -> list[Any]:
+    futures = []
+    for inputs in sent:
+        before = batcher.waiting
+        futures.append(pool.submit(batcher.infer, inputs, len(inputs[0]), **more))
+        wait_until(lambda before=before: batcher.waiting > before, "the request waits")  # type: ignore[misc]
+    return futures
+
+
+def test_only_items_of_one_shape_are_laid_together_and_the_oldest_leads() -> None:
+    session, batcher = open_batcher()
+    sent = [wide(1, 4), wide(2, 8), wide(3, 4), wide(4, 8), wide(5, 4)]
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(batcher.infer, wide(0, 4), 1)
+        session.running.acquire()
+        rest = ask_in_order(pool, batcher, sent)
+        session.permits.release(10)
+        answers = [future.result(10) for future in (first, *rest)]
+    assert session.sizes == [1, 3, 2]
+    assert session.first == [0, 1, 2]
+    for given, answer in zip(sent, answers[1:], strict=True):
+        np.testing.assert_array_equal(answer.outputs[0], 2 * given[0])
+    assert [answer.batch for answer in answers] == [1, 3, 2, 3, 2, 3]
+
+
+def test_requests_of_other_shapes_keep_their_places_and_high_ones_still_go_first() -> None:
+    session, batcher = open_batcher(cap=2)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(batcher.infer, wide(0, 4), 1)
+        session.running.acquire()
+        rest = ask_in_order(pool, batcher, [wide(1, 4), wide(2, 8), wide(3, 8), wide(4, 4), wide(5, 4)])
+        rest += ask_in_order(pool, batcher, [wide(6, 8)], high=True)
+        session.permits.release(10)
+        for future in (first, *rest):
+            future.result(10)
+    assert session.first[:3] == [0, 6, 1]  # the high one leads, and takes the first waiting one of its length along
+    assert session.sizes == [1, 2, 2, 1, 1]
+    assert session.first[3:] == [3, 5]
 
 
 # --- the latency target -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
-from edgert.telemetry.spans import WindowRecorder
+from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.area_budget import AreaBudget
 from edgert.worker.batcher import Batcher
 from edgert.worker.cache import PredictionCache
@@ -149,7 +149,14 @@ def test_the_buffers_of_all_connections_are_limited_together() -> None:
 @pytest.fixture
 def connections(pipeline: Pipeline) -> Iterator[Connections]:
     connections = Connections(
-        pipeline, WindowRecorder("m"), WELCOME, FRAME_BYTES_MAX, 2, reactor_cap=None, areas=AreaBudget(0)
+        pipeline,
+        WindowRecorder("m"),
+        WindowRecorder("m"),
+        WELCOME,
+        FRAME_BYTES_MAX,
+        2,
+        reactor_cap=None,
+        areas=AreaBudget(0),
     )
     yield connections
     connections.stop_reading()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -11,11 +13,8 @@ from packaging.requirements import Requirement
 
 import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
-from edgert_deploy.bootstrap.wheelhouse import (
-    WheelTarget,
-    missing,
-    prepare,
-)
+from edgert_deploy.bootstrap.locked_wheels import SHIPPED, read_lock, shipped_lock
+from edgert_deploy.bootstrap.wheelhouse import WheelTarget, missing, prepare
 
 PI = WheelTarget("3.11", "aarch64", "2.36")
 
@@ -80,7 +79,7 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     python = "3.10" if sys.version_info[:2] != (3, 10) else "3.11"
     target = WheelTarget(python, "aarch64", "2.36")
     said: list[str] = []
-    house = prepare(target, ("null",), said.append)
+    house = prepare(target, ("null",), said.append, lock=shipped_lock())
     assert any("collecting" in line for line in said)
     assert house.version == edgert.__version__
     assert house.requirements().count(" --hash=sha256:") == len(house.wheels)
@@ -88,13 +87,28 @@ def test_a_wheelhouse_is_complete_and_made_once(tmp_path: Path, monkeypatch: pyt
     assert any("tomli" in wheel.name for wheel in house.wheels) == (python == "3.10")
     assert any("httptools" in wheel.name for wheel in house.wheels)  # a device can be told to serve over HTTP later on
     assert not [wheel.name for wheel in house.wheels if "x86_64" in wheel.name]
+    assert all(digest in SHIPPED.read_text() for name, digest in house.pins.items() if not name.startswith("edgert-"))
+    assert house.sbom is not None
+    listed = {part["name"]: part["hashes"][0]["content"] for part in json.loads(house.sbom.read_bytes())["components"]}
+    assert sorted(listed.values()) == sorted(house.pins.values())
     again: list[str] = []
-    assert prepare(target, ("null",), again.append) == house
+    assert prepare(target, ("null",), again.append, lock=shipped_lock()) == house
     assert not any("collecting" in line for line in again)
     (victim,) = (wheel for wheel in house.wheels if wheel.name.startswith("click"))
     victim.write_bytes(victim.read_bytes() + b"!")  # what rots here is not sent
     with pytest.raises(ConfigInvalid, match=r"click.*--refresh"):
-        prepare(target, ("null",))
+        prepare(target, ("null",), lock=shipped_lock())
+
+
+def test_a_wheel_that_the_lock_does_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before, click, after = SHIPPED.read_text().partition("\nclick==")
+    forged = read_lock(before + click + re.sub(r"sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, after, count=2))
+    target = WheelTarget("3.12", "x86_64", "2.36")
+    with pytest.raises(ConfigInvalid, match="DO NOT MATCH THE HASHES"):
+        prepare(target, ("null",), lock=forged)
+    with pytest.raises(ConfigInvalid, match="nothing where click"):
+        prepare(target, ("null",), lock=read_lock(before + "\nother==" + after))
 
 
 def test_an_engine_without_wheels_for_the_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,10 @@ def test_a_gate_failure_exits_with_3_and_writes_nothing(shell_here: Shell) -> No
     done = shell_here.build(calibration="dark.npz")
     assert done.returncode == 3
     assert "error: target this-machine: onnxruntime top1 fell by" in done.stderr
-    assert done.stdout.splitlines()[-1].endswith("FAIL")
+    row, tried = done.stdout.splitlines()[-2:]
+    assert row.endswith("FAIL")
+    assert "onnxruntime tried: " in tried
+    assert "min-max 0." in tried
     assert code_of(shell_here.build("--json", calibration="dark.npz")) == "build.accuracy_too_low"
     assert shell_here.files() == {"dark.npz"}
 

@@ -12,7 +12,8 @@ from click.shell_completion import ShellComplete
 
 from edgert_deploy.cli import edgert, main
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.fleet_query import query
-from tests.support.fleet import NOW_MS, Pi, record
+from tests.support.fleet import NOW_MS, Pi, record, without
 
 
 @pytest.fixture
@@ -31,12 +31,32 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
     table = cli(url, *words)
     assert table.exit_code == 0, table.output
     heading, first, second = (line.split() for line in table.stdout.splitlines())
-    assert heading[:7] == ["version", "profile", "windows", "answered", "rate_per_s", "p50_ms", "p95_ms"]
-    assert (first[:4], second[:4]) == (["r1", "nuc", "1", "100"], ["r2", "pi", "1", "1"])
+    assert heading[:7] == ["version", "profile", "windows", "missing", "answered", "rate_per_s", "p50_ms"]
+    assert (first[:4], second[:4]) == (["r1", "nuc", "1", "0"], ["r2", "pi", "1", "0"])
     groups = json.loads(cli(url, *words, "--json").stdout)["groups"]
     assert groups[0]["p50_ms"] == pytest.approx(1.0, rel=0.011)
     assert (groups[0]["p99.9_ms"], groups[1]["p50_ms"], groups[0]["rate_per_s"]) == (9.0, 7.0, 0.028)
     assert "no matching reports" in cli(url, "--model", "faces").stderr
+
+
+def test_what_is_missing_old_or_placed_by_receipt_is_told_with_the_answer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holed, unsure = Pi("pi-1"), Pi("pi-2")
+    sent = [message for n in range(6) for message in holed.window(NOW_MS - (6 - n) * 60_000, [1.0])]
+    record(url, without(sent, 3, 4) + unsure.window(NOW_MS - 9_000_000, [2.0], clock_synced=0))
+    monkeypatch.setattr("time.time_ns", lambda: (NOW_MS + 600_000) * 1_000_000)
+    said = cli(url)
+    assert [line.split()[2:4] for line in said.stdout.splitlines()] == [["windows", "missing"], ["5", "2"]]
+    for words in (
+        "2 of 7 reports (28.6%) were sent and never came, from plant-a/pi-1 (2)",
+        "times of receipt, because the clock is not synchronised: plant-a/pi-2",
+        "the newest report in the store is 10 min old",
+    ):
+        assert words in said.stderr
+    answer = json.loads(cli(url, "--json").stdout)
+    assert (answer["newest_ms"], answer["missing_devices"]) == (NOW_MS, {"plant-a/pi-1": 2})
+    assert (answer["clocks_not_synchronised"], answer["groups"][0]["missing"]) == (["plant-a/pi-2"], 2)
 
 
 def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

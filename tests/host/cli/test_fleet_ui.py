@@ -19,11 +19,12 @@ import pytest
 
 from edgert.telemetry import messages
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.brokers import Broker, until
 from tests.support.browser import Browser, Page, Scheme
-from tests.support.fleet import Pi, Sent, publish, record
+from tests.support.fleet import Pi, Sent, publish, record, without
 
 HOSTILE = "<img src=x onerror='document.title=1'>"
 _MAIN = "import sys; from edgert_deploy.cli import main; sys.exit(main())"
@@ -151,6 +152,35 @@ def test_a_page_shows_what_recorders_write_to_a_store_that_is_shared(store_url: 
         assert get(port, "/api/history?window=1h&site=nowhere").status == 200
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+def test_holes_old_stores_and_clocks_are_shown(browser: Browser, tmp_path: Path, width: int) -> None:
+    ago_ms = time.time_ns() // 1_000_000 - 600_000
+    holed, unsure = Pi("pi-1"), Pi("pi-2")
+    sent = [message for n in range(20, 0, -1) for message in holed.window(ago_ms - n * MINUTE_MS, [1.0 + n])]
+    sent = without(sent, *range(5, 12)) + unsure.window(ago_ms - 9_000_000, [2.0], clock_synced=0)
+    url = f"{tmp_path}/fleet.db"
+    record(url, holed.info() + unsure.info() + sent, ago_ms)
+    with (
+        Broker.in_folder(tmp_path / "broker") as broker,
+        page_of(broker, tmp_path, ["--store", url, "--port", "0"]) as at,
+    ):
+        page = browser.open(at, width=width, scheme="light")
+        for words in (
+            "7 of 21 reports (33.3 %) were sent and never came, from plant-a/pi-1 (7)",
+            "The newest report in the store came 10 min ago",
+            "live, curves end 10 min ago",
+            "Times of receipt, because the clock is not synchronised: plant-a/pi-2",
+        ):
+            seen(page, words)
+        assert page.evaluate("document.querySelectorAll('.hole').length") == 1
+        page.tab.click("text=Show as tables")
+        seen(page, "reports missing")
+        assert page.overflow_px() == 0
+        assert page.violations() == []
+        assert page.problems == []
+        page.tab.context.close()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
 def test_the_overview_is_whole_and_readable_on_any_screen(
     opened: Any, running: Running, width: int, scheme: Scheme, tmp_path: Path
@@ -211,7 +241,13 @@ def test_a_broker_that_is_gone_is_said_and_the_page_goes_on_when_it_is_back(open
     seen(page, "The broker is out of reach")
     assert page.violations() == []
     running.broker.start()
-    until(lambda: page.evaluate("document.querySelector('#trouble').hidden"), "the page is content again", 30.0)
+    belt = running.fleet["belt"]
+
+    def content() -> bool:
+        publish(running.broker, belt.window(running.now_ms + 3000, [1.0]))  # the store's newest report is a new one
+        return bool(page.evaluate("document.querySelector('#trouble').hidden"))
+
+    until(content, "the page is content again", 60.0)
     publish(running.broker, [("edgert/v1/plant-a/saw/m/digits/hist/odd", b"{}")])
     seen(page, "1 message was not understood")
 

@@ -9,15 +9,13 @@ import pty
 import subprocess
 import sys
 
-import pyte
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from tests.support.shell import MAIN, Shell
-
-WIDTH, HEIGHT = 120, 30
+from tests.support.terminals import Terminal
 
 
 def drawn_on(ours: int) -> bytes:
@@ -32,19 +30,10 @@ def drawn_on(ours: int) -> bytes:
 
 def test_the_table_and_the_lines_above_it_stay_on_the_screen(shell: Shell) -> None:
     words = shell.build_words("--target", "jetson-orin-nano")
-    ours, theirs = pty.openpty()
-    env = {**shell.env, "TERM": "xterm", "COLUMNS": str(WIDTH), "LINES": str(HEIGHT)}
-    os.write(theirs, b"the user's own line\n")
-    build = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *words], cwd=shell.folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    drawn = drawn_on(ours)
-    assert build.wait() == 0
-    assert "━" in drawn.decode()
-    screen = pyte.Screen(WIDTH, HEIGHT)
-    pyte.ByteStream(screen).feed(drawn)
-    lines = [line.rstrip() for line in screen.display if line.strip()]
+    terminal = Terminal([sys.executable, "-c", MAIN, *words], shell.folder, shell.env)
+    code, lines = terminal.end()
+    assert code == 0
+    assert "━" in terminal.drawn.decode()
     assert [line.split()[0] for line in lines] == [
         "the",
         "target",

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from edgert_deploy.common.parallel import Stop, for_each
+from edgert_deploy.common.parallel import AT_ONCE_MOST, Stop, at_once_here, for_each
 
 
 def test_answers_come_in_the_order_of_the_items() -> None:
@@ -57,3 +57,11 @@ def test_ctrl_c_is_counted_and_answered(capfd: pytest.CaptureFixture[str]) -> No
             os.kill(os.getpid(), signal.SIGINT)
             assert (stop.asked, stop.abandoned) == (asked, abandoned)
     assert capfd.readouterr().err.split() == ["stopping", "detached"]
+
+
+def test_as_many_at_a_time_as_the_cores_and_the_open_files_allow() -> None:
+    assert at_once_here(cores=2, files_max=1024) == 32
+    assert at_once_here(cores=64, files_max=65_536) == AT_ONCE_MOST
+    assert at_once_here(cores=64, files_max=256) == 16
+    assert at_once_here(cores=1, files_max=8) == 1
+    assert 1 <= at_once_here() <= AT_ONCE_MOST

@@ -46,10 +46,13 @@ def test_init_makes_a_project_once_and_overwrites_nothing(folder: Path, capfd: p
     assert made["made"][:3] == ["edgert.toml", "inventory.toml", ".gitignore"]
     key = folder.parent / "conf" / "keys" / "default.key.pem"
     assert key.stat().st_mode & 0o777 == 0o600
-    before = {path: path.read_bytes() for path in (*folder.iterdir(), key)}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert made["made"][3:] == [str(key), "keys/default.pem"]
+    before = {path: path.read_bytes() for path in (*files, key)}
     again = init(capfd)
     assert (again["made"], again["stayed"]) == ([], made["made"][:3])
-    assert {path: path.read_bytes() for path in (*folder.iterdir(), key)} == before
+    assert {path: path.read_bytes() for path in (*files, key)} == before
+    assert not any(b"PRIVATE" in content for path, content in before.items() if path != key)
     assert main(["device", "add", "here", "--local", "dev"]) == 0
     assert [d.name for d in find_inventory(folder / "inventory.toml").devices()] == ["here"]
 
@@ -95,7 +98,7 @@ def test_every_default_that_init_shows_can_be_switched_on(folder: Path) -> None:
 
 def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = folder.parent / "conf"
-    assert find_project() is None
+    assert find_project().root == conf
     assert (find_inventory().path, keys_dir()) == (conf / "inventory.toml", conf / "keys")
     (folder / "edgert.toml").write_text('inventory = "fleet.toml"\nkeys = "../keys"\nbundles = "b"\n')
     (folder / "a" / "deep").mkdir(parents=True)
@@ -109,12 +112,8 @@ def test_it_is_found_from_below_and_the_nearest_counts(folder: Path, monkeypatch
     assert NewBundlePath().convert("new.edgert", None, None) == folder / "b" / "new.edgert"
     Path("m.edgert").touch()
     assert find_bundle(Path("m.edgert")) == Path("m.edgert")
-    Path("inventory.toml").touch()
-    assert find_inventory().path == Path("inventory.toml")
     (folder / "a" / "edgert.toml").touch()
-    project = find_project()
-    assert project is not None
-    assert project.root == folder / "a"
+    assert find_project().root == folder / "a"
 
 
 def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -129,18 +128,18 @@ def test_commands_take_their_defaults_from_it(folder: Path, capfd: pytest.Captur
     assert main(["fleet", "watch", "--once", "--json"]) != 2, "--broker need not be given"
     assert main(["rollback", "m"]) == 2, "rolling back asks for a selector"
     (folder / "edgert.toml").write_text('[broker]\naddress = "10.0.0.1"\ntls = true\n')
-    project = find_project()
-    assert project is not None
-    assert project.option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, "never in the clear"
+    assert find_project().option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, (
+        "never in the clear"
+    )
 
 
 def test_a_login_goes_to_the_projects_broker_alone(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Another broker that --broker names sees neither name nor password: it is real, and takes anybody."""
-    (folder / "pw").write_text("secret\n")
+    (folder.parent / "pw").write_text("secret\n")
     with Broker.in_folder(tmp_path / "broker", extra=("log_type all",)) as broker:
-        own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "pw"\n'
+        own = f'[broker]\naddress = "127.0.0.1:{broker.port}"\nusername = "edge"\npassword_file = "../pw"\n'
 
         def names_seen(project: str, *words: str) -> list[str]:
             (folder / "edgert.toml").write_text(project)
@@ -160,8 +159,8 @@ def test_a_login_goes_to_the_projects_broker_alone(
 
 
 def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "pw").write_text("secret\n")
-    own = '[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "pw"\n'
+    (folder.parent / "pw").write_text("secret\n")
+    own = '[broker]\naddress = "127.0.0.1:1"\nusername = "edge"\npassword_file = "../pw"\n'
     (folder / "edgert.toml").write_text(own)
     assert main(["init"]) == 0
     assert main(["device", "add", "here", "--local", "dev"]) == 0
@@ -173,7 +172,7 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
 
     assert planned()
     assert not planned("--broker", "127.0.0.1:2")
-    assert planned("--broker", "127.0.0.1:2", "--mqtt-username", "me", "--mqtt-password-file", "pw")
+    assert planned("--broker", "127.0.0.1:2", "--mqtt-username", "me", "--mqtt-password-file", "../pw")
     assert main(["bootstrap", "here", "--set", 'mqtt.host="other"']) == 4, "--broker would drop the login"
 
 
@@ -184,9 +183,14 @@ def test_devices_are_told_no_login_of_another_broker(folder: Path, capfd: pytest
         ("selector = 3", "must be text"),
         ("selector = ''", "must be text"),
         ("keys = 'keys'", "outside"),
+        ("[broker]\nkey = 'client.pem'", "outside"),
+        ("[broker]\npassword_file = 'pw'", "outside"),
+        ("store = 'postgresql://ops:secret@db/fleet'", "password"),
+        ("store = 'postgresql://db/fleet?user=ops&password=x'", "password"),
+        ("store = 'mysql://db/fleet'", "is not a store"),
         ("broker = 'x'", "must be a table"),
         ("[broker]\nhost = 'x'", "unknown key 'host'"),
-        ("[broker]\ntls = 'yes'", "tls must be bool"),
+        ("[broker]\ntls = 'yes'", "tls must be a bool"),
         ("selector = ", "not TOML"),
         ("#" * 70_000, "the limit is"),
     ],
@@ -205,19 +209,19 @@ def test_a_file_of_another_user_decides_nothing(folder: Path, monkeypatch: pytes
     with pytest.raises(ConfigInvalid, match="belongs to user 12345"):
         find_project()
     monkeypatch.setenv("SUDO_UID", "12345")
-    assert find_project() is not None
+    assert find_project().root == folder
 
 
 def test_every_command_that_could_have_a_default_has_one(tmp_path: Path) -> None:
     broker = BrokerDefaults("h", True, "a", "b", "c", "d", "e", "v5")
-    project = Project(tmp_path, tmp_path / "i", "all", profiles=tmp_path, broker=broker)
+    project = Project(tmp_path, tmp_path / "i", tmp_path, "s", "all", profiles=tmp_path, broker=broker)
     defaults = project.option_defaults()
     for words, command in _commands(edgert, ()):
         table: Any = defaults
         for word in words:
             table = table.get(word, {})
         names = {parameter.name for parameter in command.params}
-        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "profiles_dir"}:
+        for name in names & {"broker", "tls", "ca", "cert", "password_file", "mqtt_ca", "profiles_dir", "store_url"}:
             assert name in table, (words, name)
         assert not {k for k, v in table.items() if not isinstance(v, dict)} - names - {"protocol"}, words
 

@@ -241,7 +241,9 @@ def test_look_up_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     assert find_inventory().path == tmp_path / "conf" / "inventory.toml"
     (tmp_path / "inventory.toml").touch()
-    assert find_inventory().path == Path("inventory.toml")
+    assert find_inventory().path == tmp_path / "conf" / "inventory.toml", "no edgert.toml marks a project"
+    (tmp_path / "edgert.toml").touch()
+    assert find_inventory().path == tmp_path / "inventory.toml"
     assert find_inventory(Path("other.toml")).path == Path("other.toml")
 
 

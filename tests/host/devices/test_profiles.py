@@ -147,5 +147,5 @@ def test_unknown_names_list_the_known_and_a_missing_folder_is_named(tmp_path: Pa
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "box.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigInvalid, match="not TOML"):
+    with pytest.raises(ConfigInvalid, match="not UTF-8 text"):
         load_profile("box", tmp_path)

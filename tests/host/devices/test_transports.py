@@ -16,7 +16,7 @@ import pytest
 
 from edgert.errors import DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, StorageFailed
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
-from edgert_deploy.devices.transports import EOF_GRACE_S, TRANSPORTS, Pace, Transport, open_transport
+from edgert_deploy.devices.transports import EOF_GRACE_S, TRANSPORTS, Pace, PutOptions, Transport, open_transport
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits, scan_host_key
 from hil.keys import new_ssh_key
@@ -98,7 +98,7 @@ def test_put_and_get_give_the_same_bytes(transport: Transport, tmp_path: Path, s
     source, there, back = tmp_path / "source", tmp_path / "far" / "deep er" / "file", tmp_path / "back"
     source.write_bytes(os.urandom(size))
     steps: list[tuple[int, int]] = []
-    transport.put(source, str(there), lambda done, total: steps.append((done, total)))
+    transport.put(source, str(there), PutOptions(lambda done, total: steps.append((done, total))))
     transport.get(str(there), back)
     assert back.read_bytes() == source.read_bytes() == there.read_bytes()
     assert steps == sorted(steps)
@@ -110,7 +110,7 @@ def test_put_sets_the_mode_and_replaces_what_was_there(transport: Transport, tmp
     source, there = tmp_path / "secret", tmp_path / "far" / "secret"
     for content in ("one", "two"):
         source.write_text(content)
-        transport.put(source, str(there), mode=0o600)
+        transport.put(source, str(there), PutOptions(mode=0o600))
         assert there.read_text() == content
         assert there.stat().st_mode & 0o777 == 0o600
 
@@ -263,7 +263,7 @@ def test_files_travel_where_neither_sftp_nor_sha256sum_is(tmp_path: Path) -> Non
         assert transport.run(["sha256sum", "x"], 20).exit_code == 127
         source, there = tmp_path / "source", tmp_path / "far" / "a'b \\ file"
         source.write_bytes(os.urandom(300_001))
-        transport.put(source, str(there), mode=0o600)
+        transport.put(source, str(there), PutOptions(mode=0o600))
         transport.get(str(there), tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == source.read_bytes() == there.read_bytes()
         assert there.stat().st_mode & 0o777 == 0o600

@@ -11,7 +11,6 @@ import pytest
 
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
-from edgert_deploy.common.project import BrokerDefaults, Project
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.doctor import FAIL, OK
 from edgert_deploy.doctor.host import check_host, signing_keys
@@ -56,9 +55,9 @@ def test_what_is_wrong_on_the_host_is_named_with_its_next_step(
 
 def test_the_projects_broker_is_logged_in_to(inventory: Inventory, tmp_path: Path) -> None:
     with Broker.in_folder(tmp_path / "broker") as broker:
-        named = BrokerDefaults(f"127.0.0.1:{broker.port}")
-        assert levels(check_host(inventory, Project(tmp_path, inventory.path, broker=named)), "broker") == [OK]
-    found = check_host(inventory, Project(tmp_path, inventory.path, broker=named))
+        (tmp_path / "conf" / "edgert.toml").write_text(f'[broker]\naddress = "127.0.0.1:{broker.port}"\n')
+        assert levels(check_host(inventory), "broker") == [OK]
+    found = check_host(inventory)
     assert levels(found, "broker") == [FAIL]
     assert [f.exit_code for f in found if f.check == "broker"] == [6]
 

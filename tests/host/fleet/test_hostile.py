@@ -29,6 +29,7 @@ from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.board import Board, Filter
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
 
 ESCAPE = "\x1b[2J[/red]<img>"
@@ -133,7 +134,7 @@ def test_the_page_is_given_json_that_a_browser_reads(tmp_path: Path) -> None:
     board = Board(lambda: NOW_MS)
     for message in Pi("pi-1").info():
         board.apply(*message, False, 0.0)
-    hub = Hub(board, Rollouts(tmp_path / "none"), lambda: 0.0, lambda: NOW_MS)
+    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]
     for topic, payload in spoilt():
         board.apply(topic, payload, False, 0.0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgert_deploy.fleet import sequence as seq
-from edgert_deploy.fleet.sequence import SeqTracker
+from edgert_deploy.fleet.sequence import Numbers, SeqTracker
 
 
 @given(st.lists(st.integers(min_value=1, max_value=30), min_size=1, max_size=60))
@@ -44,3 +44,32 @@ def test_a_great_gap_is_counted_in_bounded_memory() -> None:
     assert all(tracker.is_new(number) for number in every_other)
     assert tracker.missing == 1_000_000 - 3 + len(every_other)
     assert len(tracker._gaps or ()) == seq.GAPS_MAX
+
+
+def test_reports_between_two_boots_are_missing_too_and_may_come_late() -> None:
+    numbers = Numbers()
+    assert all(numbers.is_new("b1", seq) for seq in (1, 2, 3))
+    assert numbers.is_new("b2", 8)
+    assert numbers.lost_min == 4
+    assert numbers.is_new("b1", 5)  # the end of the first boot, late
+    assert numbers.is_new("b1", 4)
+    assert not numbers.is_new("b1", 4)
+    assert numbers.lost_min == 2
+    assert numbers.is_new("b3", 9)
+    assert numbers.lost_min == 2
+
+
+def test_numbers_that_a_power_cut_made_a_device_use_again_are_new_and_nothing_is_missing() -> None:
+    numbers = Numbers()
+    assert all(numbers.is_new("b1", seq) for seq in range(1, 11))
+    assert all(numbers.is_new("b2", seq) for seq in range(8, 13))
+    assert numbers.lost_min == 0
+    assert numbers.is_new("b3", 2**40)  # the spool was lost, with an unknown number of reports
+    assert numbers.lost_min == 1
+
+
+def test_many_boots_are_remembered_in_bounded_memory_with_what_they_lost() -> None:
+    numbers = Numbers()
+    assert all(numbers.is_new(f"b{boot}", 3 * boot) for boot in range(100))
+    assert numbers.lost_min == 2 * 99
+    assert len(numbers._trackers) == seq.BOOTS_KEPT_MAX

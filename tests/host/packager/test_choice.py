@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import SigningKey
+from edgert.errors import AccuracyTooLow
+from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -83,5 +86,46 @@ def test_auto_takes_what_passes_and_warns_if_it_is_not_int8(
 ) -> None:
     request = replace(lossy(request_), precision="auto")
     result = pack(request, signing_key, tmp_path / "x.edgert")
-    assert {one.id for _, one in result.packed} == {"onnxruntime-fp16", "tensorrt-fp16"}
-    assert any("one: onnxruntime gets FP16, not INT8: INT8: top1 fell by" in warning for warning in result.warnings)
+    assert {one.artifact.engine for _, one in result.packed} == {"onnxruntime", "tensorrt"}
+    assert not any(one.is_int8 for _, one in result.packed)
+    assert any("one: onnxruntime gets FP" in w and "not INT8: INT8: top1 fell by" in w for w in result.warnings)
+
+
+def test_auto_times_what_passes_on_this_machine_and_takes_the_fastest(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    other = replace(profile("other"), machines=("no-such-machine",))
+    request = replace(request_, targets=(profile("here"), other), precision="auto", engines="first")
+    lines: list[str] = []
+    result = build_bundle(request, signing_key, tmp_path / "x.edgert", lines.append, lambda choice: None)
+    here, elsewhere = result.choices
+    assert set(here.timings) == {candidate.id for candidate in here.tried}
+    fastest_ms = min(timing.p50_ms for timing in here.timings.values())
+    assert here.timings[here.packed[0].id].p50_ms * 0.94 <= fastest_ms  # noise of 5 % chooses nothing
+    assert not elsewhere.timings
+    assert elsewhere.packed[0].is_int8
+    assert any("other: not timed, since this machine has another processor" in line for line in lines)
+
+
+def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, targets=(profile("one", "onnxruntime", then=("tensorrt",)),))
+    for recipe in ("entropy", "min-max"):
+        out = tmp_path / f"{recipe}.edgert"
+        result = pack(replace(request, recipe=recipe), signing_key, out)
+        assert [one.recipe for _, one in result.packed] == [recipe, recipe]
+        with open_bundle(out, None) as bundle:
+            told = read_receipt(bundle)
+        assert told is not None
+        assert {one["recipe"] for one in told["candidates"]} == {recipe}
+
+
+def test_a_refusal_says_what_was_tried_and_what_it_scored(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(lossy(request_), targets=(profile("one"),), budget=2)
+    with pytest.raises(AccuracyTooLow) as refusal:
+        pack(request, signing_key, tmp_path / "x.edgert")
+    for recipe in ("min-max", "heavy-only", "percentile", "entropy"):
+        assert re.search(rf"{recipe} (0\.\d{{4}} \(fails\)|\(not built\))", refusal.value.message), recipe

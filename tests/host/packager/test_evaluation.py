@@ -11,9 +11,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.bundle.signing import SigningKey
-from edgert.errors import (
-    SourceInvalid,
-)
+from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import reference_outputs
 from edgert_deploy.packager.evaluation import evaluate_source
 from edgert_deploy.packager.request import BuildRequest
@@ -22,6 +20,7 @@ from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.packs import pack
 from tests.support.profiles import profile
+from tests.support.texts import samples_of, source_in, text, texts
 
 
 def test_a_model_whose_answers_depend_on_the_rest_of_the_batch_is_refused(
@@ -47,3 +46,20 @@ def test_the_reference_is_what_the_source_answers_and_golden_samples_come_from_t
     (images,) = evaluation.golden_inputs()
     np.testing.assert_array_equal(images, request_.holdout.inputs["image"][evaluation.golden])
     assert len(evaluation.golden_inputs(1)[0]) == 1
+
+
+def test_every_bucket_needs_samples_and_has_a_golden_one(tmp_path: Path) -> None:
+    source = source_in("tokens=8,16,32")
+    every, short = samples_of(source, texts(40)), samples_of(source, [text(2 + i % 12, i) for i in range(40)])
+
+    def request(calibration: CalibrationSet, holdout: CalibrationSet) -> BuildRequest:
+        return BuildRequest(source, calibration, holdout, (profile("one"),), "m", allow_overlap=True)
+
+    evaluation = evaluate_source(request(every, every))
+    assert set(every.sizes[evaluation.golden].tolist()) == {8, 16, 32}
+    with pytest.raises(
+        CalibrationInvalid, match="no calibration sample is for bucket 32: it holds lengths of 17 to 32"
+    ):
+        evaluate_source(request(short, every))
+    with pytest.raises(CalibrationInvalid, match="no hold-out sample is for bucket 32"):
+        evaluate_source(request(every, short))

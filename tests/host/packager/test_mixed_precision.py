@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,29 +74,18 @@ def test_in_every_engine_the_layers_around_an_outlier_stay_in_float_and_the_othe
 def test_without_a_budget_the_gate_fails_and_offers_another_precision(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
-    request = replace(request_, budget_s=0.0, engines="first")
+    request = replace(request_, budget=0, engines="first")
     with pytest.raises(AccuracyTooLow, match="--precision auto"):
         build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
     auto = replace(request, precision="auto")
     result = build_bundle(auto, signing_key, tmp_path / "x.edgert", lambda line: None, lambda choice: None)
-    assert [one.artifact.kind for _, one in result.packed] == ["fp16"]
+    assert not any(one.is_int8 for _, one in result.packed)
 
 
 def a_builder(request: BuildRequest, folder: Path, lines: list[str]) -> CandidateBuilder:
     folder.mkdir()
     assert request.cache is not None
     return CandidateBuilder(evaluate_source(request), request.cache, folder, lines.append)
-
-
-def ticking(step_s: float) -> Callable[[], float]:
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += step_s
-        return now
-
-    return clock
 
 
 def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: BuildRequest, tmp_path: Path) -> None:
@@ -107,16 +95,15 @@ def test_a_search_that_its_budget_ended_continues_where_it_stopped(request_: Bui
     while found is None:
         builder = a_builder(request_, tmp_path / f"work-{rounds}", lines)
         plain = builder.build(Order("onnxruntime", "int8", box))
-        # Two looks at the clock, and it is over: a layer, or a try, a round.
-        result = search_float_layers(builder, plain, Budget(2.5, ticking(1.0)))
+        result = search_float_layers(builder, plain, Budget(1))
         assert result is not None
         assert result.budget_spent is (result.found is None)
         found, rounds = result.found, rounds + 1
         assert rounds < 10
-    assert rounds > 2
+    assert rounds == 2
     tries = [line for line in lines if "layers in float (" in line]
     assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
-    again = search_float_layers(a_builder(request_, tmp_path / "again", lines), plain, Budget(1.0, ticking(10.0)))
+    again = search_float_layers(a_builder(request_, tmp_path / "again", lines), plain, Budget(0))
     assert again is not None
     assert again.found is not None  # all is known: no budget is needed
     assert result is not None

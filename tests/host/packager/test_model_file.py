@@ -16,11 +16,12 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Path) -> None:
+def test_paths_and_functions_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Path) -> None:
     text = """
         model = "net.onnx"
         calibration = "samples/cal.npz"
         holdout = "own_module:holdout"
+        metric = "tools/own_module:score"
         preprocess = "imagenet"
         postprocess = "post.toml"
         labels = "/elsewhere/labels.txt"
@@ -31,7 +32,8 @@ def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Pa
     assert read_model_file(written(tmp_path, text)) == {
         "model": str(tmp_path / "net.onnx"),
         "calibration": str(tmp_path / "samples" / "cal.npz"),
-        "holdout": "own_module:holdout",
+        "holdout": str(tmp_path / "own_module:holdout"),
+        "metric": str(tmp_path / "tools/own_module:score"),
         "preprocess": "imagenet",
         "postprocess": str(tmp_path / "post.toml"),
         "labels": "/elsewhere/labels.txt",
@@ -45,7 +47,7 @@ def test_paths_begin_at_the_files_folder_and_names_stay_as_they_are(tmp_path: Pa
     ("text", "words"),
     [
         ('calibraton = "x"', "unknown key 'calibraton'; did you mean 'calibration'"),
-        ("zzz = 1", "unknown key 'zzz'; the keys are allow_overlap, calibration"),
+        ("zzz = 1", "unknown key 'zzz'; the keys are allow_overlap, buckets, calibration"),
         ("max-drop = 0.1", "did you mean 'max_drop'"),
         ('max_drop = "a lot"', "max_drop = 'a lot' must be a number"),
         ("max_drop = true", "must be a number"),
@@ -67,7 +69,7 @@ def test_a_fault_is_named_with_the_file_and_the_key(tmp_path: Path, text: str, w
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="cannot read"):
         read_model_file(tmp_path / "absent.toml")
-    with pytest.raises(ConfigInvalid, match="at most 65536"):
+    with pytest.raises(ConfigInvalid, match="the limit is 65536"):
         read_model_file(written(tmp_path, "#" * 70_000))
 
 

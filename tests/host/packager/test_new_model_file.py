@@ -15,16 +15,19 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import ConfigInvalid
 from edgert_deploy.packager.model_file import read_model_file
 from edgert_deploy.packager.new_model_file import model_file_text, name_from, write_model_file
+from edgert_deploy.packager.sources.bucket_axis import read_buckets
+from edgert_deploy.packager.sources.convert import Conversion
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.paths import DIGITS
+from tests.support.texts import MODEL
 
 # A model of the ONNX project.
 SHUFFLENET = Path(pytest.importorskip("onnx").__file__).parent / "backend/test/data/light/light_shufflenet.onnx"
 
 
 def text_for(proto: Any, folder: Path) -> str:
-    return model_file_text(load_source(models.write(proto, folder / "net.onnx")))
+    return model_file_text(load_source(models.write(proto, folder / "net.onnx")), {})
 
 
 def test_the_example_has_everything_that_a_build_needs(tmp_path: Path) -> None:
@@ -100,3 +103,13 @@ def test_a_name_is_made_from_the_files() -> None:
 )
 def test_any_file_name_makes_a_model_name(file: str, name: str) -> None:
     assert name_from(Path(file)) == name
+
+
+def test_how_the_source_was_read_is_kept_for_the_build(tmp_path: Path) -> None:
+    path = shutil.copy(MODEL, tmp_path)
+    source = load_source(Path(path), Conversion(buckets=read_buckets("tokens=8,16", ["ids=1"])))
+    given = {"inputs": (), "buckets": "tokens=8,16", "pads": ("ids=1",)}
+    values = read_model_file(write_model_file(source, force=False, given=given))
+    assert (values["buckets"], values["pads"]) == ("tokens=8,16", ["ids=1"])
+    assert "inputs" not in values
+    assert "# input   ids INT64 [N, any]" in (tmp_path / "text.toml").read_text()

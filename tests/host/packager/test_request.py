@@ -43,6 +43,14 @@ def test_a_request_that_cannot_be_built_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_unknown_recipe_is_refused_with_those_of_each_engine(
+    request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    request = replace(request_, recipe="magic", targets=(profile("one", "openvino", then=("onnxruntime",)),))
+    with pytest.raises(ConfigInvalid, match=r"openvino: min-max, nncf.*; onnxruntime: min-max, heavy-only"):
+        pack(request, signing_key, tmp_path / "digits.edgert")
+
+
 def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
     request_: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from edgert import __version__
 from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.versions.slots import RolledBackVersion, Version
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
-from edgert_deploy.rollout.rollout_store import ABORTED, DONE, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_record import ABORTED, DONE, STOPPED, Rollout
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.statuses import LOADED, device_status
 

@@ -13,7 +13,8 @@ from edgert.errors import DeviceUnreachable, HealthCheckFailed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.rollout import exit_code, roll_out
-from edgert_deploy.rollout.rollout_store import DONE, RUNNING, STOPPED, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import DONE, RUNNING, STOPPED, Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.bundles import make_null_bundle
 from tests.support.simulated_device import BOARD, RELEASE_1, SimulatedDevice
@@ -138,3 +139,11 @@ def test_a_stop_during_the_pause_is_heard_and_kept(tmp_path: Path) -> None:
 
     ended = roll_out(fleet.store, fleet.rollout, fleet.request, fleet.devices, lambda name, line: None, sleep)
     assert (waited, ended.state, ended.left) == (["paused"], STOPPED, ["d1"])
+
+
+def test_an_outcome_costs_one_line_however_many_devices_there_are(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 300, parallel=8)
+    ended = fleet.go_on()
+    lines = fleet.store.path(ended.id).read_text().splitlines()
+    begun, done = 2, 1
+    assert (ended.left, len(lines), len(set(lines))) == ([], begun + 300 + done, begun + 300 + done)

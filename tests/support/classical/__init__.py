@@ -1,4 +1,4 @@
-"""A small model of scikit-learn, and a tree ensemble written by hand, with samples that they were made for."""
+"""Two small models of scikit-learn, and a tree ensemble written by hand, with samples that they were made for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BOOSTING = Path(__file__).with_name("boosting.onnx")  # made by make_boosting.py
+KMEANS = Path(__file__).with_name("kmeans.onnx")  # likewise
 
 
 def samples(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

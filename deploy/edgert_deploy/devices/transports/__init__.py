@@ -85,6 +85,23 @@ class Result:
         return f"`{shlex.join(self.argv)[:200]}` exited with {self.exit_code}: {output or 'no output'}"
 
 
+@dataclass(frozen=True)
+class PutOptions:
+    """How `Transport.put` sends a file.
+
+    If a `resumable` upload fails, its bytes stay, and the next one with the same content continues there. `bytes_per_s`
+    bounds the speed; 0 does not.
+    """
+
+    progress: ByteProgress | None = None
+    mode: int = 0o644
+    resumable: bool = False
+    bytes_per_s: float = 0.0
+
+
+PLAIN = PutOptions()
+
+
 class Transport(Protocol):
     """A connection to one device, for one thread at a time.
 
@@ -101,20 +118,10 @@ class Transport(Protocol):
         """
         ...
 
-    def put(
-        self,
-        local: Path,
-        remote: str,
-        progress: ByteProgress | None = None,
-        mode: int = 0o644,
-        *,
-        resumable: bool = False,
-        bytes_per_s: float = 0.0,
-    ) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         """Make `remote` a complete copy of `local` with the same SHA-256, or leave it unchanged.
 
-        Parent folders are made. If a `resumable` upload fails, its bytes stay, and the next call with the same content
-        continues there. `bytes_per_s` bounds the speed; 0 does not. Raises StorageFailed if the device's disk fails.
+        Parent folders are made. Raises StorageFailed if the device's disk fails.
         """
         ...
 

@@ -21,10 +21,11 @@ from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     OUTPUT_BYTES_MAX,
-    ByteProgress,
+    PLAIN,
     LineBuffer,
     LineSink,
     Pace,
+    PutOptions,
     Result,
     in_folder,
     sha256_command,
@@ -62,18 +63,9 @@ class LocalTransport:
             return Result(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         return _finish(process, tuple(argv), timeout_s, input, on_stderr)
 
-    def put(
-        self,
-        local: Path,
-        remote: str,
-        progress: ByteProgress | None = None,
-        mode: int = 0o644,
-        *,
-        resumable: bool = False,
-        bytes_per_s: float = 0.0,
-    ) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         try:
-            _send(local, PurePosixPath(remote), mode, progress, Pace(bytes_per_s))
+            _send(local, PurePosixPath(remote), how)
         except OSError as error:
             raise StorageFailed(f"cannot copy {local} to {remote}: {error.strerror or error}") from error
 
@@ -161,23 +153,23 @@ class _Process:
         return out.decode(errors="replace").strip()
 
 
-def _send(source: Path, target: PurePosixPath, mode: int, progress: ByteProgress | None, pace: Pace) -> None:
+def _send(source: Path, target: PurePosixPath, how: PutOptions) -> None:
     """Copy beside the target, compare the hash of the copy with that of the source, rename."""
     folder, partial, doing = (
         str(target.parent),
         f"./.{target.name}.{uuid.uuid4().hex}.part",
         f"copy {source} to {target}",
     )
-    digest, done, size = hashlib.sha256(), 0, source.stat().st_size
+    digest, done, size, pace = hashlib.sha256(), 0, source.stat().st_size, Pace(how.bytes_per_s)
     try:
-        receiver = _Process(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{mode:o}"], make=True)
+        receiver = _Process(folder, ["sh", "-c", _RECEIVE, "sh", partial, f"{how.mode:o}"], make=True)
         with source.open("rb") as file:
             while (chunk := file.read(_CHUNK_BYTES)) and receiver.write(chunk):
                 digest.update(chunk)
                 done += len(chunk)
                 pace.passed(len(chunk))
-                if progress is not None:
-                    progress(done, size)
+                if how.progress is not None:
+                    how.progress(done, size)
         receiver.end(doing)
         if _Process(folder, sha256_command(partial)).end(doing) != digest.hexdigest():
             raise StorageFailed(f"{target} reads back different bytes: the disk may be failing")

@@ -30,10 +30,11 @@ from edgert_deploy.devices.transports import (
     EOF_GRACE_S,
     INPUT_BYTES_MAX,
     OUTPUT_BYTES_MAX,
-    ByteProgress,
+    PLAIN,
     LineBuffer,
     LineSink,
     Pace,
+    PutOptions,
     Result,
     in_folder,
     sha256_command,
@@ -67,8 +68,7 @@ class _Upload:
     folder: str
     partial: str
     size: int
-    progress: ByteProgress | None
-    mode: int
+    how: PutOptions
     pace: Pace
     arrived: int = 0
 
@@ -102,31 +102,22 @@ class SshTransport:
                 )
             return Result(tuple(argv), exit_code, out.text(), err.text())
 
-    def put(
-        self,
-        local: Path,
-        remote: str,
-        progress: ByteProgress | None = None,
-        mode: int = 0o644,
-        *,
-        resumable: bool = False,
-        bytes_per_s: float = 0.0,
-    ) -> None:
+    def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
         digest, size = _sha256(local)
         target = PurePosixPath(remote)
         # Two uploads into one name write the same bytes to the same places. The name of a secret shows no hash.
-        partial = f"./.{target.name}.{digest[:32] if resumable else uuid.uuid4().hex}.part"
-        upload = _Upload(local, str(target.parent), partial, size, progress, mode, Pace(bytes_per_s))
+        partial = f"./.{target.name}.{digest[:32] if how.resumable else uuid.uuid4().hex}.part"
+        upload = _Upload(local, str(target.parent), partial, size, how, Pace(how.bytes_per_s))
         remove = in_folder(upload.folder, ["rm", "-f", partial])
         try:
-            for _ in range(_UPLOADS_MAX if resumable else 1):
+            for _ in range(_UPLOADS_MAX if how.resumable else 1):
                 self._upload_all(upload)
                 if self._persist(lambda: self._name(upload, remote, digest), upload):
                     return
                 self._must(remove)  # the rest of an earlier upload was damaged: start again
             raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
         except BaseException:
-            if not resumable:
+            if not how.resumable:
                 with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
                     self.run(remove, QUICK_S_MAX)
             raise
@@ -216,7 +207,7 @@ class SshTransport:
         there = self._must(look).stdout.strip()
         blocks = min(int(there or 0), upload.size) // _CHUNK_BYTES
         upload.arrived = done = blocks * _CHUNK_BYTES
-        words = [upload.partial, f"{upload.mode:o}", str(_CHUNK_BYTES), str(blocks)]
+        words = [upload.partial, f"{upload.how.mode:o}", str(_CHUNK_BYTES), str(blocks)]
         argv = in_folder(upload.folder, ["sh", "-c", _RECEIVE, "sh", *words])
         with upload.local.open("rb") as source, contextlib.closing(self._channel(argv)) as channel:
             source.seek(done)
@@ -230,8 +221,8 @@ class SshTransport:
                         break
                     raise
                 done += len(chunk)
-                if upload.progress is not None:
-                    upload.progress(done, upload.size)
+                if upload.how.progress is not None:
+                    upload.how.progress(done, upload.size)
                 upload.pace.passed(len(chunk))
             self._end(channel, argv, f"writing {upload.folder}/{upload.partial[2:]}")
 

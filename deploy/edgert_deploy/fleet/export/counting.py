@@ -6,14 +6,14 @@ Counters are totals of a worker: a report counts by what they grew since the new
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from edgert.telemetry.messages import MetricsMessage, Topic
 from edgert_deploy.fleet.reports import EventMessage, Report, counters_of, increase
-from edgert_deploy.fleet.sequence import SeqTracker, begun_anew
+from edgert_deploy.fleet.sequence import Numbers, begun_anew
 
 STREAMS_MAX = 500_000
 
@@ -35,24 +35,32 @@ class Counting:
 
     def __init__(self) -> None:
         self.duplicates = 0
-        self._trackers: OrderedDict[tuple[str, ...], SeqTracker] = OrderedDict()
+        self._numbers: OrderedDict[tuple[str, str, str, str], Numbers] = OrderedDict()
         self._counters: OrderedDict[tuple[str, ...], _Counted] = OrderedDict()
 
     @property
     def missing(self) -> int:
         """Histograms and events that were sent and never came, at least."""
-        return sum(tracker.lost_min for stream, tracker in self._trackers.items() if stream[0] != "metrics")
+        return sum(self.missing_by_device().values())
+
+    def missing_by_device(self) -> dict[tuple[str, str], int]:
+        """Return the same for each (site, device) that lacks any."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (kind, site, device, _), numbers in self._numbers.items():
+            if kind != "metrics" and (lost := numbers.lost_min):
+                found[site, device] += lost
+        return found
 
     @property
     def streams(self) -> int:
-        return len(self._trackers)
+        return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
         """Return whether this report did not come before; remembers it."""
         # Events of a device are numbered together, whatever model they concern.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
-        tracker = _kept(self._trackers, (topic.kind, topic.site, topic.device, model, report.boot), SeqTracker)
-        new = tracker.is_new(report.seq)
+        numbers = _kept(self._numbers, (topic.kind, topic.site, topic.device, model), Numbers)
+        new = numbers.is_new(report.boot, report.seq)
         self.duplicates += not new
         return new
 

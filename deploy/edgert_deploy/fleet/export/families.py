@@ -47,6 +47,9 @@ def _device_families(exporter: Exporter) -> Iterator[Family]:
     yield Family("edgert_device_online", "1 where the device's status is online.", "gauge", _DEVICE, up)
     heard = [(key, device.heard_at) for key, device in known if device.heard_at]
     yield Family("edgert_device_heard_timestamp_seconds", "When the device last reported.", "gauge", _DEVICE, heard)
+    missing = [(key, float(count)) for key, count in exporter.counting.missing_by_device().items()]
+    said = "Histograms and events of the device that were sent and never came; only devices that lack some."
+    yield Family("edgert_missing_reports", said, "gauge", _DEVICE, missing)
     alarms = [
         ((*key, model, alarm), 1.0)
         for key, device in known

@@ -1,7 +1,8 @@
 """A batch of reports on its way into the store, each with its origin.
 
-A report belongs to the minute in which its window ended by the device's clock. A clock that is more than TRUSTED_AHEAD_S
-ahead, or further behind than windows are kept, is not trusted: then the time of receipt counts.
+A report belongs to the minute in which its window ended by the device's clock. A clock that the device itself calls not
+synchronised, that is more than TRUSTED_AHEAD_S ahead, or further behind than windows are kept, is not trusted: then the
+time of receipt counts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
-from edgert_deploy.fleet.reports import EventMessage
+from edgert_deploy.fleet.reports import EventMessage, Report
 
 MINUTE_MS = 60_000
 HOUR_MIN = 60
@@ -72,5 +73,10 @@ def trusted_ms(ts_ms: int, now_ms: int) -> int:
     return ts_ms if trusted else now_ms
 
 
-def minute_of(origin: Origin, ts_ms: int) -> int:
-    return trusted_ms(ts_ms, origin.at_ms) // MINUTE_MS
+def placed_ms(origin: Origin, said: Report) -> int:
+    """Return the time at which a report counts."""
+    return trusted_ms(said.ts_ms, origin.at_ms) if said.clock_synced else origin.at_ms
+
+
+def minute_of(origin: Origin, said: Report) -> int:
+    return placed_ms(origin, said) // MINUTE_MS

@@ -28,12 +28,12 @@ class MergedRows:
 
     def add_hist(self, stream: int, origin: Origin, hist: HistMessage, blob: bytes) -> None:
         sketch = hist.sketch
-        for row in self._rows(stream, origin, hist.ts_ms, hist.model_version):
+        for row in self._rows(stream, origin, hist):
             row.buckets.add(blob, WINDOW)
             row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
 
     def add_counters(self, stream: int, origin: Origin, said: MetricsMessage, grown: Mapping[str, int]) -> None:
-        for row in self._rows(stream, origin, said.ts_ms, said.model_version):
+        for row in self._rows(stream, origin, said):
             for name, value in grown.items():
                 row.counters[name] += value
 
@@ -56,9 +56,9 @@ class MergedRows:
             for few in chunks(sorted(rows), IN_MAX // 2):
                 self._write(table, {key: rows[key] for key in few})
 
-    def _rows(self, stream: int, origin: Origin, ts_ms: int, version: str) -> tuple[_Row, _Row]:
-        minute = minute_of(origin, ts_ms)
-        owner = self._group_id(origin, version)
+    def _rows(self, stream: int, origin: Origin, said: HistMessage | MetricsMessage) -> tuple[_Row, _Row]:
+        minute = minute_of(origin, said)
+        owner = self._group_id(origin, said.model_version)
         return (
             _row_of(self._minutes, (minute, owner)),
             _row_of(self._streams, (minute // HOUR_MIN, stream)),

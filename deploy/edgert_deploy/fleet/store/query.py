@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
 from edgert_deploy.fleet.store.store import FINE_HOURS
@@ -62,7 +62,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """One group's pooled windows. `start_ms` is the start of the step, or of the period."""
+    """One group's pooled windows. `start_ms` is the start of the step, or of the period.
+
+    `missing` is how many reports of each device (SITE/DEVICE) were sent and never came.
+    """
 
     group: dict[str, str]
     start_ms: int
@@ -70,6 +73,7 @@ class Answer:
     latency: Sketch
     windows: int
     counters: dict[str, int]
+    missing: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,27 @@ class FleetQuery:
         with self._reading() as connection:
             for part in _parts(question, first, end):
                 _read(connection, question, part, gathered)
+            _read_gaps(connection, question, first, end, gathered)
         return gathered.answers()
+
+    def newest_ms(self) -> int:
+        """Return when the newest message was stored, of any device; 0 in an empty store."""
+        with self._reading() as connection:
+            return int(connection.scalar(sa.select(sa.func.max(schema.device.c.heard_ms))) or 0)
+
+    def unsynced(self, question: Question, now_ms: int) -> list[str]:
+        """Return the devices (SITE/DEVICE) with reports placed by their time of receipt, while windows are kept."""
+        first, end = _stretch(question, now_ms)
+        table = schema.hist_window
+        asked = (
+            sa.select(table.c.stream)
+            .distinct()
+            .where(table.c.clock_synced == 0, table.c.minute >= first, table.c.minute < end)
+        )
+        with self._reading() as connection:
+            streams = list(connection.scalars(asked))
+            named = _keys(connection, replace(question, by=("site", "device")), True) if streams else {}
+        return sorted({"/".join(named[stream]) for stream in streams if stream in named})
 
     def devices(self) -> list[dict[str, Any]]:
         """Return every stored device, with its last `info`, `sys` and `deploy`."""
@@ -166,6 +190,7 @@ class _Gathered:
         self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
         self._windows: Counter[int] = Counter()
         self._counters: tuple[Counter[int], ...] = tuple(Counter() for _ in COUNTERS)
+        self._missing: dict[int, Counter[str]] = {}
         # Groups, how their buckets are packed, and the columns of a block of rows.
         self._histograms: list[tuple[list[int], np.dtype[np.void], Sequence[Sequence[Any]]]] = []
 
@@ -182,6 +207,13 @@ class _Gathered:
         for counted, column in zip(self._counters, columns, strict=True):
             _add_up(counted, groups, column)
 
+    def add_gap(self, gap: gaps.Gap, key: tuple[str, ...], device: str) -> None:
+        first, end = max(self._first, gap.from_minute), min(self._end, gap.until_minute + 1)
+        step_min = self._question.step_min or self._end - self._first
+        for begin in range(self._first + (first - self._first) // step_min * step_min, end, step_min):
+            if missing := gap.within(max(begin, first), min(begin + step_min, end)):
+                self._missing.setdefault(self.group(begin, key), Counter())[device] += missing
+
     def answers(self) -> list[Answer]:
         pool = Pool(len(self._numbers))
         for groups, form, (*scalars, blobs) in self._histograms:
@@ -196,6 +228,7 @@ class _Gathered:
                 latency=pool.sketch(number),
                 windows=self._windows[number],
                 counters={name: counted[number] for name, counted in zip(COUNTERS, self._counters, strict=True)},
+                missing=dict(self._missing.get(number, ())),
             )
             for (step, key), number in sorted(self._numbers.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
@@ -262,6 +295,16 @@ def _read(connection: sa.Connection, question: Question, part: _Part, gathered: 
             gathered.add_histograms(groups, form, columns[:width])
         if counters:
             gathered.add_counters(groups, columns[width:])
+
+
+def _read_gaps(connection: sa.Connection, question: Question, first: int, end: int, gathered: _Gathered) -> None:
+    found = list(gaps.overlapping(connection, first, end))
+    if found:
+        keys = _keys(connection, question, True)
+        devices = _keys(connection, replace(question, by=("site", "device")), True)
+        for gap in found:
+            if gap.stream in keys:
+                gathered.add_gap(gap, keys[gap.stream], "/".join(devices[gap.stream]))
 
 
 def _keys(connection: sa.Connection, question: Question, per_stream: bool) -> dict[int, tuple[str, ...]]:

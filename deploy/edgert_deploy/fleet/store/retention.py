@@ -74,6 +74,7 @@ def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
         (schema.group_minute, schema.group_minute.c.slot, (hour - retention.minutes_h) * HOUR_MIN),
         (schema.group_hour, schema.group_hour.c.slot, hour - retention.hours_h),
         (schema.stream_hour, schema.stream_hour.c.slot, hour - retention.hours_h),
+        (schema.gap, schema.gap.c.until_minute, (hour - retention.hours_h) * HOUR_MIN),
         (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
     ]
     removed = sum(connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits)

@@ -19,10 +19,18 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.fleet.reports import COUNTER_FIELDS
+from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 15.0
 STATEMENT_TIMEOUT_S = 120
+# Of PostgreSQL's client library: a link that is lost fails within about a minute, also where a connection only waits.
+LINK_LIMITS = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 
 _metadata = sa.MetaData()
 # SQLite numbers rows by itself only in a plain INTEGER key.
@@ -46,7 +54,7 @@ device = sa.Table(
 )
 
 # One worker process on one device. `last_seq` and the counters are those of the newest `metrics`, so that an increase
-# counts once.
+# counts once; `hist_seq` and `hist_minute` are those of the newest `hist`, so that a gap shows.
 stream = sa.Table(
     "edgert_stream",
     _metadata,
@@ -56,6 +64,8 @@ stream = sa.Table(
     sa.Column("model", sa.String(64), nullable=False),
     sa.Column("version", sa.String(64), nullable=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False, default=-1),
+    sa.Column("hist_seq", sa.BigInteger, nullable=False, default=-1),
+    sa.Column("hist_minute", sa.Integer, nullable=False, default=0),
     sa.Column("requests", sa.BigInteger, nullable=False, default=0),
     sa.Column("errors", sa.BigInteger, nullable=False, default=0),
     sa.Column("shed", sa.BigInteger, nullable=False, default=0),
@@ -131,6 +141,19 @@ group_heard = _last_heard("edgert_group_heard", "edgert_group")
 # Changes whenever streams, groups or devices are deleted: the numbers that a writer remembers are then invalid.
 forgotten = sa.Table("edgert_forgotten", _metadata, sa.Column("turns", sa.BigInteger, nullable=False))
 
+# Reports that were sent and never came; see gaps.py.
+gap = sa.Table(
+    "edgert_gap",
+    _metadata,
+    sa.Column("stream", _Id, primary_key=True, autoincrement=False),
+    sa.Column("first_seq", sa.BigInteger, primary_key=True),
+    sa.Column("end_seq", sa.BigInteger, nullable=False),
+    sa.Column("from_minute", sa.Integer, nullable=False),
+    sa.Column("until_minute", sa.Integer, nullable=False, index=True),
+    sqlite_with_rowid=False,
+)
+
+# `minute` is that of receipt where `clock_synced` is 0.
 hist_window = sa.Table(
     "edgert_hist_window",
     _metadata,
@@ -138,8 +161,11 @@ hist_window = sa.Table(
     sa.Column("seq", sa.BigInteger, primary_key=True),
     sa.Column("minute", sa.Integer, nullable=False, index=True),
     sa.Column("ts_ms", sa.BigInteger, nullable=False),
+    sa.Column("clock_synced", sa.SmallInteger, nullable=False, default=1),
     *_histogram(),
 )
+_unsynced = hist_window.c.clock_synced == 0
+sa.Index("edgert_hist_window_unsynced", hist_window.c.minute, sqlite_where=_unsynced, postgresql_where=_unsynced)
 
 # Counters are this window's increase; `fields` is the payload, compressed.
 metrics_window = sa.Table(
@@ -166,6 +192,16 @@ event = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# A line of a rollout's record (edgert_deploy.rollout.rollout_record); `digest` is that of its text.
+rollout_line = sa.Table(
+    "edgert_rollout_line",
+    _metadata,
+    sa.Column("rollout", sa.String(200), primary_key=True),
+    sa.Column("digest", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("line", sa.Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 
 class StoreFailed(EdgeRTError):
     """The database failed: unreachable, read-only, full, or not a store."""
@@ -176,7 +212,34 @@ class StoreFailed(EdgeRTError):
 
 
 def open_engine(url: str, *, writes: bool) -> sa.Engine:
-    """Connect and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed.
+    """Connect to a store of reports and, where `writes`, create what is missing. Raises ConfigInvalid or StoreFailed."""
+    engine = new_engine(url, writes=writes)
+    parsed = engine.url
+    try:
+        with engine.begin() as connection:
+            if writes:
+                if engine.dialect.name == "postgresql":
+                    lock(connection)  # two processes that create the same tables would fail
+                _create_or_migrate(connection)
+                if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
+                    connection.execute(forgotten.insert().values(turns=0))
+            version = connection.scalar(sa.select(meta.c.version))
+    except SQLAlchemyError as error:
+        raise failed(parsed, error) from error
+    if version != SCHEMA_VERSION:
+        raise ConfigInvalid(
+            f"the store {shown(parsed)} has schema {version}; this program knows {SCHEMA_VERSION}: "
+            + (
+                "run `edgert fleet record` on it, which updates it"
+                if version and version < SCHEMA_VERSION
+                else "update the program, or use another store"
+            )
+        )
+    return engine
+
+
+def new_engine(url: str, *, writes: bool) -> sa.Engine:
+    """Return the engine of a store that exists or, where `writes`, may be made. Raises ConfigInvalid.
 
     `url` is a file name, `sqlite:///FILE` or `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE`. A password is
     better left to PostgreSQL's own ~/.pgpass than written where `ps` shows it.
@@ -187,42 +250,21 @@ def open_engine(url: str, *, writes: bool) -> sa.Engine:
             raise ConfigInvalid("a store in memory ends with the command: name a file, such as sqlite:///fleet.db")
         if not writes and not os.path.exists(parsed.database):
             raise ConfigInvalid(f"there is no store {parsed.database}: edgert fleet record --store FILE makes one")
-        engine = _sqlite(parsed, writes)
-    else:
-        engine = sa.create_engine(
-            parsed,
-            pool_pre_ping=True,
-            connect_args={"connect_timeout": 10, "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"},
-        )
-    try:
-        with engine.begin() as connection:
-            if writes:
-                if engine.dialect.name == "postgresql":
-                    lock(connection)  # two processes that create the same tables would fail
-                _metadata.create_all(connection)
-                _unbind_merged(connection)
-                if connection.scalar(sa.select(sa.func.count()).select_from(meta)) == 0:
-                    connection.execute(meta.insert().values(version=SCHEMA_VERSION))
-                if connection.scalar(sa.select(sa.func.count()).select_from(forgotten)) == 0:
-                    connection.execute(forgotten.insert().values(turns=0))
-            version = connection.scalar(sa.select(meta.c.version))
-    except SQLAlchemyError as error:
-        raise failed(parsed, error) from error
-    if version != SCHEMA_VERSION:
-        raise ConfigInvalid(
-            f"the store {shown(parsed)} has schema {version}; this program knows {SCHEMA_VERSION}: update it, or "
-            "use another store"
-        )
-    return engine
+        return _sqlite(parsed, writes)
+    options = f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"
+    return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
 
 
-def _unbind_merged(connection: sa.Connection) -> None:
-    """Drop the foreign keys of merged rows (see `_merged`) in a store of an older version. SQLite checks none."""
-    if connection.dialect.name == "postgresql":
-        inspector = sa.inspect(connection)
-        for table in (group_minute, group_hour, stream_hour):
-            for bound in inspector.get_foreign_keys(table.name):
-                connection.execute(sa.text(f'ALTER TABLE {table.name} DROP CONSTRAINT "{bound["name"]}"'))
+def _create_or_migrate(connection: sa.Connection) -> None:
+    """Make what is missing, and bring a store of an older version to this one's. A newer one stays as it is."""
+    version = connection.scalar(sa.select(meta.c.version)) if sa.inspect(connection).has_table(meta.name) else None
+    if version is not None and version > SCHEMA_VERSION:
+        return
+    _metadata.create_all(connection)
+    for migrate in MIGRATIONS[(version or SCHEMA_VERSION) - 1 :]:
+        migrate(connection)
+    changed = meta.insert() if version is None else meta.update()
+    connection.execute(changed.values(version=SCHEMA_VERSION))
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:

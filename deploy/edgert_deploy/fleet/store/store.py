@@ -19,14 +19,14 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage
 from edgert_deploy.fleet.packed import WINDOW, pack
 from edgert_deploy.fleet.reports import PROFILE_UNKNOWN, EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import begun_anew, in_order
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import gaps, schema
 from edgert_deploy.fleet.store.batch import (
     HOUR_MIN,
     Batch,
     Origin,
     WriteResult,
     minute_of,
-    trusted_ms,
+    placed_ms,
 )
 from edgert_deploy.fleet.store.merged_rows import MergedRows, chunks
 from edgert_deploy.fleet.store.payload import pack_fields
@@ -182,13 +182,16 @@ class Store:
             {
                 "stream": stream,
                 "seq": hist.seq,
-                "minute": minute_of(origin, hist.ts_ms),
+                "minute": minute_of(origin, hist),
                 "ts_ms": hist.ts_ms,
+                "clock_synced": int(hist.clock_synced),
                 **_histogram_row(hist),
             }
             for (stream, _), (origin, hist) in by_key.items()
         ]
         new = self._insert_new(connection, schema.hist_window, rows)
+        came = set(new)
+        gaps.note(connection, [(*key, minute_of(*by_key[key])) for key in by_key if key in came])
         blobs = {(row["stream"], row["seq"]): row["buckets"] for row in rows}
         for key in new:
             merged.add_hist(key[0], *by_key[key], blobs[key])
@@ -207,7 +210,7 @@ class Store:
             {
                 "stream": stream,
                 "seq": each.seq,
-                "minute": minute_of(origin, each.ts_ms),
+                "minute": minute_of(origin, each),
                 "ts_ms": each.ts_ms,
                 "fields": pack_fields(each.fields),
             }
@@ -263,7 +266,7 @@ class Store:
                 "device_id": self._devices[origin.site, origin.device],
                 "boot": said.boot,
                 "seq": said.seq,
-                "at_ms": trusted_ms(said.ts_ms, origin.at_ms),
+                "at_ms": placed_ms(origin, said),
                 "event": said.event,
                 "model": said.model or None,
                 "fields": json.dumps(said.fields),
@@ -291,7 +294,7 @@ def _last_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
     hours: dict[int, int] = {}
     said: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
     for stream, (origin, each) in zip(streams, said, strict=True):
-        hours[stream] = max(minute_of(origin, each.ts_ms) // HOUR_MIN, hours.get(stream, 0))
+        hours[stream] = max(minute_of(origin, each) // HOUR_MIN, hours.get(stream, 0))
     return hours
 
 

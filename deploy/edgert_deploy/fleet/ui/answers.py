@@ -58,7 +58,7 @@ class Answers:
         if path == "history":
             curves = self.history.curves(window, {**chosen.where(), **self._device(asked)})
             numbers = {each["model"]: self.hub.board.numbers(each["model"]) for each in curves["models"]}
-            return {**curves, "numbers": numbers}
+            return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
         if path == "events":
             return self.history.events(window, {**chosen.where(), **self._device(asked)})
         if path == "stages":

@@ -142,6 +142,10 @@ class Board(Fleet):
             "version": sorted({version for _, version in versions}, key=release, reverse=True),
         }
 
+    def device_names(self) -> set[str]:
+        with self._lock:
+            return {held.device for held in self.devices.values()}
+
     def numbers(self, model: str) -> dict[str, int]:
         """Return a number for each version of `model`. A version's colour follows it, whatever the filter."""
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ MODELS_MAX = 6
 VERSIONS_MAX = 6
 INDICES_A_ROW = 8  # of the heat-map: a quarter of an octave, 19 %
 KEPT_MAX = 128
+NEWEST_FRESH_S = 5.0
+DEVICES_NAMED_MAX = 5
 EVENTS_MAX = 200
 AHEAD_MAX_MS = 60 * MINUTE_MS  # a device's clock may be ahead by this much
 ROWS_MAX = 60_000  # the rows of minutes for one answer: about a second
@@ -86,9 +89,21 @@ class History:
             until_ms = (now_ms // step_ms + 1) * step_ms
             since_ms = until_ms - span.minutes * MINUTE_MS
             question = Question(since_ms, until_ms, ("model", "version"), where, step_min)
-            return {"now_ms": now_ms, **curves_of(self._query.answer(question, now_ms), since_ms, until_ms, step_ms)}
+            curves = curves_of(self._query.answer(question, now_ms), since_ms, until_ms, step_ms)
+            unsynced = self._query.unsynced(question, now_ms)
+            return {
+                "now_ms": now_ms,
+                **curves,
+                "unsynced": unsynced[:DEVICES_NAMED_MAX],
+                "unsynced_count": len(unsynced),
+            }
 
         found: dict[str, Any] = self._fresh(("curves", window, *sorted(where.items())), span.fresh_s, asked)
+        return found
+
+    def newest_ms(self) -> int:
+        """Return when the newest message of any device was stored; 0 in an empty store."""
+        found: int = self._fresh("newest", NEWEST_FRESH_S, self._query.newest_ms)
         return found
 
     def events(self, window: str, where: Mapping[str, str]) -> dict[str, Any]:
@@ -172,6 +187,7 @@ def _model(
         "left_out": [version for version in sorted(versions, key=release) if version not in shown],
         # The version of the model's first report was not deployed within this period.
         "marks": [{"version": version, "at_ms": begins[version]} for version in shown if begins[version] > first_ms],
+        **_missing(everything, since_ms, step_ms, steps),
         "heat": _heat(everything, since_ms, step_ms),
     }
 
@@ -196,6 +212,22 @@ def _version(version: str, answers: Sequence[Answer], since_ms: int, step_ms: in
             for name, share in PERCENTILES.items():
                 points[name][step] = _quantile(answer.latency, share)
     return {"version": version, **_summary(answers), **points, "counts": counts}
+
+
+def _missing(answers: Sequence[Answer], since_ms: int, step_ms: int, steps: int) -> dict[str, Any]:
+    """Return how many reports never came in each step, of which devices, and how many came."""
+    counts, devices = [0] * steps, Counter[str]()
+    for answer in answers:
+        step = (answer.start_ms - since_ms) // step_ms
+        if 0 <= step < steps:
+            counts[step] += sum(answer.missing.values())
+        devices.update(answer.missing)
+    return {
+        "windows": sum(answer.windows for answer in answers),
+        "missing": counts,
+        "missing_devices": devices.most_common(DEVICES_NAMED_MAX),
+        "missing_devices_count": len(devices),
+    }
 
 
 def _heat(answers: Sequence[Answer], since_ms: int, step_ms: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Hub:
 
     def tick(self) -> None:
         """Read the rollouts and wake the streams."""
-        self.rollouts.look()
+        self.rollouts.look(self.board.device_names())
         with self._ticked:
             self._number += 1
             # A recorder has written the reports of a second ago, so pages that query the store now find them.

@@ -1,62 +1,58 @@
-"""The progress of this host's rollouts, from their files (as `edgert rollout status`)."""
+"""The progress of the project's rollouts, from their files (as `edgert rollout status`)."""
 
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from collections.abc import Set
 from typing import Any
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.rollout.rollout_store import RUNNING, Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import RUNNING, Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore, Stamp
 
 SHOWN_MAX = 20
 DEVICES_SHOWN_MAX = 200  # of those that failed
 CUT_OFF = "cut off"
 
-_Mark = tuple[int, int, int]
-
 
 class Rollouts:
-    """The newest rollouts in `folder`, which need not exist. Only one thread may use it.
+    """The newest rollouts in `store`, whose folder need not exist. Only one thread may use it.
 
     A file is read only when it changed: those of a large fleet are large, and this looks once a second.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._store = RolloutStore(folder)
-        self._read: dict[Path, tuple[_Mark, dict[str, Any]]] = {}
+    def __init__(self, store: RolloutStore) -> None:
+        self._store = store
+        self._read: dict[str, tuple[Stamp, Rollout, dict[str, Any]]] = {}
         self.revision = 0
         self.shown: list[dict[str, Any]] = []
 
-    def look(self) -> None:
-        """Read the changed files; `revision` grows if there are any."""
+    def look(self, devices: Set[str]) -> None:
+        """Read the changed files; `revision` grows if what is `shown` differs: rollouts to any of `devices`."""
         read = {}
-        for path in self._folder.glob("*.json"):
+        for id in self._store.ids():
             with contextlib.suppress(OSError, ConfigInvalid):  # it was removed, or is invalid
-                mark, kept = _mark(path), self._read.get(path)
-                read[path] = kept if kept and kept[0] == mark else (mark, _rollout(self._store.read(path.stem)))
+                stamp, kept = self._store.stamp(id), self._read.get(id)
+                if kept is None or kept[0] != stamp:
+                    rollout = self._store.read(id)
+                    kept = stamp, rollout, _rollout(rollout)
+                read[id] = kept
         self._read = read
-        newest = sorted(read, key=lambda path: read[path][1]["number"], reverse=True)[:SHOWN_MAX]
-        found = [{**read[path][1], "state": self._state(path, *read[path])} for path in newest]
+        here = [each for each in read.values() if not devices.isdisjoint(each[1].devices)]
+        newest = sorted(here, key=lambda each: each[1].order, reverse=True)[:SHOWN_MAX]
+        found = [{**value, "state": self._state(stamp, rollout)} for stamp, rollout, value in newest]
         if found != self.shown:
             self.shown = found
             self.revision += 1
 
-    def _state(self, path: Path, mark: _Mark, said: dict[str, Any]) -> str:
+    def _state(self, stamp: Stamp, rollout: Rollout) -> str:
         """Return the state; a rollout that is marked as running and that no process works on was cut off."""
-        with contextlib.suppress(
-            OSError, ConfigInvalid
-        ):  # without the right to lock it, only the file's own state is known
-            if said["state"] == RUNNING and not self._store.is_at_work(path.stem) and _mark(path) == mark:
+        # Without the right to lock it, only the recorded state is known.
+        with contextlib.suppress(OSError, ConfigInvalid):
+            over = rollout.state == RUNNING and self._store.is_at_work(rollout.id) is False
+            if over and self._store.stamp(rollout.id) == stamp:
                 return CUT_OFF
-        return str(said["state"])
-
-
-def _mark(path: Path) -> _Mark:
-    """Return a mark that changes with each write, because the file is replaced."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return rollout.state
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.manifest import Accuracy
-from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.engines import EngineOptions, LocalArtifact, Session
+from edgert.engines.padding import load_session
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
 from edgert_deploy.packager.accuracy.metrics import (
     Agreement,
@@ -51,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The score of a part of the hold-out: `kind` is "class" or "slice"."""
+    """The score of a part of the hold-out: `kind` is "class", "slice" or "bucket"."""
 
     kind: str
     name: str
@@ -83,11 +85,17 @@ class GateResult:
 
     @property
     def failed_groups(self) -> tuple[Group, ...]:
-        """The classes and slices of GROUP_SAMPLES_MIN samples or more that lost more than the limit."""
-        limit = self.limits.max_class_drop
-        if limit is None:
-            return ()
-        return tuple(g for g in self.groups if g.samples >= GROUP_SAMPLES_MIN and g.drop > limit + 1e-9)
+        """The groups of GROUP_SAMPLES_MIN samples or more that lost more than the limit.
+
+        A bucket is an artifact of its own on some engines, so it has the limit of the whole.
+        """
+        limit = {"bucket": self.limits.max_drop}
+        found = []
+        for group in self.groups:
+            most = limit.get(group.kind, self.limits.max_class_drop)
+            if most is not None and group.samples >= GROUP_SAMPLES_MIN and group.drop > most + 1e-9:
+                found.append(group)
+        return tuple(found)
 
     def loss(self) -> str:
         """Return in one line what the artifact lost."""
@@ -103,31 +111,36 @@ class GateResult:
 def reference_outputs(source: SourceModel, samples: CalibrationSet) -> Outputs:
     """Return the source's own answers, in the engine that reads it: one array an output, samples along axis 0."""
     with tempfile.TemporaryDirectory(prefix="edgert-reference-") as folder:
-        return run_artifact(reference_artifact(source, Path(folder)), samples.inputs)
+        return run_artifact(reference_artifact(source, Path(folder)), samples)
 
 
 def artifact_outputs(artifact: Artifact, source: SourceModel, samples: CalibrationSet) -> Outputs:
     """Return the answers of `artifact` in the engine that judges it. Raises EngineMissing or EngineFailed."""
-    return run_artifact(local_artifact(artifact, source), samples.inputs)
+    return run_artifact(local_artifact(artifact, source), samples)
 
 
 def local_artifact(artifact: Artifact, source: SourceModel) -> LocalArtifact:
     """Return the artifact as the engine that judges it on this host opens it."""
     digest = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
-    return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest)
+    return LocalArtifact(artifact.judged_by, artifact.path, source.inputs, source.outputs, digest, source.buckets)
 
 
 def run_artifact(
     artifact: LocalArtifact,
-    inputs: Mapping[str, NDArray[Any]],
+    samples: CalibrationSet,
     options: EngineOptions = ALL_THREADS,
     batch: int = BATCH,
 ) -> Outputs:
-    """Load the artifact, run all samples of `inputs` through it, and close it."""
+    """Load the artifact, run all samples through it, and close it.
+
+    Samples of a model with buckets are sent in their own lengths, as by an app.
+    """
     with quiet():  # TFLite prints the name of its delegate
-        session = engine_by_name(artifact.engine).load(artifact, options)
+        session = load_session(artifact, options)
     try:
-        return run_samples(session, [inputs[spec.name] for spec in artifact.inputs], batch)
+        if samples.buckets is not None and samples.lengths is not None:
+            return _run_lengths(session, samples, samples.buckets, samples.lengths, batch)
+        return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], batch)
     finally:
         session.close()
 
@@ -140,6 +153,29 @@ def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = B
     return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
 
+def _run_lengths(
+    session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64], batch: int
+) -> Outputs:
+    """Run the samples of each length, and return answers as long as those of the largest bucket.
+
+    Each answer is filled up with its own last element, which no judgement takes for another decision.
+    """
+    whole: Outputs = []
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        one = samples.rows(rows).cut(length)
+        for i, answer in enumerate(run_samples(session, [one.inputs[spec.name] for spec in session.inputs], batch)):
+            for cut in buckets.outputs:
+                if cut.name == session.outputs[i].name:
+                    missing = cut.length(buckets.largest) - answer.shape[cut.axis]
+                    ends = [(0, missing if axis == cut.axis else 0) for axis in range(answer.ndim)]
+                    answer = np.pad(answer, ends, mode="edge")
+            if len(whole) == i:
+                whole.append(np.empty((len(samples), *answer.shape[1:]), answer.dtype))
+            whole[i][rows] = answer
+    return whole
+
+
 def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits) -> GateResult:
     """Compare `answers` with FP32's."""
     rows = reference.all_rows
@@ -149,6 +185,8 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
     groups = [("class", name, rows) for name, rows in metric.classes().items()]
     if reference.holdout.slices is not None:
         groups += [("slice", name, rows) for name, rows in by_value(reference.holdout.slices).items()]
+    if reference.holdout.buckets is not None:
+        groups += [("bucket", name, rows) for name, rows in by_value(reference.holdout.sizes).items()]
     compared = []
     for kind, name, rows in groups:
         of_class = name if kind == "class" else ""

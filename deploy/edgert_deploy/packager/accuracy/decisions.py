@@ -10,7 +10,8 @@ always alike. So each output is recognized by its shape and by FP32's values, an
     texts        probabilities along a sequence (CTC): how often both read the same
     decisions    values of 0 to 1, some on either side of 0.5: how often both are on the same side
     maps         values of 0 to 1 over positions: IoU of what is above the threshold
-    neighbours   embeddings: how often both have the same nearest other sample, and the cosine to FP32's
+    neighbours   embeddings: how often both have the same nearest other sample, or one that FP32 finds as near within
+                 0.01 of cosine (which of two equally near ones comes first is no decision), and the cosine to FP32's
     values       anything else: R squared, 1 - error^2 / spread^2, of the worst channels
 
 FP32 scores 1 in each. The least of them counts. `values` says only how similar two artifacts are, and is strict.
@@ -41,6 +42,7 @@ VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
 MINORITY_MIN = 0.01  # where fewer values are on one side of 0.5, that side decides nothing
 NEIGHBOUR_SAMPLES_MIN = 8
+NEIGHBOUR_TOLERANCE = 0.01
 ALIKE_MAX = 0.7  # mean cosine between different samples' embeddings
 PROBABILITY_TOLERANCE = 1e-3
 ANYWHERE = (1 << 20, 1 << 20)  # height and width of an image that cuts no box
@@ -115,7 +117,7 @@ def map_agreement(answers: Array, reference: Array) -> float:
 
 
 def neighbour_agreement(answers: Array, reference: Array) -> float:
-    """Return the share of vectors whose nearest other vector is FP32's, or the mean cosine to FP32's if that is less."""
+    """Return the share of vectors whose nearest other vector is as near in FP32, or the mean cosine to FP32's if less."""
     cosines = (_unit(answers) * _unit(reference)).sum(axis=1)
     return min(float(_same_neighbours(answers, reference).mean()), float(cosines.mean()))
 
@@ -212,7 +214,9 @@ def _same_sides(answers: Array, reference: Array) -> Array:
 
 
 def _same_neighbours(answers: Array, reference: Array) -> Array:
-    return np.asarray(_nearest(_unit(answers)) == _nearest(_unit(reference)))
+    alike = _alike(_unit(reference))
+    chosen = _alike(_unit(answers)).argmax(axis=1)
+    return np.asarray(alike[np.arange(len(alike)), chosen] >= alike.max(axis=1) - NEIGHBOUR_TOLERANCE)
 
 
 # How much of each sample is right, for the judgements whose score is a share of samples.
@@ -328,10 +332,11 @@ def _unit(vectors: Array) -> NDArray[np.float64]:
     return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
 
 
-def _nearest(unit: Array) -> Array:
+def _alike(unit: Array) -> Array:
+    """The cosine of each vector to each other one; -2 to itself."""
     alike = unit @ unit.T
     np.fill_diagonal(alike, -2.0)
-    return np.asarray(alike.argmax(axis=1))
+    return np.asarray(alike)
 
 
 def _channels(array: Array) -> NDArray[np.float64]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from edgert.errors import EngineFailed
 from edgert_deploy.packager.accuracy.accuracy_gate import local_artifact, run_artifact
 from edgert_deploy.packager.accuracy.reference import Outputs, Rows
 from edgert_deploy.packager.builders import Artifact, builder_for
+from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 SAMPLES = 8
@@ -69,19 +69,18 @@ def golden_rows(reference: Outputs, count: int = SAMPLES) -> Rows:
 
 
 def tolerances(
-    artifact: Artifact, source: SourceModel, samples: Sequence[NDArray[Any]], golden: Outputs, reference: Outputs
+    artifact: Artifact, source: SourceModel, samples: CalibrationSet, golden: Outputs, reference: Outputs
 ) -> tuple[float, ...]:
     """Return for each output, in its unit, how far a device's answers to `samples` may be from `golden`.
 
     `reference` are FP32's answers to the whole hold-out.
     """
     local = local_artifact(artifact, source)
-    inputs = {spec.name: array for spec, array in zip(source.inputs, samples, strict=True)}
     seen = [0.0] * len(golden)
     for threads, extra in builder_for(artifact.judged_by).ways:
         try:
             options = EngineOptions(threads=threads or len(os.sched_getaffinity(0)), extra=extra)
-            answers = run_artifact(local, inputs, options, batch=1)  # as a device's check asks
+            answers = run_artifact(local, samples, options, batch=1)  # as a device's check asks
         except EngineFailed:  # this version of the engine does not know the way, or not for this model
             continue
         seen = [max(worst, _difference(a, b)) for worst, a, b in zip(seen, answers, golden, strict=True)]

@@ -14,11 +14,7 @@ scores if the user names its classes, or if FP32's rows are probabilities (none 
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,9 +25,9 @@ from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy.decisions import judgements
 from edgert_deploy.packager.accuracy.detection_metric import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Outputs, Reference, Rows
+from edgert_deploy.packager.user_function import is_function, plain_name, user_function
 
 NAMES = ("auto", "top1", "top5", "map", "decisions", "cosine")
-USERS_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBABILITY_TOLERANCE = 1e-3
 SQNR_DB_MAX = 200.0  # of equal answers
 
@@ -61,8 +57,8 @@ def metric_for(name: str, reference: Reference) -> Metric:
     Raises ConfigInvalid for an unknown name, CalibrationInvalid if the hold-out or the outputs lack what it needs.
     """
     labels, holdout = reference.holdout.labels, reference.holdout
-    if USERS_OWN.fullmatch(name):
-        return UserMetric(name, user_metric(name), reference)
+    if is_function(name):
+        return UserMetric(plain_name(name), user_metric(name), reference)
     if name not in NAMES:
         raise ConfigInvalid(f"unknown metric {name[:80]!r}: give {', '.join(NAMES)}, or your own as module:function")
     if name == "map" or (name == "auto" and reference.detect is not None and holdout.boxes is not None):
@@ -214,23 +210,17 @@ class UserMetric(Metric):
 
 
 def user_metric(name: str) -> Callable[..., Any]:
-    """Return the function `module:function`, looked for in the working folder first. Raises ConfigInvalid.
+    """Return the user's function called `name` (user_function.py). Raises ConfigInvalid.
 
     It is called as `function(outputs, inputs, labels)`: {name: array} with samples along axis 0 twice, then one class
     a sample or None. It returns one finite number, higher is better.
     """
-    module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        return user_function(name)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(f"--metric {error.message}") from error
     except Exception as error:  # an import runs the user's code
         raise ConfigInvalid(f"cannot import metric {name}: {type(error).__name__}: {str(error)[:300]}") from error
-    finally:
-        sys.path.remove(here)
-    if not callable(function):
-        raise ConfigInvalid(f"metric {name}: {attribute} is not a function")
-    return function  # type: ignore[no-any-return]  # checked just above
 
 
 def scores_index(specs: tuple[TensorSpec, ...], labels: NDArray[Any]) -> int:

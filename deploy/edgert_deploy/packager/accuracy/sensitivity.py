@@ -1,6 +1,6 @@
 """Sensitivity: how much each layer alone, in INT8, disturbs the model's answers.
 
-Theory of operation: activation ranges are recorded once, on SAMPLES calibration samples. Then, one layer at a time,
+Theory of operation: activation ranges are recorded once, on up to SAMPLES_MAX calibration samples. Then, one layer at a time,
 only that layer is quantized in a Q/DQ graph and the model runs on the same samples in ONNX Runtime. The noise in its
 outputs is the layer's harm, as SQNR in decibels (low is bad). This takes one run of the model a layer, no labels, and
 no hold-out sample: the gate's samples choose nothing. It is measured once for each recipe (unsigned activations: ONNX
@@ -26,12 +26,13 @@ from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Outputs
-from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import CalibrationReader, Recipe, write_proto
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.vendor_output import quiet
 
-SAMPLES = 32
+SAMPLES_MAX, SAMPLES_MIN = 32, 8
+RUNS_MAX = 2000  # of one sample, for all layers together: a model with many layers is run on fewer samples
 BATCH_BYTES_MAX = 4 * 1024**2
 
 
@@ -53,15 +54,18 @@ class Sensitivity:
 
     def __init__(self, proto: Any, calibration: CalibrationSet, recipe: Recipe) -> None:
         self._proto, self._recipe = proto, recipe
-        count = min(SAMPLES, len(calibration))
+        count = min(max(RUNS_MAX // len(layers_of(proto)), SAMPLES_MIN), SAMPLES_MAX, len(calibration))
         rows = np.unique(np.linspace(0, len(calibration) - 1, count).astype(int))
         self._samples = {name: array[rows] for name, array in calibration.inputs.items()}
         self._batches = all(_axis_is_open(value) for value in proto.graph.input if value.name in self._samples)
+        self._op_types = {node.name: node.op_type for node in proto.graph.node}
         self._ranges: Any = None
         self._reference: Outputs = []
 
     def of(self, layer: Layer) -> Harm:
         try:
+            if not {self._op_types[name] for name in layer.nodes} & set(self._ops()):
+                return Harm(layer, SQNR_DB_MAX)  # the recipe leaves it in float
             with quiet():
                 if self._ranges is None:
                     self._reference = self._run(self._proto)

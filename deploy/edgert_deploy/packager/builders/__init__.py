@@ -120,6 +120,7 @@ class Builder(Protocol):
     takes_folded: ClassVar[bool] = True
     # Precisions that are built beside "int8" where candidates are timed.
     timed_beside_int8: ClassVar[tuple[Precision, ...]] = ()
+    all_recipes: ClassVar[tuple[str, ...]] = (FIRST_RECIPE,)
     # The ways in which the engine can compute the same model, as (threads, options); 0 threads: all of them.
     ways: ClassVar[tuple[tuple[int, dict[str, Any]], ...]] = ()
     # The factor of the golden samples' tolerance, and its least share of the range of the answers.
@@ -139,9 +140,9 @@ class Builder(Protocol):
         """Return how the engine quantises, as near as a Q/DQ graph comes to it."""
         ...
 
-    def recipes(self, source: SourceModel) -> tuple[str, ...]:
-        """Return the names of the ways to quantize `source`, in the order in which they are tried."""
-        return (FIRST_RECIPE,)
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
+        """Return those of `all_recipes` that are tried for `source` on `profile`, the cheapest and most likely first."""
+        return self.all_recipes
 
     def variant(self, order: Order) -> str:
         """Return what the artifact's id ends with where profiles of one engine need different artifacts."""

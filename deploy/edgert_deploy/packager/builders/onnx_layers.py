@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
+from edgert_deploy.packager.sources.qat import nodes_of
 
 # Operators that move or convert values, but compute nothing.
 PASSIVE_OPS = frozenset(["Cast", "Constant", "DequantizeLinear", "Identity", "QuantizeLinear", "Shape"])
@@ -54,6 +55,7 @@ def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator
         if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16
     }
     for node in model.graph.node:
+        yield from _inner_layers(node, shapes)
         if node.op_type in PASSIVE_OPS:
             continue
         is_half = any(name in half for name in node.input)
@@ -64,6 +66,20 @@ def onnx_layers(path: Path, *, needs_quantised_result: bool = False) -> Iterator
             yield ArtifactLayer(node.op_type, "int8", macs)
         else:
             yield ArtifactLayer(node.op_type, "fp16" if is_half else "fp32", macs)
+
+
+def _inner_layers(node: Any, shapes: Mapping[str, list[int]]) -> Iterator[ArtifactLayer]:
+    """Yield the layers in the graphs of an `If`, `Loop` or `Scan`, which stay in float.
+
+    Nobody knows how often they run: each of their weights counts once.
+    """
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+            for inner in nodes_of(graph):
+                if inner.op_type in WEIGHTED:
+                    weights = own.get(inner.input[1], shapes.get(inner.input[1]))
+                    yield ArtifactLayer(inner.op_type, "fp32", product(weights))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class ONNXRuntimeBuilder(Builder):
     engine = "onnxruntime"
     judged_by = "onnxruntime"
     libraries = qdq.LIBRARIES
+    all_recipes = qdq.RECIPES
     takes_classical = True
     ways = (
         (1, {}),
@@ -55,7 +56,7 @@ class ONNXRuntimeBuilder(Builder):
             return qdq.Recipe("int8", ops, {"ActivationSymmetric": True, "WeightSymmetric": True})
         return qdq.Recipe("uint8", ops)
 
-    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
         return qdq.recipes(source.proto)
 
     def variant(self, order: Order) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.engines.openvino import sdk
+from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
@@ -26,11 +27,13 @@ from edgert_deploy.packager.builders.qdq import (
     Recipe,
     calibration_feeds,
     is_transformer,
+    only_in_float,
     prepared,
     vendor_tool,
 )
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
+from edgert_deploy.packager.sources.branches import control_flow
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
@@ -40,6 +43,7 @@ class OpenVINOBuilder(Builder):
     engine = "openvino"
     judged_by = "openvino"
     libraries = ("nncf", "numpy", "onnx", "onnxruntime", "openvino", "scipy", "sympy")
+    all_recipes = ("min-max", "nncf", "float-tail", "nncf-transformer")
     ways = ((1, {}), (0, {}), (1, {"LP_TRANSFORMS_MODE": "NO"}))  # the last: fake quantisation, in float
 
     def build(
@@ -49,18 +53,23 @@ class OpenVINOBuilder(Builder):
         progress(f"openvino: {'quantising with NNCF' if quantises else 'converting'}")
         path = out_dir / "model.xml"
         advice = "build this target with --precision fp32, or export the model with opset 17"
-        with vendor_tool(f"openvino could not build {source.path.name}", advice):
-            versions = _write(order, source, calibration, path)
+        try:
+            with vendor_tool(f"openvino could not build {source.path.name}", advice):
+                versions = _write(order, source, calibration, path)
+        except BuildFailed as error:
+            if quantises and (nodes := control_flow(source.proto)):  # NNCF takes some of them
+                raise BuildFailed(only_in_float(source, nodes, "NNCF fails on it")) from error
+            raise
         _strip_notes(path)
         return self.made(order, source, path, versions, (path.with_suffix(".bin"),))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
 
-    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
         if is_transformer(source.proto):
             return ("min-max", "nncf-transformer", "nncf")
-        return ("min-max", "nncf", "float-tail", "nncf-transformer")
+        return self.all_recipes
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return openvino_layers(path)

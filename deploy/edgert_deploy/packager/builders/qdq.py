@@ -20,6 +20,7 @@ from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.branches import control_flow
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 from edgert_deploy.packager.vendor_output import quiet, working_in
 
@@ -49,11 +50,12 @@ class Recipe:
 HEAVY_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
+RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
+
+
 def recipes(proto: Any) -> tuple[str, ...]:
-    """Return the variations of a Q/DQ recipe that are tried for a model, in order."""
-    if is_transformer(proto):
-        return ("min-max", "percentile")
-    return ("min-max", "heavy-only", "percentile", "entropy")
+    """Return those of RECIPES that are tried for a model, in order."""
+    return ("min-max", "percentile") if is_transformer(proto) else RECIPES
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:
@@ -87,8 +89,18 @@ def vendor_tool(failure: str, advice: str) -> Iterator[None]:
     try:
         with quiet():
             yield
+    except BuildFailed:
+        raise
     except Exception as error:
         raise BuildFailed(f"{failure}: {type(error).__name__}: {str(error)[:300]}; {advice}") from error
+
+
+def only_in_float(source: SourceModel, nodes: Sequence[str], why: str) -> str:
+    """Return what to tell of a model whose If, Loop or Scan `nodes` prevent INT8."""
+    return (
+        f"{source.path.name} cannot be quantised: {', '.join(nodes[:3])} runs by the data, and {why}. "
+        "Build it with --precision auto, which takes FP16 or FP32, or export the model without it"
+    )
 
 
 def is_transformer(proto: Any) -> bool:
@@ -104,9 +116,9 @@ def is_transformer(proto: Any) -> bool:
 
 
 def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time."""
+    """Yield the first CALIBRATION_SAMPLES_MAX samples, one at a time, as an engine gets them."""
     for i in range(min(len(calibration), CALIBRATION_SAMPLES_MAX)):
-        yield {name: array[i : i + 1] for name, array in calibration.inputs.items()}
+        yield calibration.served(i)
 
 
 def raised(proto: Any, opset: int) -> Any:
@@ -197,6 +209,8 @@ def _quantize(
         extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
     )
     proto = onnx.load(folder / "int8.onnx")
+    if (inside := control_flow(proto)) and all(node.op_type != "QuantizeLinear" for node in proto.graph.node):
+        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantiser leaves what is inside in float"))
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto

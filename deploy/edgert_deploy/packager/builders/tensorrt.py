@@ -37,6 +37,7 @@ class TensorRTBuilder(Builder):
     engine = "tensorrt"
     judged_by = "onnxruntime"  # it reads the same graph
     libraries = qdq.LIBRARIES
+    all_recipes = qdq.RECIPES
     # On a GPU FP16 has another speed than FP32; here it has only another size.
     timed_beside_int8 = ("int8fp16",)
     # This host cannot run TensorRT's kernels, and they may use TF32.
@@ -64,7 +65,7 @@ class TensorRTBuilder(Builder):
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> qdq.Recipe:
         return qdq.Recipe("int8", qdq.HEAVY_OPS if qdq.is_transformer(source.proto) else OPS, OPTIONS)
 
-    def recipes(self, source: SourceModel) -> tuple[str, ...]:
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
         return qdq.recipes(source.proto)
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:

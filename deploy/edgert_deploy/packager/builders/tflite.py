@@ -1,4 +1,8 @@
-"""TFLite artifacts: ONNX lowered to a float .tflite, quantised to INT8, and run once before it is packed."""
+"""TFLite artifacts: ONNX lowered to a float .tflite, quantised to INT8, and run once before it is packed.
+
+INT8 is full INT8 with calibrated ranges or, by the recipe "dynamic-range", INT8 weights with float activations that the
+kernels quantise as they run.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.builders import Artifact, Builder, Order, keeps_quantisation
+from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, Builder, Order, keeps_quantisation
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
-from edgert_deploy.packager.builders.qdq import Recipe, prepared
+from edgert_deploy.packager.builders.qdq import Recipe, is_transformer, prepared
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sandbox import Progress
 from edgert_deploy.packager.sources.qat import ranges_of
-from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
+from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto
 
 FILE_NAME = "model.tflite"
+DYNAMIC_RANGE = "dynamic-range"
+PERCENTILE = "percentile"
+CUT = 0.001  # of an activation's values at either end, by the recipe "percentile"
+# It runs tflite-runtime 2.14, whose FULLY_CONNECTED takes no scale for each channel of INT8 weights beside float data.
+OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
 # More samples move the recorded ranges little and cost one float run each.
 SAMPLES_MAX = 300
@@ -35,6 +45,7 @@ class TFLiteBuilder(Builder):
     judged_by = "tflite"
     libraries = ("ai-edge-litert", "flatbuffers", "numpy", "onnx", "onnxruntime", "sympy")
     source_kinds = frozenset({"onnx", "tflite"})
+    all_recipes = (FIRST_RECIPE, PERCENTILE, DYNAMIC_RANGE)
     takes_folded = False  # CAST, TRANSPOSE and MUL run one after the other: 1.8 to 2.4 times as long
     ways = ((1, {}), (0, {}), (1, {"experimental_op_resolver_type": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}))
 
@@ -44,7 +55,9 @@ class TFLiteBuilder(Builder):
         tools = _tool_versions()
         # These import onnx and ai-edge-litert.
         from edgert_deploy.packager.tflite_lowering import lower
+        from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
         from edgert_deploy.packager.tflite_lowering.half import with_half_weights
+        from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
         from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
 
         if source.tflite and source.quantised and order.precision != "int8":
@@ -52,23 +65,52 @@ class TFLiteBuilder(Builder):
                 f"{source.path.name} is quantised, so it holds no {order.precision} weights: "
                 "build it with --precision int8, or give the float model"
             )
-        if source.kind == "onnx":
-            progress("tflite: lowering the ONNX graph")
-        content = source.tflite or lower(float_proto(source))
-        if order.precision == "int8" and not (source.tflite and source.quantised):
-            progress(f"tflite: quantising with {min(len(calibration), SAMPLES_MAX)} samples")
-            own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
-            content = quantize_int8(content, _runs(source, calibration), _is_float(source, order.float_layers), own)
-        elif order.precision == "fp16":
-            content = with_half_weights(content)
+        if order.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in order.profile.machines:
+            raise BuildFailed(
+                f"{order.profile.name} may run tflite-runtime 2.14, which cannot load the recipe {DYNAMIC_RANGE}: "
+                f"build it with --recipe {FIRST_RECIPE}"
+            )
+        is_float = _is_float(source, order.float_layers)
+        cut = CUT if order.recipe == PERCENTILE else 0.0
+
+        def write(source: SourceModel, calibration: CalibrationSet, path: Path) -> None:
+            if source.kind == "onnx":
+                progress("tflite: lowering the ONNX graph")
+            content = source.tflite or lower(float_proto(source))
+            if order.precision == "int8" and not (source.tflite and source.quantised):
+                content = with_plain_weights(content) if source.tflite else content
+                if order.recipe == DYNAMIC_RANGE:
+                    progress("tflite: quantising the weights")
+                    content = with_int8_weights(content, is_float)
+                else:
+                    progress(f"tflite: quantising with {min(len(calibration), SAMPLES_MAX)} samples")
+                    own = ranges_of(source.proto) if keeps_quantisation(order, source) else {}
+                    content = quantize_int8(content, _runs(source, calibration), is_float, own, cut)
+            elif order.precision == "fp16":
+                content = with_half_weights(content)
+            path.write_bytes(content)
+            progress("tflite: running the artifact once")
+            _try(path)
+
         path = out_dir / FILE_NAME
-        path.write_bytes(content)
-        progress("tflite: running the artifact once")
-        _try(path)
-        return self.made(order, source, path, tools)
+        if source.buckets is None:
+            write(source, calibration, path)
+            return self.made(order, source, path, tools)
+        # TFLite plans memory and folds shapes for one length, so each bucket is a file with its own scales.
+        paths = {size: path_for(path, size, source.buckets) for size in source.buckets.sizes}
+        for size, own_path in paths.items():
+            progress(f"tflite: bucket {size}")
+            write(at_length(source, size), calibration.rows(calibration.sizes == size).cut(size), own_path)
+        return self.made(order, source, path, tools, tuple(one for one in paths.values() if one != path))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
         return Recipe("uint8")
+
+    def recipes(self, source: SourceModel, profile: DeviceProfile) -> tuple[str, ...]:
+        if OLD_RUNTIME_MACHINE in profile.machines:
+            return (FIRST_RECIPE, PERCENTILE)
+        transformer = source.proto is not None and is_transformer(source.proto)
+        return (DYNAMIC_RANGE, FIRST_RECIPE) if transformer else self.all_recipes
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return tflite_layers(path)

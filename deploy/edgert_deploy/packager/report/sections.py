@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from edgert.bundle.signal_rules import signal_text
 from edgert_deploy.common.quantities import share_text, size_text
 from edgert_deploy.packager.report import Report
 from edgert_deploy.packager.report.plots import Scale, bars, segments, spread
@@ -54,6 +55,7 @@ def _candidates(report: Report) -> str:
             [
                 code(one["id"]),
                 escape(one["kind"].upper()),
+                escape(one.get("recipe", "")),
                 share_text(one.get("int8_share")),
                 f"{accuracy['fp32']:.4f}",
                 f"{accuracy['artifact']:.4f}",
@@ -70,7 +72,7 @@ def _candidates(report: Report) -> str:
         f"<p>{escape(accuracy['metric'])} on {accuracy['samples']} hold-out samples; an artifact may lose at most "
         f"{limit:g}{classes}. In INT8: the share of multiply-accumulates, read from the artifact.</p>"
     )
-    columns = "Candidate|Precision|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
+    columns = "Candidate|Precision|Recipe|In INT8#|FP32#|Artifact#|Change#|Gate||Other metrics"
     return lead + table("All candidates that were built and judged", columns, rows)
 
 
@@ -80,6 +82,10 @@ def _classes(report: Report) -> str:
 
 def _slices(report: Report) -> str:
     return _by_group(report, "slices", "Slice")
+
+
+def _buckets(report: Report) -> str:
+    return _by_group(report, "buckets", "Bucket")
 
 
 def _by_group(report: Report, key: str, heading: str) -> str:
@@ -247,12 +253,16 @@ def _meaning(report: Report) -> str:
     manifest = report.manifest
     facts = [(f"Input {spec.name}", spec.form) for spec in manifest.inputs]
     facts += [(f"Output {spec.name}", spec.form) for spec in manifest.outputs]
+    if manifest.buckets is not None:
+        facts.append(("Buckets", manifest.buckets.form))
     if (before := manifest.preprocess) is not None:
         resize = before.resize
         size = "" if resize is None else f"{resize.rule} to {resize.height} x {resize.width}, "
         files = ", JPEG and PNG files" if before.decode else ""
         value = f"(value * {before.scale:g} - {list(before.mean)}) / {list(before.std)}"
         facts.append(("Preprocessing", f"{before.input}: {size}{value}, {before.colour}, {before.model_layout}{files}"))
+    if (signal := manifest.sound or manifest.series) is not None:
+        facts.append(("Preprocessing", f"{signal.input}: {signal_text(signal)}"))
     after = manifest.classify or manifest.detect
     if after is not None:
         more = " ..." if len(after.labels) > ROWS_SHOWN_MAX else ""
@@ -284,6 +294,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
     ("candidates", "Candidates", _candidates),
     ("classes", "Accuracy by class", _classes),
     ("slices", "Accuracy by slice", _slices),
+    ("buckets", "Accuracy by bucket", _buckets),
     ("size", "Size", _sizes),
     ("latency", "Latency", _latency),
     ("harm", "Layers that hurt most", _harm),

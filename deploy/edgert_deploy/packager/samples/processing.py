@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,17 @@ from edgert.bundle.rules import (
     check_detect,
     check_preprocess,
 )
+from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.errors import BundleError, ConfigInvalid
+from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
+from edgert.toml_file import parse_toml, read_text
+from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.packager.sources.source_model import SourceModel
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE_BYTES_MAX = 16 * 1024**2
 KEYS = tuple(field.name for field in fields(Preprocess))
+SIGNAL_TABLES = ("sound", "series")
 RESIZE_KEYS = tuple(field.name for field in fields(Resize))
 DETECT_KEYS = tuple(field.name for field in fields(Detect) if field.name != "labels")
 CLASSIFY_KEYS = tuple(field.name for field in fields(Classify) if field.name != "labels")
@@ -38,15 +37,18 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # of the shorter side, before the crop
 
 
-def read_preprocess(path: Path, source: SourceModel) -> Preprocess:
-    """Return the preset `path`, or a file with the keys of `Preprocess` and a table `resize`. Raises ConfigInvalid.
+def read_preprocess(path: Path, source: SourceModel) -> InputRule:
+    """Return the preset `path`, or the rule of a file. Raises ConfigInvalid.
 
-    Only `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
+    A file has a table `sound` or `series`, or else the keys of `Preprocess` and a table `resize`. Of an image's keys only
+    `input` is required. The default of `model_layout` is "nhwc" where only the last axis can be the channels.
     """
     if str(path) in PREPROCESS_PRESETS:
         return _checked(str(path), _preset(str(path), source), source)
     _check_there(path, PREPROCESS_PRESETS)
-    values = _toml(path, KEYS)
+    values = _toml(path, (*KEYS, *SIGNAL_TABLES))
+    if set(values) & set(SIGNAL_TABLES):
+        return _signal(path, values, source)
     spec = next((spec for spec in source.inputs if spec.name == values.get("input")), None)
     if spec is None:
         names = ", ".join(spec.name for spec in source.inputs)
@@ -100,6 +102,30 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
     raise ConfigInvalid(
         f"{path} has {len(labels)} labels, which fit no output of the model ({found}); give one label per class"
     )
+
+
+def _signal(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series:
+    """Return the rule of a file with one table, `sound` or `series`; a number may stand for a list of one."""
+    kind, table = next(iter(values.items()))
+    if len(values) != 1 or not isinstance(table, dict):
+        raise ConfigInvalid(f"{path} needs exactly one table, [sound] or [series], and nothing else")
+    rule_class: type[Sound] | type[Series] = Sound if kind == "sound" else Series
+    _refuse_unknown(path, table, tuple(field.name for field in fields(rule_class)))
+    lists = ("mean", "std", "feature_mean", "feature_std")
+    table = {key: [value] if key in lists and not isinstance(value, list) else value for key, value in table.items()}
+    if len(source.inputs) == 1:
+        table = {"input": source.inputs[0].name, **table}
+    try:
+        rule = from_json(rule_class, table)
+        if isinstance(rule, Sound):
+            check_sound(rule, source.inputs)
+        else:
+            check_series(rule, source.inputs)
+    except Mistyped as error:
+        raise ConfigInvalid(f"{path}, table [{kind}]: {error}") from error
+    except BundleError as error:
+        raise ConfigInvalid(f"{path}: {error.message}") from error
+    return rule
 
 
 def _preset(name: str, source: SourceModel) -> Preprocess:
@@ -216,17 +242,14 @@ def _channels(spec: TensorSpec, layout: str) -> int:
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    labels = tuple(line.strip() for line in _read(path).splitlines() if line.strip())
+    labels = tuple(line.strip() for line in read_text(path, FILE_BYTES_MAX).splitlines() if line.strip())
     if not 1 <= len(labels) <= LABELS_MAX:
         raise ConfigInvalid(f"{path} has {len(labels)} labels; give 1 to {LABELS_MAX}, one per line")
     return labels
 
 
 def _toml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = tomllib.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"{path} is not TOML: {error}") from error
+    values = parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
     _refuse_unknown(path, values, keys)
     return values
 
@@ -239,17 +262,6 @@ def _refuse_unknown(path: Path, values: dict[str, Any], keys: tuple[str, ...]) -
 def _check_there(path: Path, presets: tuple[str, ...]) -> None:
     if not path.exists():
         raise ConfigInvalid(f"{path} is neither a file nor a preset: give a TOML file, or {' or '.join(presets)}")
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes, and the limit is {FILE_BYTES_MAX}")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigInvalid(f"{path} is not UTF-8 text") from error
 
 
 def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:

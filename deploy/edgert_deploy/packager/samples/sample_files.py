@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.errors import CalibrationInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 
 SAMPLES_BYTES_MAX = 8 * 1024**3  # unpacked
@@ -44,8 +46,10 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
             f"array {spec.name!r} of {where} is {dtype}, the model takes {spec.dtype}; "
             "convert the samples exactly like your application does (scaled and normalised, no raw bytes)"
         )
-    if shape[1:] != spec.item_shape or len(shape) != len(spec.shape):
-        want = ", ".join(["samples", *(str(n) for n in spec.item_shape)])
+    if len(shape) != len(spec.shape) or any(
+        n not in (-1, got) for n, got in zip(spec.item_shape, shape[1:], strict=True)
+    ):
+        want = ", ".join(["samples", *("any" if n == -1 else str(n) for n in spec.item_shape)])
         raise CalibrationInvalid(f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]")
 
 
@@ -94,14 +98,24 @@ def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
     return any(folder.glob("*.npy")) or any(any((folder / stem(spec.name)).glob("*.npy")) for spec in specs)
 
 
-def read_npy_folder(folder: Path, specs: Sequence[TensorSpec], more: Collection[str]) -> Arrays:
-    """Return the samples of a folder of .npy, and those of `more` beside them. Raises CalibrationInvalid."""
+def read_npy_folder(
+    folder: Path, specs: Sequence[TensorSpec], more: Collection[str], buckets: Buckets | None = None
+) -> Arrays:
+    """Return the samples of a folder of .npy, and those of `more` beside them. Raises CalibrationInvalid.
+
+    With `buckets`, files of one sample may differ in length.
+    """
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
     if all(path.is_file() for path in stacked.values()):
         arrays = {spec.name: _mapped(stacked[spec.name], spec) for spec in specs}
-    else:
+    elif buckets is None:
         arrays = {spec.name: _one_by_one(spec, files) for spec, files in _files_of(folder, specs, beside)}
+    else:
+        listed = list(_files_of(folder, specs, beside))
+        check_size(folder, sum(path.stat().st_size for _, files in listed for path in files))
+        rows = [[_one(spec, path) for path in files] for spec, files in listed]
+        arrays = stack_all(str(folder), [spec for spec, _ in listed], rows, buckets)
     return arrays | {name: _mapped(path) for name, path in beside.items() if name not in arrays and path.is_file()}
 
 
@@ -207,16 +221,19 @@ def _one_by_one(spec: TensorSpec, files: Sequence[Path]) -> NDArray[Any]:
         check_size(files[0].parent, item * len(files))
     array = np.empty((len(files), *spec.item_shape), spec.dtype)
     for row, path in zip(array, files, strict=True):
-        with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
-            one = np.load(path, mmap_mode="r", allow_pickle=False)
-            shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
-            if shape[:1] != (1,):
-                raise CalibrationInvalid(
-                    f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy"
-                )
-            check_form(str(path), spec, shape, one.dtype)
-            row[...] = one.reshape(spec.item_shape)
+        row[...] = _one(spec, path)
     return array
+
+
+def _one(spec: TensorSpec, path: Path) -> NDArray[Any]:
+    """Return the item in a file of one sample, with or without a batch axis of length 1."""
+    with _as_samples(path, ".npy file of plain values", _NPY_ADVICE):
+        one = np.load(path, mmap_mode="r", allow_pickle=False)
+        shape = one.shape if len(one.shape) == len(spec.shape) else (1, *one.shape)
+        if shape[:1] != (1,):
+            raise CalibrationInvalid(f"{path} holds {shape[0]} samples; give one per file, or all in {spec.name}.npy")
+        check_form(str(path), spec, shape, one.dtype)
+        return np.asarray(one.reshape(shape[1:]))
 
 
 @contextmanager

@@ -3,42 +3,37 @@
 The function is called once, without arguments, and returns or yields samples. A sample is one item: an array if the
 model has one input, else {input: array}, each in the input's dtype and shape, without the batch axis or with one of
 length 1. `(sample, label)` adds its class. With preprocessing, the manifest's rule is applied to a UINT8 frame. The
-function's output goes to stderr. The module is searched in the working folder first.
+function's output goes to stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.errors import CalibrationInvalid, RequestError
+from edgert.bundle.buckets import Buckets
+from edgert.errors import CalibrationInvalid, ConfigInvalid, RequestError
 from edgert.processing.preprocess import Preprocessor
 from edgert.tensors import TensorSpec, fits
+from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.samples.sample_files import SAMPLES_BYTES_MAX, Arrays, check_form
+from edgert_deploy.packager.user_function import user_function
 
-NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 SAMPLES_MAX = 100_000
 _END = object()
 
 
-def is_function(text: str) -> bool:
-    """Whether `text` is `module:function` and not a file."""
-    return bool(NAME.fullmatch(text)) and not Path(text).exists()
-
-
 def read_function(
-    name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor]
+    name: str, specs: Sequence[TensorSpec], preprocessors: dict[str, Preprocessor], buckets: Buckets | None = None
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
-    """Return all samples of the function `name`, and their labels.
+    """Return all samples of the function `name`, and their labels. With `buckets` their lengths may differ.
 
     Raises CalibrationInvalid, which names the wrong sample, or what the function raised and where.
     """
@@ -61,7 +56,10 @@ def read_function(
             raise CalibrationInvalid(
                 f"{where} has {'no' if label is None else 'a'} label, unlike those before; return labels for all or none"
             )
-    arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
+    if buckets is None:
+        arrays = {spec.name: np.stack(rows[spec.name]) if rows[spec.name] else _none(spec) for spec in specs}
+    else:
+        arrays = stack_all(name, specs, [rows[spec.name] for spec in specs], buckets)
     return arrays, np.array(labels, np.int64) if labels else None
 
 
@@ -70,7 +68,7 @@ def _samples(name: str) -> Iterator[Any]:
     at = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            samples = iter(_function(name)())
+            samples = iter(user_function(name)())
         while True:
             with contextlib.redirect_stdout(sys.stderr):
                 sample = next(samples, _END)
@@ -78,6 +76,8 @@ def _samples(name: str) -> Iterator[Any]:
                 return
             yield sample
             at += 1
+    except ConfigInvalid as error:  # of `user_function`
+        raise CalibrationInvalid(error.message) from error
     except (CalibrationInvalid, GeneratorExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything, SystemExit as well
@@ -86,29 +86,6 @@ def _samples(name: str) -> Iterator[Any]:
             f"{name} failed at sample {at} with {type(error).__name__}: {str(error)[:300]} "
             f"({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
-
-
-def _function(name: str) -> Callable[[], Any]:
-    module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name not in (module, module.partition(".")[0]):
-            raise CalibrationInvalid(
-                f"{name}: its module imports {error.name}, which is not installed for {sys.executable}; install it"
-            ) from error
-        raise CalibrationInvalid(
-            f"{name}: no module {module!r} in {here} or in this Python; check the name, or change the folder"
-        ) from error
-    finally:
-        sys.path.remove(here)
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise CalibrationInvalid(f"{name}: module {module!r} has no function {attribute!r}; check the name")
-    return found  # type: ignore[no-any-return]  # checked just above
 
 
 def _by_input(where: str, specs: Sequence[TensorSpec], sample: Any) -> list[Any]:

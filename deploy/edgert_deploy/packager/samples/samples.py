@@ -10,31 +10,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.bundle.rules import Preprocess
 from edgert.errors import CalibrationInvalid, RequestError
 from edgert.processing.preprocess import Preprocessor
+from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.lengths import in_buckets
 from edgert_deploy.packager.samples.sample_files import (
-    LABELS_TABLE,
     Arrays,
     check_form,
     check_size,
     has_npy,
-    read_label_table,
     read_npy,
     read_npy_folder,
     read_npz,
 )
-from edgert_deploy.packager.samples.sample_function import is_function, read_function
+from edgert_deploy.packager.samples.sample_function import read_function
+from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.source_model import SourceModel
+from edgert_deploy.packager.user_function import is_function
 
 LABELS = "labels"
+LENGTHS = "lengths"
 SLICES = "slice"
 BOXES = "boxes"
 NAMES = (LABELS, SLICES, BOXES)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-LABELS_NAMED_MAX = 5
 IMAGE_BYTES_MAX = 64 * 1024**2
 
 
@@ -43,22 +47,54 @@ class CalibrationSet:
     """Samples: `inputs[name]` has those of one input along axis 0, in the model's dtype and item shape.
 
     `labels` holds one class index (int64) per sample; `slices` the name of the part of the field that the sample is
-    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py).
+    from (a camera, a time of day); `boxes` [samples, M, 5] a detector's truth (detection_metric.py). `raw` holds the
+    windows [samples, length(, channels)] of the signals from which an input was made.
+
+    Of a model with `buckets`, every row of `inputs` is padded to the largest, and `lengths` (int64) holds its own.
     """
 
     inputs: dict[str, NDArray[Any]]
     labels: NDArray[Any] | None
     slices: NDArray[Any] | None = None
     boxes: NDArray[Any] | None = None
+    raw: NDArray[np.float32] | None = None
+    lengths: NDArray[np.int64] | None = None
+    buckets: Buckets | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bucket of each sample."""
+        assert self.buckets is not None
+        assert self.lengths is not None
+        return np.array([self.buckets.size_for(int(length)) for length in self.lengths], np.int64)
+
+    def rows(self, index: Any) -> CalibrationSet:
+        """Return the inputs of the samples that `index` (a slice, a mask or numbers) selects, without labels."""
+        lengths = None if self.lengths is None else self.lengths[index]
+        inputs = {name: array[index] for name, array in self.inputs.items()}
+        return CalibrationSet(inputs, None, lengths=lengths, buckets=self.buckets)
+
+    def cut(self, length: int) -> CalibrationSet:
+        """Return the inputs cut to `length` along the axis of the buckets: samples of a model of that length."""
+        assert self.buckets is not None
+        inputs = dict(self.inputs)
+        for one in self.buckets.inputs:
+            inputs[one.name] = np.ascontiguousarray(inputs[one.name].take(range(length), axis=one.axis))
+        return CalibrationSet(inputs, None)
+
+    def served(self, row: int) -> dict[str, NDArray[Any]]:
+        """Return one sample as a device's engine gets it: padded to its bucket."""
+        one = self.rows(slice(row, row + 1))
+        return one.inputs if one.buckets is None else one.cut(int(one.sizes[0])).inputs
 
 
 def load_samples(
     path: Path,
     source: SourceModel,
-    preprocess: Preprocess | None = None,
+    preprocess: InputRule | None = None,
     class_names: Sequence[str] = (),
     *,
     at_least: int,
@@ -66,23 +102,35 @@ def load_samples(
     """Read samples, with `labels`, `slice` and `boxes` where there are any.
 
     `path` is an .npz with an array for each input, one .npy for a model with one input, a folder of .npy
-    (sample_files.py), a folder of images, or `module:function` (sample_function.py). Images are preprocessed by the code that devices run. A table `labels.csv`
-    gives their classes, or the names of their folders do, in the order of `class_names` or else of the alphabet.
+    (sample_files.py), a folder of images or of signals, or `module:function` (sample_function.py). Images and signals are
+    preprocessed by the code that devices run. A table `labels.csv` gives their classes, or the names of their folders do,
+    in the order of `class_names` or else of the alphabet.
 
     Raises CalibrationInvalid: unreadable, an input missing, an array of another name, wrong dtype or item shape, fewer
     than `at_least` samples, NaN or infinity, a different number of labels.
     """
+    image_rule = preprocess if isinstance(preprocess, Preprocess) else None
+    signal_rule = None if isinstance(preprocess, Preprocess) else preprocess
+    specs = sample_specs(source.inputs, signal_rule)
+    names = (*NAMES, LENGTHS) if source.buckets is not None else NAMES
     if is_function(str(path)):
-        arrays, labels = read_function(str(path), source.inputs, _preprocessors(source, preprocess))
+        arrays, labels = read_function(str(path), specs, _preprocessors(source, image_rule), source.buckets)
         arrays |= {} if labels is None else {LABELS: labels}
     elif path.suffix == ".npy" and path.is_file():
-        arrays = read_npy(path, source.inputs)
+        arrays = read_npy(path, specs)
     elif not path.is_dir():
-        arrays = read_npz(path, source.inputs, NAMES)
-    elif has_npy(path, source.inputs):
-        arrays = read_npy_folder(path, source.inputs, NAMES)
+        arrays = read_npz(path, specs, names)
+    elif has_npy(path, specs):
+        arrays = read_npy_folder(path, specs, names, source.buckets)
+    elif signal_rule is not None:
+        arrays, labels = read_signal_files(path, source.inputs, signal_rule, class_names, at_least)
+        arrays |= {} if labels is None else {LABELS: labels}
     else:
-        arrays = _images(path, source, preprocess, class_names, at_least)
+        arrays = _images(path, source, image_rule, class_names, at_least)
+    raw = None
+    if signal_rule is not None:
+        raw = arrays[signal_rule.input]
+        arrays[signal_rule.input] = features_of(path, source.inputs, signal_rule, raw)
     inputs = {spec.name: _checked(path, spec, arrays[spec.name]) for spec in source.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
@@ -92,6 +140,9 @@ def load_samples(
     count = next(iter(counts.values()))
     if count < at_least:
         raise CalibrationInvalid(f"{path} has {count} samples; at least {at_least} are needed: add more")
+    lengths = None
+    if source.buckets is not None:
+        inputs, lengths = in_buckets(path, inputs, arrays.get(LENGTHS), source.buckets)
     # An input of the model may have one of these names.
     more = {name: array for name, array in arrays.items() if name not in inputs}
     return CalibrationSet(
@@ -99,6 +150,9 @@ def load_samples(
         _checked_labels(path, more[LABELS], count) if LABELS in more else None,
         _checked_slices(path, more[SLICES], count) if SLICES in more else None,
         _checked_boxes(path, more[BOXES], count) if BOXES in more else None,
+        raw,
+        lengths,
+        source.buckets,
     )
 
 
@@ -136,7 +190,7 @@ def _images(
     files = sorted(p for p in (*folder.glob("*"), *folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES)
     if len(files) < at_least:
         raise CalibrationInvalid(f"{folder} has {len(files)} images; at least {at_least} are needed: add more")
-    labels = _labels_of(folder, files, class_names)
+    labels = labels_of(folder, files, class_names)
     preprocessor = Preprocessor(rule, source.inputs[0])
     first = _image(preprocessor, files[0])
     check_size(folder, first.nbytes * len(files))
@@ -160,32 +214,6 @@ def _image(preprocessor: Preprocessor, path: Path) -> NDArray[Any]:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
     except RequestError as error:
         raise CalibrationInvalid(f"{path}: {error.message}") from error
-
-
-def _labels_of(folder: Path, files: Sequence[Path], class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """Return the class of each file by the table, else by its folder; None where no file is in a folder of a class."""
-    if (folder / LABELS_TABLE).is_file():
-        table = read_label_table(folder / LABELS_TABLE, class_names)
-        listed = [file.relative_to(folder).as_posix() for file in files]
-        if missing := [name for name in listed if name not in table]:
-            raise CalibrationInvalid(
-                f"{folder / LABELS_TABLE} has no line for {missing[0]} ({len(missing)} of {len(files)} images): "
-                "add `file,label` for each"
-            )
-        return np.array([table[name] for name in listed], np.int64)
-    names = [file.parent.name for file in files if file.parent != folder]
-    if not names:
-        return None
-    if len(names) != len(files):
-        raise CalibrationInvalid(f"{folder} has images both in and beside folders of classes: move all into folders")
-    number = {name: i for i, name in enumerate(class_names or sorted(set(names)))}
-    if unknown := sorted(set(names) - set(number)):
-        raise CalibrationInvalid(
-            f"the name of folder {folder / unknown[0]} is not one of the {len(number)} labels "
-            f"({', '.join(list(number)[:LABELS_NAMED_MAX])}{', ...' if len(number) > LABELS_NAMED_MAX else ''}): name folders like "
-            f"the labels of --labels, or write {folder / LABELS_TABLE}"
-        )
-    return np.array([number[name] for name in names], np.int64)
 
 
 def _checked(path: Path, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:

@@ -18,22 +18,26 @@ SUFFIX = "/edgert_batch_inside"  # of the value inside the graph, behind or befo
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Set the axes of the inputs in `shapes` (name -> lengths), and axes that bear the same name in other inputs.
 
-    Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
+    An input without axes is one number, such as a sampling rate: the length is its value, and becomes a constant. Axis 0 stays open where the model leaves it open: it is the batch, and its length is given as 1. Returns whether
     anything changed. Raises SourceInvalid where a name, a rank or a fixed length does not fit the model.
     """
-    inputs = {value.name: value for value in _inputs(proto)}
+    inputs = {value.name: value for value in model_inputs(proto)}
     named: dict[str, int] = {}
-    changed = False
+    changed = _clear_placeholders(proto)
     for name, lengths in shapes.items():
         if name not in inputs:
             raise SourceInvalid(f"--input {name}: the model has no such input; it has {', '.join(map(repr, inputs))}")
         dims = inputs[name].type.tensor_type.shape.dim
+        if not dims and len(lengths) == 1:
+            _fix(proto, inputs.pop(name), lengths[0])
+            changed = True
+            continue
         if len(dims) != len(lengths):
             raise SourceInvalid(
                 f"--input {name}={_text(lengths)} gives {len(lengths)} axes, the model's input has {len(dims)}: {described(dims)}"
             )
         for axis, (dim, length) in enumerate(zip(dims, lengths, strict=True)):
-            if _is_open(dim):
+            if is_open(dim):
                 if axis == 0:
                     if length != 1:
                         raise SourceInvalid(
@@ -50,7 +54,7 @@ def set_lengths(proto: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
                 )
     for value in inputs.values():
         for dim in list(value.type.tensor_type.shape.dim)[1:]:
-            if _is_open(dim) and dim.dim_param in named:
+            if is_open(dim) and dim.dim_param in named:
                 _set(dim, named[dim.dim_param])
                 changed = True
     if changed:
@@ -63,13 +67,19 @@ def option_for(name: str, dims: Any) -> str:
     words = []
     for axis, dim in enumerate(dims):
         letters = "".join(c for c in dim.dim_param.upper() if c.isalnum())
-        words.append(str(dim.dim_value) if not _is_open(dim) else "1" if axis == 0 else letters or f"LENGTH{axis}")
+        words.append(str(dim.dim_value) if not is_open(dim) else "1" if axis == 0 else letters or f"LENGTH{axis}")
     return f"--input {name}={','.join(words)}"
+
+
+def axis_option(name: str, dims: Any, axis: int) -> str:
+    """Return what `--buckets` may give for an axis: `tokens=32,64,128`, or `ids:1=...` where it has no name."""
+    param = dims[axis].dim_param
+    return f"{f'{name}:{axis}' if param in ('', '?') else param}=32,64,128"
 
 
 def described(dims: Any) -> str:
     """Return `[batch, 3, ?, ?]`: lengths, and the names of open axes."""
-    return "[" + ", ".join((dim.dim_param or "?") if _is_open(dim) else str(dim.dim_value) for dim in dims) + "]"
+    return "[" + ", ".join((dim.dim_param or "?") if is_open(dim) else str(dim.dim_value) for dim in dims) + "]"
 
 
 def move_input_batches(proto: Any) -> tuple[str, ...]:
@@ -78,19 +88,19 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     The batch is the axis that bears the name of another input's open axis 0; or, where the others' axis 0 is 1, the
     first axis of length 1. An input whose axis 0 may be the batch stays as it is.
     """
-    inputs, remarks = list(_inputs(proto)), []
+    inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
-    batches = {dim.dim_param for dim in firsts if _is_open(dim) and dim.dim_param}
-    fixed = any(not _is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
+    batches = {dim.dim_param for dim in firsts if is_open(dim) and dim.dim_param}
+    fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
-        if not dims or _is_open(dims[0]) or dims[0].dim_value == 1:
+        if not dims or is_open(dims[0]) or dims[0].dim_value == 1:
             continue
         axis = next(
             (
                 i
                 for i, dim in enumerate(dims)
-                if i and (dim.dim_param in batches if _is_open(dim) else fixed and dim.dim_value == 1)
+                if i and (dim.dim_param in batches if is_open(dim) else fixed and dim.dim_value == 1)
             ),
             0,
         )
@@ -134,8 +144,8 @@ def forget_shapes(proto: Any) -> None:
 
 def open_batch_axes(proto: Any) -> Iterator[Any]:
     """Yield axis 0 of each input that leaves it open."""
-    firsts = (value.type.tensor_type.shape.dim[:1] for value in _inputs(proto))
-    return (dim for dims in firsts for dim in dims if _is_open(dim))
+    firsts = (value.type.tensor_type.shape.dim[:1] for value in model_inputs(proto))
+    return (dim for dims in firsts for dim in dims if is_open(dim))
 
 
 def rename(graph: Any, old: str, new: str) -> None:
@@ -145,6 +155,27 @@ def rename(graph: Any, old: str, new: str) -> None:
         for attribute in node.attribute:
             for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 rename(inside, old, new)
+
+
+def model_inputs(proto: Any) -> Iterator[Any]:
+    """Yield the inputs that are no weights."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return (value for value in proto.graph.input if value.name not in weights)
+
+
+def is_open(dim: Any) -> bool:
+    """Return whether a model leaves the length of this axis open."""
+    return not (dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _fix(proto: Any, value: Any, number: int) -> None:
+    """Make an input without axes a constant."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), value.name))
+    proto.graph.input.remove(value)
 
 
 def _move_input(proto: Any, value: Any, axis: int) -> None:
@@ -176,13 +207,15 @@ def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
         value.type.tensor_type.shape.dim.add()
 
 
-def _inputs(proto: Any) -> Iterator[Any]:
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    return (value for value in proto.graph.input if value.name not in weights)
-
-
-def _is_open(dim: Any) -> bool:
-    return not (dim.HasField("dim_value") and dim.dim_value > 0)
+def _clear_placeholders(proto: Any) -> bool:
+    """Clear lengths of -1 and 0, which some exporters write for an open axis, and tools read as a length."""
+    found = False
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value <= 0:
+                dim.Clear()
+                found = True
+    return found
 
 
 def _set(dim: Any, length: int) -> None:

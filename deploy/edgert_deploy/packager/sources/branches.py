@@ -16,9 +16,18 @@ from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.axes import open_batch_axes, rename
 from edgert_deploy.packager.sources.qat import nodes_of
 
+CONTROL_FLOW = ("If", "Loop", "Scan")
 END = "/edgert_condition"
 BATCHES = (1, 2, 3, 32)
 ROUNDS_MAX = 20  # of branches that hold an `If` themselves
+
+
+def control_flow(proto: Any) -> tuple[str, ...]:
+    """Return the `If`, `Loop` and `Scan` nodes of a ModelProto, as `Loop node 'name'`; none for None."""
+    nodes = () if proto is None else proto.graph.node
+    return tuple(
+        f"{node.op_type} node {(node.name or node.output[0])!r}" for node in nodes if node.op_type in CONTROL_FLOW
+    )
 
 
 def inline_known_branches(proto: Any) -> bool:

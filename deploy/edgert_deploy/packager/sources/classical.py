@@ -11,6 +11,7 @@ from edgert_deploy.packager.sources.qat import nodes_of
 
 DOMAIN = "ai.onnx.ml"
 IDENTITY_OPSET = 17  # of a model that uses no operators of ONNX itself
+PRODUCERS = ("skl2onnx", "OnnxMLTools")  # of models that may have no operator of `ai.onnx.ml`, such as k-means
 # Operators whose arithmetic is worth quantizing; converters write them for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -20,6 +21,14 @@ def classical_operators(proto: Any) -> tuple[str, ...]:
     if proto is None:
         return ()
     return tuple(sorted({node.op_type for node in nodes_of(proto.graph) if node.domain == DOMAIN}))
+
+
+def is_classical(proto: Any) -> bool:
+    """Whether a ModelProto is a model of classical machine learning; None is not.
+
+    Distances between readings in units of their own rarely survive INT8, and nobody gains from it.
+    """
+    return proto is not None and (proto.producer_name in PRODUCERS or bool(classical_operators(proto)))
 
 
 def is_float_only(proto: Any) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.packager.sources.bucket_axis import WantedBuckets
 
 CONVERT_TIMEOUT_S = 1800
 SCRIPTS = Path(__file__).parent / "converters"
@@ -33,10 +34,14 @@ INPUT_DATATYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to convert: the `python` that has the framework, and `{"datatype", "shape"}` of example inputs by name."""
+    """How to convert: the `python` that has the framework, and `{"datatype", "shape"}` of example inputs by name.
+
+    `buckets` are for an axis that the resulting ONNX leaves open.
+    """
 
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    buckets: WantedBuckets | None = None
 
     @property
     def shapes(self) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,11 @@ def files_of(name: str, proto_tensors: Iterator[Any]) -> list[str]:
 
 
 def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
-    """Read the tensors' external data from `folder` into them. Returns how many bytes. Raises SourceInvalid."""
-    total, opened = 0, dict[str, int]()
+    """Read the tensors' external data from `folder` into them. Returns how many bytes. Raises SourceInvalid.
+
+    All places are checked before anything is read: a model that is too large costs no memory.
+    """
+    places, opened = list[tuple[Any, int, int, int]](), dict[str, int]()
     try:
         for tensor in proto_tensors:
             if not _is_external(tensor):
@@ -46,19 +49,30 @@ def embed(name: str, folder: Path, proto_tensors: Iterator[Any]) -> int:
             if location not in opened:
                 opened[location] = open_file(name, folder, location)
             size = os.fstat(opened[location]).st_size
-            offset, length = _range(name, tensor, entries, size)
-            total += length
-            if total > BYTES_MAX:
-                raise SourceInvalid(
-                    f"{name} has more than {BYTES_MAX} bytes of weights; a model has at most 2 GB: export it with FP16 "
-                    "weights, or a smaller variant"
-                )
-            tensor.raw_data = os.pread(opened[location], length, offset)
+            places.append((tensor, opened[location], *_range(name, tensor, entries, size)))
+        total = sum(length for *_, length in places)
+        if total > BYTES_MAX:
+            raise SourceInvalid(
+                f"{name} has {total} bytes of weights; a model has at most {BYTES_MAX}, for every engine (one protobuf "
+                "message): export it with FP16 weights, or a smaller variant"
+            )
+        for tensor, descriptor, offset, length in places:
+            tensor.raw_data = _read(name, descriptor, offset, length)
             del tensor.external_data[:]
             tensor.data_location = tensor.DEFAULT
     finally:
         for descriptor in opened.values():
             os.close(descriptor)
+    return total
+
+
+def size_of(name: str, folder: Path, locations: Sequence[str]) -> int:
+    """Return how many bytes the files have together. Raises SourceInvalid for one that cannot be read."""
+    total = 0
+    for location in locations:
+        descriptor = open_file(name, folder, location)
+        total += os.fstat(descriptor).st_size
+        os.close(descriptor)
     return total
 
 
@@ -80,6 +94,19 @@ def open_file(name: str, folder: Path, location: str) -> int:
         os.close(descriptor)
         raise SourceInvalid(problem)
     return descriptor
+
+
+def _read(name: str, descriptor: int, offset: int, length: int) -> bytes:
+    """Read all `length` bytes: one call returns at most 2 GB less a page."""
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length:
+        return data
+    parts = [data]
+    while (missing := length - sum(map(len, parts))) > 0:
+        if not (more := os.pread(descriptor, missing, offset + length - missing)):
+            raise SourceInvalid(f"a file with weights of {name} became shorter while it was read: try again")
+        parts.append(more)
+    return b"".join(parts)
 
 
 def _is_external(tensor: Any) -> bool:

@@ -11,26 +11,34 @@ do so and the answers stay the same. Else the model stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgert.bundle.buckets import Buckets
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
+from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.axes import (
+    axis_option,
     described,
+    model_inputs,
     move_input_batches,
     move_output_batches,
     option_for,
     set_lengths,
 )
 from edgert_deploy.packager.sources.branches import inline_known_branches
+from edgert_deploy.packager.sources.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.classical import unwrap_maps
 from edgert_deploy.packager.sources.external_data import embed, files_of
+from edgert_deploy.packager.sources.half import widen_half
+from edgert_deploy.packager.sources.qat import tensors
 
 ONNX_DOMAINS = ("", "ai.onnx")
 OPSET_MIN = 13  # the first whose QuantizeLinear has scales per channel
@@ -55,25 +63,31 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     proto = parse(name, data)
     changed = _with_weights(name, proto, request)
     changed |= set_lengths(proto, request.get("shapes") or {})
-    remarks = unwrap_maps(proto) + move_input_batches(proto)
+    remarks = unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     changed |= inline_known_branches(proto)
-    inputs = input_specs(proto)
+    buckets = _buckets(proto, request)
+    inputs = input_specs(proto, () if buckets is None else tuple((one.name, one.axis) for one in buckets.inputs))
+    changed |= buckets is not None
     model = data if not changed and not remarks else proto.SerializeToString(deterministic=True)
     _check(model)
     check_weights(proto)
     stripped = _strip_notes(proto)
-    translated = _translated(proto, inputs)
+    translated = _translated(proto, _at_largest(inputs, buckets))
     if translated is not None or stripped:
         proto = translated or proto
         model = proto.SerializeToString(deterministic=True)
-    session, runs = _run_once_and_twice(model, inputs)
+    session, runs = _run_once_and_twice(model, _at_largest(inputs, buckets))
     if moved := move_output_batches(proto, *([_shape_of(value) for value in run] for run in (runs[0], runs[-1]))):
         remarks += moved
         model = proto.SerializeToString(deterministic=True)
-        session, runs = _run_once_and_twice(model, inputs)
+        session, runs = _run_once_and_twice(model, _at_largest(inputs, buckets))
     outputs = _output_specs([value.name for value in session.get_outputs()], runs, inputs)
+    if buckets is not None:
+        outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
+        buckets = replace(buckets, outputs=cuts)
     answer = {"inputs": [spec.as_json() for spec in inputs], "outputs": [spec.as_json() for spec in outputs]}
-    return {**answer, "remarks": remarks}, b"" if model is data else model
+    stated = None if buckets is None else to_json(buckets)
+    return {**answer, "remarks": remarks, "buckets": stated}, b"" if model is data else model
 
 
 def external_files(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
@@ -137,18 +151,25 @@ def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[A
     return session, [_run(session, inputs, count) for count in counts]
 
 
-def tensors(message: Any) -> Iterator[Any]:
-    """Yield every TensorProto inside `message` (protobuf bounds the nesting to 100)."""
-    from onnx import TensorProto
+def _buckets(proto: Any, request: dict[str, Any]) -> Buckets | None:
+    """Return the buckets that the request asks for, their outputs not known yet."""
+    asked = request.get("buckets")
+    return None if asked is None else find_axis(proto, from_json(WantedBuckets, asked))
 
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        for child in [value] if hasattr(value, "ListFields") else value:
-            if isinstance(child, TensorProto):
-                yield child
-            elif hasattr(child, "ListFields"):
-                yield from tensors(child)
+
+def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tuple[TensorSpec, ...]:
+    return inputs if buckets is None else tuple(buckets.at(spec, buckets.largest) for spec in inputs)
+
+
+def _shapes_by_length(
+    session: Any, inputs: tuple[TensorSpec, ...], buckets: Buckets
+) -> dict[int, list[tuple[int, ...]]]:
+    """Return the outputs' shapes for one sample of each length."""
+    shapes = {}
+    for length in probed_lengths(buckets):
+        at = tuple(buckets.at(spec, length) for spec in inputs)
+        shapes[length] = [_shape_of(value) for value in _run(session, at, 1)]
+    return shapes
 
 
 def opset_of(proto: Any) -> int:
@@ -156,10 +177,9 @@ def opset_of(proto: Any) -> int:
     return next((int(entry.version) for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
 
 
-def input_specs(proto: Any) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are no weights. Raises SourceInvalid."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    specs = tuple(_spec(value) for value in proto.graph.input if value.name not in weights)
+def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:
+    """Return the inputs that are no weights; `open_axes` (input, axis) may stay open. Raises SourceInvalid."""
+    specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
     check_batch_axes(specs)
@@ -216,7 +236,7 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     return TensorSpec(name, DATATYPES[datatype], (-1, *one[1:]))
 
 
-def _spec(value: Any) -> TensorSpec:
+def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     if not value.type.HasField("tensor_type"):
@@ -229,24 +249,27 @@ def _spec(value: Any) -> TensorSpec:
     check_value(value.name, "text" if dtype == "object" else dtype)
     if not tensor.HasField("shape"):
         raise SourceInvalid(f"input {value.name!r} has no shape; export the model with its input shape")
-    return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim))
+    return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim, open_axes))
 
 
-def _shape(name: str, dims: Any) -> tuple[int, ...]:
-    if not 1 <= len(dims) <= MAX_RANK:
+def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tuple[int, ...]:
+    if not dims:
         raise SourceInvalid(
-            f"input {name!r} has {len(dims)} axes; an input has 1 to {MAX_RANK}, the first of which is the batch"
+            f"input {name!r} has no axes, so it is one number for a whole batch: give its value, as --input {name}=1, "
+            "and it becomes a constant of the model; or export the model with one value per sample, [N, 1]"
         )
+    if len(dims) > MAX_RANK:
+        raise SourceInvalid(f"input {name!r} has {len(dims)} axes; an input has at most {MAX_RANK}, the batch included")
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
         raise SourceInvalid(
             f"input {name!r} has a batch axis fixed to {lengths[0]}; export the model with axis 0 open (dynamic) or of length 1"
         )
     for axis, length in enumerate(lengths[1:], start=1):
-        if length == -1:
+        if length == -1 and (name, axis) not in open_axes:
             raise SourceInvalid(
                 f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be. "
-                f"Give its length: {option_for(name, dims)}"
+                f"Give its length: {option_for(name, dims)}, or some lengths: --buckets {axis_option(name, dims, axis)}"
             )
     return tuple(lengths)
 
@@ -360,7 +383,7 @@ def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0
     return outputs
 
 
-def _output_specs(names: list[str], runs: list[list[Any]], inputs: tuple[TensorSpec, ...]) -> list[TensorSpec]:
+def _output_specs(names: list[str], runs: list[list[Any]], inputs: tuple[TensorSpec, ...]) -> Sequence[TensorSpec]:
     return [
         output_spec(name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
         for i, name in enumerate(names)

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgert.bundle.buckets import Buckets
 from edgert.errors import EdgeRTError, SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.sandbox import WAIT_TIMES, Answer, Child, ChildFailed, Limits
+from edgert_deploy.packager.sources.bucket_axis import WantedBuckets
 
 EXAMINERS = {
     "onnx": "edgert_deploy.packager.sources.onnx_model:examine",
@@ -36,15 +39,17 @@ class Probed:
     data: bytes
     quantised: bool
     remarks: tuple[str, ...] = ()
+    buckets: Buckets | None = None
 
 
 @dataclass(frozen=True)
 class Given:
-    """The context of a model's bytes: its name, its folder, and lengths for its inputs' axes."""
+    """The context of a model's bytes: its name, its folder, lengths for its inputs' axes, and buckets for one."""
 
     name: str
     folder: Path
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    buckets: WantedBuckets | None = None
 
 
 def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Limits | None = None) -> Probed:
@@ -52,11 +57,13 @@ def probe(kind: str, given: Given, data: bytes, more_bytes: int = 0, limits: Lim
 
     Raises SourceInvalid.
     """
-    request = {"name": given.name, "folder": str(given.folder), "shapes": {k: list(v) for k, v in given.shapes.items()}}
+    shapes = {name: list(lengths) for name, lengths in given.shapes.items()}
+    request = {"name": given.name, "folder": str(given.folder), "shapes": shapes, "buckets": to_json(given.buckets)}
     answer, translated = ask(EXAMINERS[kind], request, data, limits or limits_for(len(data) + 2 * more_bytes))
     inputs, outputs = (tuple(TensorSpec.from_json(spec) for spec in answer[key]) for key in ("inputs", "outputs"))
     remarks = tuple(str(remark) for remark in answer.get("remarks") or ())
-    return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")), remarks)
+    buckets = None if answer.get("buckets") is None else from_json(Buckets, answer["buckets"])
+    return Probed(inputs, outputs, translated or data, bool(answer.get("quantised")), remarks, buckets)
 
 
 def external_files(name: str, data: bytes) -> list[str]:

@@ -161,6 +161,20 @@ def _put_constants(graph: Any, made: dict[str, Array]) -> None:
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in made.items() if name in used)
 
 
+def tensors(message: Any) -> Iterator[Any]:
+    """Yield every TensorProto inside `message` (protobuf bounds the nesting to 100)."""
+    from onnx import TensorProto
+
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for child in [value] if hasattr(value, "ListFields") else value:
+            if isinstance(child, TensorProto):
+                yield child
+            elif hasattr(child, "ListFields"):
+                yield from tensors(child)
+
+
 def nodes_of(graph: Any) -> Iterator[Any]:
     """Yield every node of `graph` and of the graphs inside its nodes."""
     for one in _graphs_of(graph):

@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.bundle.buckets import Buckets
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
+from edgert_deploy.packager.sources.axes import forget_shapes
 from edgert_deploy.packager.sources.convert import Conversion, converted, digest_and_size, framework_of
-from edgert_deploy.packager.sources.external_data import open_file
+from edgert_deploy.packager.sources.external_data import open_file, size_of
 from edgert_deploy.packager.sources.git_lfs import pointer_problem
-from edgert_deploy.packager.sources.onnx_model import tensors
 from edgert_deploy.packager.sources.probe import Given, external_files, probe
 from edgert_deploy.packager.sources.qat import float_of, is_quantised
 from edgert_deploy.packager.sources.tflite_model import is_tflite
@@ -66,7 +67,7 @@ class SourceModel:
     ModelProto of an ONNX model, in an opset that every runtime takes; `tflite` is the file of a TFLite model.
     `sha256` and `size_bytes` are those of the given file. `quantised`: the user's training or converter quantised it,
     and that is kept. `fold`: its first layers are preprocessing that was folded in. `remarks`: how its
-    contract differs from the file.
+    contract differs from the file. `buckets`: one axis besides the batch stays open, for these lengths.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class SourceModel:
     quantised: bool = False
     fold: Fold | None = None
     remarks: tuple[str, ...] = ()
+    buckets: Buckets | None = None
 
 
 def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
@@ -101,10 +103,14 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
         sha256, size_bytes = hashlib.sha256(data).hexdigest(), len(data)
     kind: Kind = "tflite" if is_tflite(data) else "onnx"
     beside = external_files(path.name, data) if kind == "onnx" and framework is None else []
+    shapes = {} if how is None or framework is not None else how.shapes
+    wanted = None if how is None else how.buckets
+    if kind == "tflite" and wanted is not None:
+        raise SourceInvalid(f"{path.name} is a TFLite model, whose axes are fixed: give the ONNX model for --buckets")
+    beside_bytes = size_of(path.name, path.parent, beside)
+    probed = probe(kind, Given(path.name, path.parent, shapes, wanted), data, beside_bytes)
     if beside:
         sha256, size_bytes = _digest_of_all(path, data, beside)
-    shapes = {} if how is None or framework is not None else how.shapes
-    probed = probe(kind, Given(path.name, path.parent, shapes), data, size_bytes if beside else 0)
     if kind == "tflite":
         return SourceModel(
             path, None, sha256, size_bytes, probed.inputs, probed.outputs, kind, data, quantised=probed.quantised
@@ -116,7 +122,15 @@ def load_source(path: Path, how: Conversion | None = None) -> SourceModel:
     quantised = is_quantised(proto)
     proto = proto if quantised else _with_float_weights(proto)
     return SourceModel(
-        path, proto, sha256, size_bytes, probed.inputs, probed.outputs, quantised=quantised, remarks=probed.remarks
+        path,
+        proto,
+        sha256,
+        size_bytes,
+        probed.inputs,
+        probed.outputs,
+        quantised=quantised,
+        remarks=probed.remarks,
+        buckets=probed.buckets,
     )
 
 
@@ -128,11 +142,19 @@ def reference_artifact(source: SourceModel, folder: Path) -> LocalArtifact:
     return LocalArtifact(engine, folder / name, source.inputs, source.outputs, source.sha256)
 
 
-def computes_in_fp16(source: SourceModel) -> bool:
-    """Whether any weight of an ONNX model is FP16."""
-    from onnx import TensorProto
+def at_length(source: SourceModel, length: int) -> SourceModel:
+    """Return an ONNX source with buckets as a model of one length."""
+    from onnx import ModelProto
 
-    return source.proto is not None and any(t.data_type == TensorProto.FLOAT16 for t in tensors(source.proto))
+    assert source.buckets is not None
+    proto = ModelProto()
+    proto.CopyFrom(source.proto)
+    specs = [tuple(source.buckets.at(spec, length) for spec in specs) for specs in (source.inputs, source.outputs)]
+    for one in source.buckets.inputs:
+        value = next(value for value in proto.graph.input if value.name == one.name)
+        value.type.tensor_type.shape.dim[one.axis].dim_value = length  # replaces the name
+    forget_shapes(proto)
+    return replace(source, proto=proto, inputs=specs[0], outputs=specs[1], buckets=None)
 
 
 def float_proto(source: SourceModel) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import onnx
 
 from edgert.errors import OperatorUnsupported
+from edgert_deploy.packager.sources.branches import CONTROL_FLOW
 from edgert_deploy.packager.tflite_lowering.folding import ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
@@ -64,7 +65,11 @@ def _lower_node(lowering: Lowering, node: Node) -> list[str]:
     problems = []
     try:
         if op is None:
-            raise Uncovered("TFLite has no such operator, and EdgeRT does not compose it of others")
+            raise Uncovered(
+                "it runs by the data, and TFLite has no such operator: build it for targets that take onnxruntime or openvino"
+                if node.op_type in CONTROL_FLOW
+                else "TFLite has no such operator, and EdgeRT does not compose it of others"
+            )
         if not any(map(lowering.is_unknown, node.inputs)):
             op.write(lowering, node)
             lowering.note_sign(node)

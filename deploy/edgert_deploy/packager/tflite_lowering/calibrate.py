@@ -19,9 +19,14 @@ from edgert_deploy.packager.tflite_lowering.writer import STEP_MARK
 
 
 class Ranges:
-    """The lowest and highest value of each float tensor of `float_model` so far."""
+    """The lowest and highest value of each float tensor of `float_model` so far.
 
-    def __init__(self, float_model: bytes) -> None:
+    `cut` is the share of each sample's values that is left out at either end: a few outliers would leave few of the
+    256 steps for all other values.
+    """
+
+    def __init__(self, float_model: bytes, cut: float = 0.0) -> None:
+        self._cut = cut
         self._interpreter = Interpreter(
             model_content=float_model,
             num_threads=1,
@@ -46,8 +51,9 @@ class Ranges:
             values = self._interpreter.get_tensor(index)
             if not values.size:
                 continue
-            self._lows[index] = np.minimum(low, values.min())  # unlike min(), these keep a NaN
-            self._highs[index] = np.maximum(self._highs[index], values.max())
+            lowest, highest = self._ends(values)
+            self._lows[index] = np.minimum(low, lowest)  # unlike min(), these keep a NaN
+            self._highs[index] = np.maximum(self._highs[index], highest)
 
     def write(self, calibrated: bytearray) -> None:
         """Write the ranges into `calibrated`: the same model, in which TFLite's calibrator has made room for them.
@@ -66,6 +72,13 @@ class Ranges:
             quantization = graph.Tensors(index).Quantization()
             if quantization is not None and quantization.MaxLength() == 1:
                 quantization.MinAsNumpy()[0], quantization.MaxAsNumpy()[0] = lows[kind], highs[kind]
+
+    def _ends(self, values: NDArray[np.float32]) -> tuple[Any, Any]:
+        count = int(values.size * self._cut)
+        if not count or np.isnan(values).any():
+            return values.min(), values.max()
+        ordered = np.partition(values, (count, values.size - 1 - count), axis=None)
+        return ordered[count], ordered[values.size - 1 - count]
 
     def _prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):

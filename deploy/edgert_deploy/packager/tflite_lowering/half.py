@@ -55,6 +55,15 @@ def packed(model: Any) -> bytes:
     return bytes(builder.Output())
 
 
+def drop_unused_codes(model: Any) -> None:
+    """Remove codes that no operator has: interpreters look every code up."""
+    operators = model.subgraphs[0].operators
+    used = sorted({operator.opcodeIndex for operator in operators})
+    model.operatorCodes = [model.operatorCodes[index] for index in used]
+    for operator in operators:
+        operator.opcodeIndex = used.index(operator.opcodeIndex)
+
+
 def _dequantize(code: int, source: int, target: int) -> Any:
     operator = schema.OperatorT()
     operator.opcodeIndex, operator.inputs, operator.outputs = code, [source], [target]

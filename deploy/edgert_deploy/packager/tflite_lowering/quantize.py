@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
-from edgert_deploy.packager.tflite_lowering.half import packed
+from edgert_deploy.packager.tflite_lowering.half import drop_unused_codes, packed
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # The releases that the private module was tried in; their results are the same, byte for byte.
@@ -35,6 +35,8 @@ MASKED_SCORE = -32.0
 COMPARED_SCALE_LIMIT = 1.0
 # tflite-runtime 2.14 has no INT8 form of these operators: they stay float, and load everywhere.
 NEWER_THAN_DEVICES = frozenset(getattr(schema.BuiltinOperator, name) for name in ("LOG", "SQRT"))
+# Its INT8 kernel is the reference one: a network with many of them ran at a tenth of the speed of FP32.
+SLOW_IN_INT8 = frozenset({schema.BuiltinOperator.PRELU})
 # The quantiser has no INT8 form of this operator, so that it leaves all operators of that code in float.
 LEFT_ALONE = "CEIL"
 COMPARISONS = frozenset(
@@ -48,15 +50,17 @@ def quantize_int8(
     samples: Iterable[Sequence[NDArray[Any]]],
     is_float: Callable[[str], bool] = lambda name: False,
     own_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    cut: float = 0.0,
 ) -> bytes:
     """Return `float_model` in INT8, calibrated with `samples`: per run one array per input, in the model's order.
 
     `own_ranges` are the ranges of tensors whose scale is known (a model trained with quantisation). An operator stays
-    in float where `is_float` is true for the name of its first output. Deterministic. Raises BuildFailed.
+    in float where `is_float` is true for the name of its first output. `cut` is the share of an activation's values
+    that its range leaves out at either end. Deterministic. Raises BuildFailed.
     """
     wrapper = _calibration_wrapper()
     try:
-        calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples), own_ranges))
+        calibrated = bytes(_usable(_calibrated(wrapper, float_model, samples, cut), own_ranges))
         calibrated, hidden = _hidden(calibrated, is_float)
         # The wrapper keeps no reference to its input: `calibrated` must stay a variable of this frame.
         quantized = bytes(
@@ -80,9 +84,9 @@ def quantize_int8(
     return quantized
 
 
-def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]]) -> bytearray:
+def _calibrated(wrapper: Any, float_model: bytes, samples: Iterable[Sequence[NDArray[Any]]], cut: float) -> bytearray:
     """Return the float model with the lowest and highest value of each activation in it."""
-    calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model)
+    calibrator, ranges = wrapper(float_model, [], []), Ranges(float_model, cut)
     prepared = False
     for arrays in samples:
         ordered = [np.ascontiguousarray(array) for array in arrays]
@@ -108,9 +112,10 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     for operator in graph.operators:
         name = graph.tensors[operator.outputs[0]].name.decode()
         code = model.operatorCodes[operator.opcodeIndex]
-        if code.builtinCode == schema.BuiltinOperator.CEIL:
+        kind = max(code.builtinCode, code.deprecatedBuiltinCode)  # old files have the latter only
+        if kind == schema.BuiltinOperator.CEIL:
             continue
-        if code.builtinCode not in NEWER_THAN_DEVICES and not is_float(name):
+        if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 and not is_float(name):
             continue
         hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
         operator.opcodeIndex = len(model.operatorCodes)
@@ -118,7 +123,7 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
     if not hidden:
         return calibrated, hidden
     model.operatorCodes.append(operator_code(LEFT_ALONE))
-    _drop_unused_codes(model)
+    drop_unused_codes(model)
     return packed(model), hidden
 
 
@@ -137,17 +142,8 @@ def _shown(quantized: bytes, hidden: dict[str, tuple[Any, int, Any]]) -> bytes:
             indices[id(code)] = len(model.operatorCodes)
             model.operatorCodes.append(code)
         operator.opcodeIndex = indices[id(code)]
-    _drop_unused_codes(model)
+    drop_unused_codes(model)
     return packed(model)
-
-
-def _drop_unused_codes(model: Any) -> None:
-    """Remove codes that no operator has: interpreters look every code up."""
-    operators = model.subgraphs[0].operators
-    used = sorted({operator.opcodeIndex for operator in operators})
-    model.operatorCodes = [model.operatorCodes[index] for index in used]
-    for operator in operators:
-        operator.opcodeIndex = used.index(operator.opcodeIndex)
 
 
 def _usable(calibrated: bytearray, own_ranges: Mapping[str, tuple[float, float]]) -> bytearray:

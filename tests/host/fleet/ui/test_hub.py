@@ -9,6 +9,7 @@ from edgert_deploy.fleet.ui.answers import A_PAGE, Answers
 from edgert_deploy.fleet.ui.board import Filter
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.fleet import NOW_MS, Pi, Watched, feed
 
 NOW = 1000.0  # monotonic seconds
@@ -16,7 +17,7 @@ NOW = 1000.0  # monotonic seconds
 
 def test_a_stream_says_only_what_has_changed_and_all_of_it_where_devices_came(tmp_path: Path) -> None:
     board, clock = Watched(), [NOW]
-    hub = Hub(board, Rollouts(tmp_path / "none"), lambda: clock[0], lambda: NOW_MS)
+    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: clock[0], lambda: NOW_MS)
     fleet = [Pi(f"pi-{number:05}") for number in range(10_000)]
     for pi in fleet:
         feed(board, pi.info())

@@ -1,4 +1,4 @@
-"""The page shows the rollouts of this host's files."""
+"""The page shows the project's rollouts to devices that it knows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from edgert_deploy.fleet.ui.rollouts import Rollouts
-from edgert_deploy.rollout.rollout_store import Rollout, RolloutStore
+from edgert_deploy.rollout.rollout_record import Rollout
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 
 
 def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
-    rollouts = Rollouts(folder)
-    rollouts.look()
+    rollouts = Rollouts(RolloutStore(folder))
+    rollouts.look({"pi-0"})
     assert (rollouts.shown, rollouts.revision, folder.exists()) == ([], 0, False)
     names = tuple(f"pi-{number}" for number in range(10))
     failed = {"result": "failed", "error": {"code": "transport.unreachable", "message": "no answer"}}
@@ -24,7 +25,7 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
     store = RolloutStore(folder)
     store.write(rollout)
     with store.at_work("digits-1"):
-        rollouts.look()
+        rollouts.look({"pi-0"})
         (shown,) = rollouts.shown
         assert (shown["state"], shown["took"], shown["failed_count"], shown["version"]) == ("running", 1, 1, "r7")
         assert shown["waves"] == [
@@ -32,5 +33,20 @@ def test_rollouts_are_read_from_disk_and_one_that_nobody_works_on_is_cut_off(tmp
             {"devices": 4, "took": 0, "failed": 1, "left": 3},
             {"devices": 5, "took": 0, "failed": 0, "left": 5},
         ]
-    rollouts.look()
+    rollouts.look({"pi-0"})
     assert (rollouts.shown[0]["state"], rollouts.revision) == ("cut off", 2)
+
+
+def test_rollouts_of_another_brokers_fleet_do_not_appear(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path)
+    for number, devices in enumerate((("pi-0", "pi-1"), ("oven",)), start=1):
+        store.write(Rollout(f"digits-{number}", "b", "d", "digits", 7, "i", devices, Strategy(), 30.0, number=number))
+    rollouts = Rollouts(store)
+
+    def shown(*devices: str) -> list[str]:
+        rollouts.look(set(devices))
+        return [rollout["id"] for rollout in rollouts.shown]
+
+    assert shown() == [], "no device reports to this broker"
+    assert shown("oven", "saw") == ["digits-2"]
+    assert shown("oven", "pi-1") == ["digits-2", "digits-1"]

@@ -21,6 +21,7 @@ from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
+from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.fleet import NOW_MS, Pi, Watched, feed, record
 
 NOW = 1000.0  # monotonic seconds
@@ -33,7 +34,7 @@ def answers(tmp_path: Path) -> Iterator[Answers]:
     record(url, pi.info() + pi.window(NOW_MS, [1.0]))
     feed(board, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
-    hub = Hub(board, Rollouts(tmp_path / "none"), lambda: NOW, lambda: NOW_MS)
+    hub = Hub(board, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
     yield Answers(hub, History(query, lambda: NOW_MS))
     hub.close()
     query.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.bundle.buckets import Buckets, PaddedInput
 from edgert.bundle.manifest import Accuracy
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
@@ -25,10 +27,15 @@ from edgert_deploy.packager.accuracy.accuracy_gate import (
 )
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.builders import Artifact
+from edgert_deploy.packager.samples.lengths import stack_all
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.bucket_axis import read_buckets
+from edgert_deploy.packager.sources.convert import Conversion
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
+from tests.support.builders import build
 from tests.support.metrics import EYE, SCORES, reference_to, result_of, worst
+from tests.support.texts import answers_to, samples_of, source_in, text
 
 
 def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0) -> list[str]:
@@ -138,3 +145,47 @@ def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:
     found = result_of(reference_to((SCORES,), [reference], labels), [EYE[np.zeros_like(labels)]], Limits(0.5, 0.1))
     assert found.passed
     assert [g.artifact for g in found.groups] == [1.0, 0.0]
+
+
+def test_a_bucket_that_lost_too_much_fails_whatever_the_mean_is() -> None:
+    labels = np.tile([0, 1, 2], 40)
+    answers = EYE[labels].copy()
+    answers[110:] = EYE[0]  # 7 of the 10 samples of the largest bucket are wrong
+    buckets = Buckets("tokens", (8, 16), (PaddedInput("x", 1),))
+    asked = reference_to((SCORES,), [EYE[labels]], labels)
+    lengths = np.array([5] * 110 + [12] * 10)
+    asked = replace(asked, holdout=replace(asked.holdout, lengths=lengths, buckets=buckets))
+    result = result_of(asked, [answers], Limits(0.2))
+    assert result.accuracy.passed
+    assert [(g.name, g.samples) for g in result.groups if g.kind == "bucket"] == [("8", 110), ("16", 10)]
+    assert [g.name for g in result.failed_groups] == ["16"]
+    assert not result.passed
+    assert "bucket '16' lost" in result.loss()
+
+
+def test_a_model_with_buckets_is_compared_with_its_own_answers_to_unpadded_samples(tmp_path: Path) -> None:
+    # The mean over the length: padding changes the answer, and the gate must see that.
+    body = "y = ReduceMean <axes = [1], keepdims = 0> (x)"
+    proto = models.model("float[N,T,3] x) => (float[N,3] y", body)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"), Conversion(buckets=read_buckets("T=4,8")))
+    assert source.buckets is not None
+    rows = [np.full((length, 3), 1.0, np.float32) for length in (2, 4, 6, 8)]
+    arrays = stack_all("rows", source.inputs, [rows], source.buckets)
+    samples = CalibrationSet({"x": arrays["x"]}, None, lengths=arrays["lengths"], buckets=source.buckets)
+    (want,) = reference_outputs(source, samples)
+    assert want[:, 0].tolist() == [1.0] * 4
+    (got,) = artifact_outputs(build("onnxruntime", source, samples, "fp32", tmp_path / "out"), source, samples)
+    assert got[:, 0].tolist() == [0.5, 1.0, 0.75, 1.0]
+
+
+def test_answers_of_different_lengths_are_filled_up_with_their_last_element() -> None:
+    source = source_in("tokens=8,32")
+    rows = [text(3), text(20)]
+    scores, states = reference_outputs(source, samples_of(source, rows))
+    assert (scores.shape, states.shape) == ((2, 4), (2, 32, 16))
+    for i, row in enumerate(rows):
+        want = answers_to(row)["states"]
+        np.testing.assert_allclose(states[i, : len(want)], want, atol=1e-5)
+        np.testing.assert_allclose(
+            states[i, len(want) :], np.broadcast_to(want[-1], states[i, len(want) :].shape), atol=1e-5
+        )

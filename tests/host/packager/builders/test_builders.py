@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits, artifact_outputs, judge, reference_outputs
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.builders import Order, builder_for
+from edgert_deploy.packager.builders import Order, Precision, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_model import opset_of
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
@@ -31,6 +31,7 @@ from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for
 from tests.support.paths import DIGITS
 from tests.support.profiles import profile
+from tests.support.texts import samples_of, source_in, texts
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
@@ -118,26 +119,32 @@ def test_a_batch_fixed_to_one_is_built_as_it_is(engine: str, tmp_path: Path) -> 
 
 
 def of_opset(opset: int) -> Any:
-    """A network of operators that opset 13 and later ones changed: Softmax, ReduceMean, Squeeze, Clip."""
+    """A network of operators that opsets changed: Clip (11), Softmax and Squeeze (13), ReduceMean (18)."""
     from onnx import helper
 
     squeeze = "q = Squeeze <axes = [2, 3]> (p)" if opset < 13 else "q = Squeeze (p, axes)"
     reduce = "m = ReduceMean <axes = [1], keepdims = 1> (q)" if opset < 18 else "m = ReduceMean <keepdims = 1> (q, one)"
+    clip = "r = Clip <min = 0.0, max = 6.0> (c)" if opset < 11 else "r = Clip(c, low, high)"
     body = f"""
         c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
-        r = Clip(c, low, high)
+        {clip}
         p = GlobalAveragePool(r)
         {squeeze} {reduce}
         d = Sub(q, m) g = Gemm(d, w2, b2) scores = Softmax <axis = 1> (g)
     """
     weights: dict[str, Any] = {"w1": models.random(8, 2, 3, 3), "b1": models.random(8), "b2": models.random(4)}
-    weights |= {"w2": models.random(8, 4), "low": np.float32(0), "high": np.float32(6)}
+    weights |= {"w2": models.random(8, 4)}
+    weights |= {"low": np.float32(0), "high": np.float32(6)} if opset >= 11 else {}
     weights |= {"axes": np.array([2, 3])} if opset >= 13 else {}
     weights |= {"one": np.array([1])} if opset >= 18 else {}
     arrays = {name: np.asarray(array) for name, array in weights.items()}
     ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     signature = "float[N,2,6,6] x) => (float[N,4] scores"
-    return models.model(signature, body, arrays, opset=opset, ir_version=ir_version)
+    proto = models.model(signature, body, arrays, opset=opset, ir_version=ir_version)
+    if ir_version < 4:  # which lists weights as inputs, too
+        values = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer]
+        proto.graph.input.extend(values)
+    return proto
 
 
 def newest_opset() -> int:
@@ -146,18 +153,26 @@ def newest_opset() -> int:
     return int(defs.onnx_opset_version())
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
-@pytest.mark.parametrize("opset", [11, 13, 17, newest_opset()])
-def test_every_opset_is_built_for_every_target(engine: str, opset: int, tmp_path: Path) -> None:
-    source = load_source(models.write(of_opset(opset), tmp_path / "m.onnx"))
+@pytest.fixture(scope="module")
+def answers_of_17(tmp_path_factory: pytest.TempPathFactory) -> tuple[CalibrationSet, Any]:
+    source = load_source(models.write(of_opset(17), tmp_path_factory.mktemp("opset") / "17.onnx"))
+    samples = samples_for(source)
+    return samples, reference_outputs(source, samples)[0]
+
+
+@pytest.mark.parametrize("opset", range(7, newest_opset() + 1))
+def test_every_opset_is_built_for_every_engine(
+    opset: int, answers_of_17: tuple[CalibrationSet, Any], tmp_path: Path
+) -> None:
+    source, (samples, want) = load_source(models.write(of_opset(opset), tmp_path / "m.onnx")), answers_of_17
     assert 13 <= opset_of(source.proto) <= 21  # what runtimes on devices take
     assert source.proto.ir_version <= 10
-    samples = samples_for(source)
-    artifact = build(engine, source, samples, "int8", tmp_path / "out")
-    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
-    np.testing.assert_allclose(got[0], want[0], atol=0.05)
-    as_17 = load_source(models.write(of_opset(17), tmp_path / "17.onnx"))
-    np.testing.assert_allclose(reference_outputs(as_17, samples)[0], want[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(reference_outputs(source, samples)[0], want, rtol=1e-5, atol=1e-6)
+    quantised = opset in (7, 13, newest_opset())
+    for engine in ENGINE_NAMES:
+        artifact = build(engine, source, samples, "int8" if quantised else "fp32", tmp_path / engine)
+        got = artifact_outputs(artifact, source, samples)[0]
+        np.testing.assert_allclose(got, want, atol=0.05 if quantised else 1e-4, err_msg=engine)
 
 
 def test_an_engine_that_nothing_is_built_for_is_named() -> None:
@@ -171,3 +186,18 @@ def test_arm_and_x86_share_all_artifacts_but_onnx_runtimes_int8() -> None:
     assert Order("onnxruntime", "fp32", arm).id == Order("onnxruntime", "fp32", x86).id
     tflite = [Order("tflite", "int8", load_profile(name)).id for name in ("raspberry-pi-4", "raspberry-pi-5")]
     assert tflite == ["tflite-int8"] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_model_with_buckets_answers_every_length_as_the_source_does(engine: str, tmp_path: Path) -> None:
+    source = source_in("tokens=8,16,32")
+    calibration, holdout = (samples_of(source, texts(48, seed=seed)) for seed in (0, 500))
+    want = reference_outputs(source, holdout)
+    for precision, least in (("fp32", 0.99999), ("int8", 0.99)):
+        artifact = build(engine, source, calibration, cast(Precision, precision), tmp_path / precision)
+        got = artifact_outputs(artifact, source, holdout)
+        for one, other in zip(want, got, strict=True):
+            for size in (8, 16, 32):
+                a, b = one[holdout.sizes == size], other[holdout.sizes == size]
+                assert (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) > least, (precision, size)
+    assert len(artifact.companions) == {"tflite": 2, "openvino": 1}.get(engine, 0)

@@ -21,6 +21,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build
+from tests.support.texts import samples_of, source_in, texts
 
 
 @pytest.fixture
@@ -157,3 +158,18 @@ def test_tensorrt_rtx_parses_and_builds_the_artifact_without_a_gpu(precision: An
     plan = build_plan(rtx, artifact.path.read_bytes(), source.inputs, 8, lines.append, for_a_gpu_that_is_not_here)
     assert len(plan) > 1000
     assert lines
+
+
+def test_tensorrt_rtx_builds_one_plan_for_all_buckets(tmp_path: Path) -> None:
+    rtx = pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="pip install tensorrt_rtx_cu13_libs tensorrt_rtx_cu13_bindings"
+    )
+    source = source_in("tokens=8,16,32")
+    artifact = build("tensorrt", source, samples_of(source, texts(24)), "int8", tmp_path / "out")
+
+    def for_a_gpu_that_is_not_here(config: Any) -> None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
+
+    content, lines = artifact.path.read_bytes(), list[str]()
+    assert build_plan(rtx, content, source.inputs, 4, lines.append, for_a_gpu_that_is_not_here, source.buckets)

@@ -13,11 +13,13 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import BuildFailed
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.builders import builder_for, tflite
+from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.builders import Order, builder_for, tflite
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
+from tests.support.profiles import profile
 
 
 def test_an_artifact_names_its_tools_and_its_layers(tmp_path: Path) -> None:
@@ -41,3 +43,22 @@ def test_an_artifact_that_the_interpreter_refuses_fails_the_build(tmp_path: Path
     (tmp_path / "model.tflite").write_bytes(b"no model")
     with pytest.raises(BuildFailed, match="interpreter refuses the artifact"):
         tflite._try(tmp_path / "model.tflite")
+
+
+def test_int8_weights_with_float_activations_are_the_first_recipe_of_a_transformer(tmp_path: Path) -> None:
+    builder, plain = builder_for("tflite"), load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    here = profile("here", "tflite")
+    assert builder.recipes(plain, here) == ("min-max", "percentile", "dynamic-range")
+    body = "s = MatMul(x, x)  p = Softmax(s)  y = MatMul(p, x)"
+    attention = load_source(
+        models.write(models.model("float[N,4,4] x) => (float[N,4,4] y", body), tmp_path / "attention.onnx")
+    )
+    assert builder.recipes(attention, here) == ("dynamic-range", "min-max")
+
+
+def test_a_32_bit_arm_does_not_get_what_its_old_runtime_cannot_load(tmp_path: Path) -> None:
+    source, old = load_source(models.write(models.mlp(), tmp_path / "m.onnx")), load_profile("raspberry-pi-3")
+    assert builder_for("tflite").recipes(source, old) == ("min-max", "percentile")
+    order = Order("tflite", "int8", old, recipe="dynamic-range")
+    with pytest.raises(BuildFailed, match=r"raspberry-pi-3 may run tflite-runtime 2\.14"):
+        builder_for("tflite").build(order, source, samples_for(source), tmp_path, lambda line: None)

@@ -68,6 +68,7 @@ def full(bundle: Path) -> Report:
     receipt["targets"][0]["left_out"] = [{"engine": "tflite", "code": "build.failed", "reason": "no <kernel>"}]
     candidate = receipt["candidates"][0]
     candidate["slices"] = [{"name": "night", "samples": 40, "fp32": 0.9, "artifact": 0.75}]
+    candidate["buckets"] = [{"name": "64", "samples": 30, "fp32": 0.9, "artifact": 0.9}]
     timing = {"id": candidate["id"], "where": "kitchen", "threads": 4, "runs": 50, "engine_version": "1"}
     receipt["targets"][0]["times"] = [
         {**timing, "p50_ms": 1.25, "p90_ms": 2.5, "error": ""},

@@ -21,7 +21,13 @@ SOURCE = SourceModel(Path("m.onnx"), None, "0" * 64, 1, INPUTS, OUTPUTS)
 
 def preprocess(folder: Path, text: str) -> Preprocess:
     (folder / "pre.toml").write_text(text)
-    return read_preprocess(folder / "pre.toml", SOURCE)
+    return image_rule(folder / "pre.toml", SOURCE)
+
+
+def image_rule(path: Path, source: SourceModel) -> Preprocess:
+    rule = read_preprocess(path, source)
+    assert isinstance(rule, Preprocess)
+    return rule
 
 
 def test_all_keys_are_read_and_all_but_the_input_may_be_left_out(tmp_path: Path) -> None:
@@ -93,11 +99,11 @@ def test_how_images_come_in_is_read_with_the_models_own_size_and_layout(tmp_path
 
 
 def test_presets_say_what_training_code_does() -> None:
-    imagenet = read_preprocess(Path("imagenet"), source((-1, 3, 224, 224)))
+    imagenet = image_rule(Path("imagenet"), source((-1, 3, 224, 224)))
     assert imagenet.resize == Resize("crop", 224, 224, shortest_side=256)
     assert (imagenet.mean, imagenet.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert (imagenet.layout, imagenet.model_layout, imagenet.decode) == ("nhwc", "nchw", True)
-    yolo = read_preprocess(Path("yolo"), source((1, 640, 640, 3)))
+    yolo = image_rule(Path("yolo"), source((1, 640, 640, 3)))
     assert yolo.resize == Resize("letterbox", 640, 640, pad_value=114)
     assert (yolo.scale, yolo.model_layout) == (1 / 255, "nhwc")
 

@@ -51,6 +51,17 @@ def test_lengths_fix_all_axes_but_the_batch() -> None:
     assert data
 
 
+def test_an_axis_whose_length_is_written_as_minus_one_is_open_for_every_reader() -> None:
+    proto = model(CAMERA)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as Paddle's exporter writes it
+    answer, data = examine(
+        {"name": "m.onnx", "shapes": {"images": [1, 3, 48, 64]}}, proto.SerializeToString(), lambda *words: None
+    )
+    assert shapes_of(answer, "inputs") == [[-1, 3, 48, 64]]
+    batch = onnx.load_from_string(data).graph.input[0].type.tensor_type.shape.dim[0]
+    assert not batch.HasField("dim_value")
+
+
 def test_an_axis_of_the_same_name_in_another_input_gets_the_same_length() -> None:
     answer, _ = examined(TOKENS, ids=[1, 32])
     assert shapes_of(answer, "inputs") == [[-1, 32], [-1, 32]]
@@ -113,3 +124,18 @@ def test_a_model_whose_batch_is_in_front_stays_as_it_is() -> None:
     answer, data = examined("agraph (float[N, 8] x) => (float[N, 8] out) { out = Relu(x) }")
     assert answer["remarks"] == ()
     assert data == b""
+
+
+RATE = "agraph (float[N, 8] x, int64 rate) => (float[N, 8] out) { f = Cast <to = 1> (rate)  out = Div(x, f) }"
+
+
+def test_an_input_without_axes_is_refused_with_the_option_that_gives_its_value() -> None:
+    with pytest.raises(SourceInvalid, match=r"'rate' has no axes.*one number for a whole batch.*--input rate=1"):
+        examined(RATE)
+
+
+def test_an_input_without_axes_becomes_a_constant_of_its_own_type() -> None:
+    answer, data = examined(RATE, rate=[16000])
+    assert [spec["name"] for spec in answer["inputs"]] == ["x"]
+    (constant,) = onnx.load_from_string(data).graph.initializer
+    assert (constant.name, constant.data_type, onnx.numpy_helper.to_array(constant).item()) == ("rate", 7, 16000)

@@ -1,4 +1,4 @@
-"""`If` nodes: a branch that is known at the build replaces the node; the others stay, and TFLite refuses them by name."""
+"""`If` nodes: a branch that is known at the build replaces the node; the others stay, as Loop and Scan do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.errors import OperatorUnsupported
-from edgert_deploy.packager.sources.branches import inline_known_branches
-from edgert_deploy.packager.sources.source_model import load_source
+from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert_deploy.packager.accuracy.accuracy_gate import artifact_outputs, reference_outputs
+from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.branches import control_flow, inline_known_branches
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import builders, models
+from tests.support.exported import FOLDER
 
 SIGNATURE = "float[N,4] x) => (float[N,4] y"
 BRANCHES = """<
@@ -86,7 +90,76 @@ def test_tflite_takes_a_known_branch_and_refuses_another_by_its_node(tmp_path: P
     samples = builders.samples_for(source)
     assert builders.build("tflite", source, samples, "fp32", tmp_path / "known").kind == "fp32"
     other = load_source(models.write(model("values"), tmp_path / "other.onnx"))
-    with pytest.raises(OperatorUnsupported, match=r"If \(node 'choice'\): TFLite has no such operator"):
+    with pytest.raises(
+        OperatorUnsupported, match=r"If \(node 'choice'\): it runs by the data.*onnxruntime or openvino"
+    ):
         builders.build("tflite", other, samples, "fp32", tmp_path / "other")
-    for engine in ("onnxruntime", "tensorrt"):
-        assert builders.build(engine, other, samples, "fp32", tmp_path / engine).kind == "fp32"
+
+
+def scan() -> Any:
+    """A Scan over five steps with a layer inside, and a layer before it."""
+    body = """
+        h = Gemm (x, w)
+        last, all = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
+            body = step (float[N,4] before, float[N,4] one) => (float[N,4] after, float[N,4] copy) {
+                m = MatMul (before, w) s = Add (m, one) after = Tanh (s) copy = Identity (after) }> (h, steps)
+        y = Identity (last)
+    """
+    return models.model("float[N,4] x, float[N,5,4] steps) => (float[N,4] y", body, {"w": models.random(4, 4)})
+
+
+CASES = {"If": FOLDER / "chooses.onnx", "Loop": FOLDER / "repeats.onnx", "Scan": None}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def stays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, SourceModel]:
+    """A model whose data decides what runs, as PyTorch exports it."""
+    path = CASES[request.param] or models.write(scan(), tmp_path_factory.mktemp("scan") / "scan.onnx")
+    return request.param, load_source(path)
+
+
+def inputs_of(source: SourceModel) -> CalibrationSet:
+    arrays = {
+        spec.name: models.random(32, *spec.item_shape, seed=i) if spec.datatype == "FP32" else np.full((32, 1), 2)
+        for i, spec in enumerate(source.inputs)
+    }
+    return CalibrationSet(arrays, None)
+
+
+def test_the_nodes_that_stay_are_named(stays: tuple[str, SourceModel]) -> None:
+    kind, source = stays
+    (found,) = control_flow(source.proto)
+    assert found.startswith(f"{kind} node '")
+    assert control_flow(None) == control_flow(models.mlp()) == ()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tensorrt"])
+def test_engines_that_have_the_operator_take_it_in_float(
+    engine: str, precision: Precision, stays: tuple[str, SourceModel], tmp_path: Path
+) -> None:
+    _, source = stays
+    samples = inputs_of(source)
+    artifact = builders.build(engine, source, samples, precision, tmp_path / "out")
+    want, got = reference_outputs(source, samples), artifact_outputs(artifact, source, samples)
+    for one, other in zip(want, got, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5 if precision == "fp32" else 0.02)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "tensorrt"])
+def test_int8_never_bears_its_name_where_the_work_is_inside(
+    engine: str, stays: tuple[str, SourceModel], tmp_path: Path
+) -> None:
+    kind, source = stays
+    if kind == "Scan" and engine != "openvino":  # the layer before it is quantised
+        assert builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out").kind == "mixed"
+        return
+    with pytest.raises(BuildFailed, match=rf"cannot be quantised: {kind} node '.*--precision auto"):
+        builders.build(engine, source, inputs_of(source), "int8", tmp_path / "out")
+
+
+def test_tflite_refuses_it_and_names_the_engines_that_take_it(stays: tuple[str, SourceModel], tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    kind, source = stays
+    with pytest.raises(OperatorUnsupported, match=rf"{kind} \(node '.*runs by the data.*onnxruntime or openvino"):
+        builders.build("tflite", source, inputs_of(source), "fp32", tmp_path / "out")

@@ -14,10 +14,10 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
-from edgert.errors import ConfigInvalid, OperatorUnsupported, SourceInvalid
+from edgert.errors import AccuracyTooLow, ConfigInvalid, OperatorUnsupported, SourceInvalid
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.classical import classical_operators, is_float_only, unwrap_maps
+from edgert_deploy.packager.sources.classical import classical_operators, is_classical, is_float_only, unwrap_maps
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import classical, models
 from tests.support.packs import pack
@@ -106,3 +106,27 @@ def test_a_target_without_onnx_runtime_and_int8_on_request_are_refused(signing_k
     result = pack(replace(request, precision="auto"), signing_key, tmp_path / "b.edgert")
     assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
     assert not [text for text in result.warnings if "not INT8" in text]
+
+
+@pytest.mark.parametrize("precision", ["int8", "auto"])
+def test_k_means_of_readings_in_their_own_units_gets_the_precision_that_keeps_its_clusters(
+    precision: str, signing_key: SigningKey, tmp_path: Path
+) -> None:
+    """It has no operator of ai.onnx.ml. Without --precision the profile's INT8 is only tried."""
+    import onnxruntime
+
+    request = asked(classical.KMEANS, profile("one"), labelled=False, budget_s=0.0)
+    assert is_classical(request.source.proto)
+    assert not is_classical(models.mlp())
+    if precision == "int8":
+        with pytest.raises(AccuracyTooLow, match="take FP16 or FP32 with --precision auto"):
+            pack(replace(request, precision="int8"), signing_key, tmp_path / "b.edgert")
+        return
+    result = pack(request, signing_key, tmp_path / "b.edgert")
+    assert [one.id for _, one in result.packed] == ["onnxruntime-fp32"]
+    assert any("gets FP32, not INT8" in text for text in result.warnings)
+    rows = request.holdout.inputs["X"]
+    with open_bundle(result.path, None) as bundle:
+        packed = bundle.read_file(bundle.manifest.artifacts[0].entry, 10**6)
+    got, want = (onnxruntime.InferenceSession(one).run(None, {"X": rows}) for one in (packed, classical.KMEANS))
+    np.testing.assert_array_equal(got[0], want[0])

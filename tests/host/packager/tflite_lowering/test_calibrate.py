@@ -9,7 +9,19 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
-from tests.support.tflite_cases import IMAGE, Case, inputs_of, model_of, quantized, run_onnx, run_tflite, sqnr_db
+from edgert_deploy.packager.tflite_lowering import lower
+from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+from tests.support.tflite_cases import (
+    IMAGE,
+    Case,
+    inputs_of,
+    model_of,
+    quantized,
+    random,
+    run_onnx,
+    run_tflite,
+    sqnr_db,
+)
 
 
 def test_int8_scales_are_of_what_an_operator_reads_though_it_writes_its_result_there() -> None:
@@ -17,3 +29,18 @@ def test_int8_scales_are_of_what_an_operator_reads_though_it_writes_its_result_t
     inputs = inputs_of(case, 4, seed=1000)
     (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(quantized(case, 20), inputs)
     assert sqnr_db(wanted, got) >= 40
+
+
+def test_a_cut_leaves_outliers_out_of_the_range_so_that_all_other_values_keep_their_steps() -> None:
+    weights = random(1024, 16)
+    weights[7] = 0  # so that the outlier does not reach the answer, whose range has no values to spare
+    case = Case("outlier", "y = MatMul(x, w)", {"x": (1024,)}, {"w": weights})
+    full = lower(model_of(case))
+    samples = [[random(1, 1024, seed=seed)] for seed in range(20)]
+    for (sample,) in samples:
+        sample[0, 7] = 1e4
+    usual = {"x": random(4, 1024, seed=99)}
+    wanted = run_tflite(full, usual)[0]
+    plain, cut = (run_tflite(quantize_int8(full, samples, cut=share), usual)[0] for share in (0.0, 0.001))
+    assert sqnr_db(wanted, plain) < 5
+    assert sqnr_db(wanted, cut) > 15

@@ -1,12 +1,14 @@
 // The page: what is shown follows from the address alone, what is true comes over one stream of events.
 
 import {empty, h, replace} from "./dom.js";
+import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
 import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
 
 const PAGES = {"": ["Overview", Overview], devices: ["Devices", Devices], events: ["Events", Events], rollouts: ["Rollouts", RolloutsPage]};
 const FILTERS = {site: "All sites", model: "All models", version: "All versions", profile: "All profiles"};
 const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
+const STORE_OLD_MS = 150_000; // two and a half windows of 60 s
 const KEPT = [...Object.keys(FILTERS), "window"];
 
 class App {
@@ -146,11 +148,21 @@ class App {
     if (JSON.stringify(before) !== JSON.stringify(said.revisions) || whole || changed?.length) this.view?.refresh();
   }
 
+  // A store that nothing new reaches makes every curve old, however live the broker is.
+  noteStore(newest_ms) {
+    this.newest_ms = newest_ms;
+    this.drawTrouble();
+    this.pulse(this.heartbeat);
+  }
+
+  get storeAge() { return this.newest_ms && this.now_ms - this.newest_ms > STORE_OLD_MS ? ago(this.newest_ms, this.now_ms) : ""; }
+
   drawTrouble() {
-    const place = document.querySelector("#trouble"), {trouble, refused, last_refusal} = this.fleet;
-    const words = trouble ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
+    const place = document.querySelector("#trouble"), {trouble, refused, last_refusal} = this.fleet, {storeAge} = this;
+    const words = storeAge && !trouble ? [h("b", null, `The newest report in the store came ${storeAge}: curves and events end there.`), "Check that edgert fleet record runs and reaches the broker and the store."]
+      : trouble ? [h("b", null, "The broker is out of reach: states are as they were last heard."), trouble]
       : refused ? `${refused} ${refused === 1 ? "message was" : "messages were"} not understood; the last: ${last_refusal}` : "";
-    const said = trouble || String(refused);
+    const said = trouble || storeAge || String(refused);
     if (said === this.troubleSaid) return;
     this.troubleSaid = said;
     place.hidden = !words;
@@ -158,9 +170,12 @@ class App {
   }
 
   pulse(state) {
-    const pulse = document.querySelector("#pulse");
-    pulse.className = `pulse ${state}`;
-    pulse.textContent = state === "live" ? "live" : "connection lost, trying again";
+    const pulse = document.querySelector("#pulse"), old = this.storeAge;
+    if (!state) return; // the stream has not begun
+    this.heartbeat = state;
+    pulse.className = `pulse ${old ? "lost" : state}`;
+    pulse.textContent = state === "lost" ? "connection lost, trying again" : old ? `live, curves end ${old}` : "live";
+    pulse.title = this.newest_ms ? `the newest report in the store: ${moment(this.newest_ms)}` : "";
   }
 }
 

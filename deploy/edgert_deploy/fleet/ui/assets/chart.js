@@ -54,7 +54,7 @@ export class LatencyChart {
     this.height = bottom + AXIS;
     this.bottom = bottom;
     const svg = s("svg", {viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "img", "aria-label": this.summary()},
-      this.lines(plot), this.volume(plot, volumeTop), this.heatAxis(plot, heatTop), this.times(plot, bottom), this.marks(plot, bottom),
+      this.holes(plot, bottom), this.lines(plot), this.volume(plot, volumeTop), this.heatAxis(plot, heatTop), this.times(plot, bottom), this.marks(plot, bottom),
       this.rule = s("line", {class: "cursor", y1: TOP - 6, y2: bottom, x1: -9, x2: -9}));
     replace(this.drawing, svg);
     this.paintHeat(plot, heatTop);
@@ -65,6 +65,16 @@ export class LatencyChart {
     const said = this.model.versions.map((each) => `${each.version}: p50 ${ms(each.p50_ms)}, p95 ${ms(each.p95_ms)}, p99 ${ms(each.p99_ms)}`);
     const deployed = this.model.marks.map(({version, at_ms}) => `${version} first reported at ${clock(at_ms)}`);
     return `${this.label}. ${[...said, ...deployed].join(". ")}`;
+  }
+
+  // A stretch of steps in which reports are missing is hatched.
+  holes(plot, bottom) {
+    const {steps} = this.curves, wide = plot.width / steps, id = `hatch-${this.label.replace(/[^A-Za-z0-9]/g, "-")}`;
+    const hatch = s("pattern", {id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)"}, s("line", {class: "hatch", x1: 0, y1: 0, x2: 0, y2: 6}));
+    const stretches = runs(this.model.missing.map((number) => number || null));
+    if (!stretches.length) return s("g");
+    return s("g", null, s("defs", null, hatch), stretches.map((run) =>
+      s("rect", {class: "hole", x: plot.x + run[0] * wide, y: TOP, width: run.length * wide, height: bottom - TOP, fill: `url(#${id})`})));
   }
 
   lines(plot) {
@@ -195,7 +205,8 @@ export class LatencyChart {
   words() {
     const said = this.model.versions.filter((each) => each.counts[this.cursor]).map((each) =>
       `${each.version}: p50 ${ms(each.p50[this.cursor])}, p95 ${ms(each.p95[this.cursor])}, p99 ${ms(each.p99[this.cursor])}`);
-    return `${momentOf(this.curves, this.cursor)}. ${said.join(". ") || "no requests"}`;
+    const missing = this.model.missing[this.cursor];
+    return `${momentOf(this.curves, this.cursor)}. ${said.join(". ") || "no requests"}${missing ? `. ${count(missing)} reports missing` : ""}`;
   }
 
   place() {

@@ -4,6 +4,9 @@ import {empty, h, replace, table} from "./dom.js";
 import {count, digits, ms, share} from "./format.js";
 import {LatencyChart, colourVersions, momentOf, seriesClass} from "./chart.js";
 
+const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
+const named = (words, all) => words.join(", ") + (all > words.length ? ` and ${count(all - words.length)} more` : "");
+
 export class ModelCards {
   constructor(app, {stages = true} = {}) {
     this.app = app;
@@ -11,7 +14,8 @@ export class ModelCards {
     this.cards = new Map();
     this.list = h("div", {class: "models"});
     this.note = h("div");
-    this.element = h("div", null, this.list, this.note);
+    this.clocks = h("div");
+    this.element = h("div", null, this.list, this.clocks, this.note);
   }
 
   show(curves) {
@@ -25,6 +29,8 @@ export class ModelCards {
     }
     for (const model of curves.models) colourVersions(model, curves.numbers[model.model]);
     for (const model of curves.models) this.cards.get(model.model).show(curves, model);
+    this.app.noteStore(curves.newest_ms);
+    replace(this.clocks, curves.unsynced_count ? h("p", {class: "soft"}, `Times of receipt, because the clock is not synchronised: ${named(curves.unsynced, curves.unsynced_count)}.`) : "");
     replace(this.note, curves.left_out.length ? h("p", {class: "soft"}, `${curves.left_out.length} more models: choose one above (${curves.left_out.slice(0, 8).join(", ")}${curves.left_out.length > 8 ? ", …" : ""}).`) : "");
     if (this.stages) this.showStages(this.stages);
   }
@@ -44,9 +50,10 @@ class ModelCard {
     this.toggle = h("button", {type: "button", class: "plain", "aria-expanded": "false", "aria-controls": `${this.id}-table`, onclick: () => this.flip()}, "Show as tables");
     this.tables = h("div", {id: `${this.id}-table`, hidden: true});
     this.note = h("p", {class: "soft small"});
+    this.holes = h("p", {class: "holes small", hidden: true});
     this.stages = withStages ? h("div", {class: "stages"}) : null;
     this.element = h("section", {class: "card model", "aria-labelledby": this.id},
-      h("div", {class: "card-head"}, h("h2", {id: this.id}, name), this.toggle), this.figures,
+      h("div", {class: "card-head"}, h("h2", {id: this.id}, name), this.toggle), this.figures, this.holes,
       h("div", {class: withStages ? "model-body" : null}, h("div", null, this.chart.element, this.note, this.tables), this.stages));
   }
 
@@ -55,6 +62,9 @@ class ModelCard {
     const figure = (name, value) => h("div", null, h("dt", null, name), h("dd", null, value));
     replace(this.figures, figure("p50", ms(model.p50_ms)), figure("p95", ms(model.p95_ms)), figure("p99", ms(model.p99_ms)), figure("slowest", ms(model.max_ms)),
       figure("answered", count(model.answered)), figure("errors", share(model.errors, model.requests || model.answered)));
+    const missing = sum(model.missing);
+    replace(this.holes, missing ? [h("b", null, `${count(missing)} of ${count(missing + model.windows)} reports (${share(missing, missing + model.windows)}) were sent and never came`), `, from ${named(model.missing_devices.map(([device, number]) => `${device} (${count(number)})`), model.missing_devices_count)}. The charts are hatched there.`] : "");
+    this.holes.hidden = !missing;
     replace(this.note, model.left_out.length ? `${model.left_out.length} older versions are not drawn: choose one above (${model.left_out.slice(-6).join(", ")}).` : "");
     this.chart.show(curves, model);
     if (!this.tables.hidden) this.drawTables();
@@ -69,9 +79,11 @@ class ModelCard {
 
   drawTables() {
     const {curves, model} = this, rows = [];
-    for (let step = curves.steps - 1; step >= 0; step--)
+    for (let step = curves.steps - 1; step >= 0; step--) {
+      if (model.missing[step]) rows.push([momentOf(curves, step), "", "–", "–", "–", `${count(model.missing[step])} reports missing`]);
       for (const each of model.versions)
         if (each.counts[step]) rows.push([momentOf(curves, step), each.version, digits(each.p50[step]), digits(each.p95[step]), digits(each.p99[step]), count(each.counts[step])]);
+    }
     const bands = new Map();
     for (const [, row, number] of model.heat.cells) bands.set(row, (bands.get(row) ?? 0) + number);
     const edge = (row) => digits(2 ** (row / model.heat.rows_an_octave));

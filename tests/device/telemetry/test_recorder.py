@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgert.telemetry import spans
-from edgert.telemetry.spans import SLO_BOUNDS_MS, LiveStats, RequestSpan, WindowRecorder
+from edgert.telemetry.recorder import FOLD_SLICE, PENDING_MAX, WindowRecorder
+from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.spans import SLO_BOUNDS_MS, LiveStats, RequestSpan
 from edgert.tensors import StageTimes
 from edgert.typed_json import from_json, to_json
 
@@ -66,6 +67,31 @@ def test_slo_counters_are_exact(durations_us: list[int]) -> None:
     assert list(report.totals.within_ms) == exact
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**30), st.integers(0, 2**30), st.integers(0, 3), st.booleans()),
+        max_size=FOLD_SLICE * 2,
+    )
+)
+def test_a_window_holds_what_sketches_of_single_values_hold(requests: list[tuple[int, int, int, bool]]) -> None:
+    wanted = {name: Sketch() for name in ("latency", "cache", "engine", "encode")}
+    recorder = WindowRecorder("digits", Clock())
+    for total_us, stage_us, batch, answered in requests:
+        stages = StageTimes(cache_us=stage_us // 2, engine_us=stage_us)
+        recorder.record(RequestSpan("ok" if answered else "error", total_us, stages, stage_us // 3, batch))
+        if answered:
+            wanted["latency"].record(total_us / 1000)
+            wanted["cache"].record(stage_us // 2 / 1000)
+            wanted["encode"].record(stage_us // 3 / 1000)
+        if answered and batch:
+            wanted["engine"].record(stage_us / 1000)
+    report = recorder.cut()
+    made = {"latency": report.latency, **report.stages}
+    for name, sketch in wanted.items():
+        assert made[name] == sketch
+        assert made[name].sum == pytest.approx(sketch.sum)
+
+
 def test_a_cache_hit_says_nothing_about_the_engine() -> None:
     hit = RequestSpan("ok", 40, StageTimes(cache_us=5), batch=0, cache_hit=True)
     ran = RequestSpan("ok", 900, StageTimes(cache_us=6, queue_us=20, engine_us=800), batch=1)
@@ -102,13 +128,13 @@ def test_spans_recorded_by_many_threads_while_windows_are_cut_are_each_counted_o
 
 
 def test_memory_is_bounded_where_nobody_folds() -> None:
-    recorder = recorder_of(*[ok(5)] * (spans.PENDING_MAX * 3))
-    assert len(recorder._pending) <= spans.PENDING_MAX
-    assert recorder.cut().totals.requests == spans.PENDING_MAX * 3
+    recorder = recorder_of(*[ok(5)] * (PENDING_MAX * 3))
+    assert len(recorder._pending) <= PENDING_MAX
+    assert recorder.cut().totals.requests == PENDING_MAX * 3
 
 
 def test_fold_pauses_between_slices() -> None:
-    recorder = recorder_of(*[ok(5)] * (spans.FOLD_SLICE * 3 + 1))
+    recorder = recorder_of(*[ok(5)] * (FOLD_SLICE * 3 + 1))
     pauses: list[None] = []
     recorder.fold(lambda: pauses.append(None))
     assert len(pauses) == 4

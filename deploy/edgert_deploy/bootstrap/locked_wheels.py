@@ -1,0 +1,76 @@
+"""The lock: the version and the hashes of every wheel that a device may get, as `make lock` resolved them.
+
+One file serves every Python, x86_64 and aarch64. 32-bit ARM has none: its wheels come from piwheels, which builds
+them anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from edgert.errors import ConfigInvalid
+
+SHIPPED = Path(__file__).with_name("locked_wheels.txt")
+MACHINES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One version of a package, the Pythons and machines that it is for, and pip's options for its hashes."""
+
+    version: str
+    marker: Marker | None
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The pins by name. A package has several where Pythons need different versions. `digest` is the file's SHA-256."""
+
+    digest: str
+    pins: Mapping[str, tuple[Pin, ...]]
+
+    def lines(self, wanted: Iterable[Requirement], environment: dict[str, str]) -> list[str]:
+        """Return pip's line, with version and hashes, for each requirement, as locked for the markers' `environment`.
+
+        Raises ConfigInvalid if the lock lacks one, or holds a version that the requirement excludes.
+        """
+        return [self._line(requirement, environment) for requirement in wanted]
+
+    def _line(self, requirement: Requirement, environment: dict[str, str]) -> str:
+        name = canonicalize_name(requirement.name)
+        pins = [pin for pin in self.pins.get(name, ()) if pin.marker is None or pin.marker.evaluate(environment)]
+        if len(pins) != 1 or not requirement.specifier.contains(pins[0].version, prereleases=True):
+            found = ", ".join(pin.version for pin in pins) or "nothing"
+            raise ConfigInvalid(
+                f"the locked wheels have {found} where {requirement} is needed: run make lock, or use --unlocked"
+            )
+        return f"{name}=={pins[0].version} {' '.join(pins[0].hashes)}"
+
+
+def read_lock(text: str) -> Lock:
+    """Return the lock in a requirements file as uv writes it."""
+    pins: dict[str, tuple[Pin, ...]] = {}
+    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for entry in kept.replace("\\\n", " ").splitlines():
+        head, *hashes = entry.split(" --hash=")
+        requirement = Requirement(head.strip())
+        (version,) = (each.version for each in requirement.specifier)
+        name = canonicalize_name(requirement.name)
+        pin = Pin(version, requirement.marker, tuple(f"--hash={each.strip()}" for each in hashes))
+        pins[name] = (*pins.get(name, ()), pin)
+    return Lock(hashlib.sha256(text.encode()).hexdigest(), pins)
+
+
+@functools.cache
+def shipped_lock() -> Lock:
+    """Return the lock of this edgert."""
+    return read_lock(SHIPPED.read_text())

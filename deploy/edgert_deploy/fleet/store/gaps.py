@@ -1,0 +1,142 @@
+"""Gaps: the reports of latencies that were sent and never came, by their `seq`.
+
+Theory of operation: `seq` grows by one with each report of a model on a device, over restarts, reboots and versions. So a
+report whose number is more than one above the one before it leaves a gap, which is one row. It belongs to the stream of
+the report after it. A late report closes its part of the gap. A number that is no more than the last one of another boot
+leaves none: after a power cut a device uses its last numbers again. A lost spool held an unknown number of reports, and
+counts as one.
+
+Nobody knows when exactly a missing report was made: they are spread evenly over the time between its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from edgert_deploy.fleet.sequence import begun_anew, in_order
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store.merged_rows import chunks
+
+
+class Gap(NamedTuple):
+    """Numbers `first_seq` to before `end_seq`, between the reports of two minutes since 1970."""
+
+    stream: int
+    first_seq: int
+    end_seq: int
+    from_minute: int
+    until_minute: int
+
+    def within(self, first: int, end: int) -> int:
+        """Return how many of its reports fall into the minutes from `first` to before `end`."""
+        return self._before(end) - self._before(first)
+
+    def _before(self, minute: int) -> int:
+        count, length = self.end_seq - self.first_seq, self.until_minute - self.from_minute
+        if length <= 0:
+            return count if minute > self.until_minute else 0
+        position = -(-(minute - self.from_minute) * (count + 1) // length) - 1
+        return min(max(position, 0), count)
+
+
+def note(connection: sa.Connection, reports: Sequence[tuple[int, int, int]]) -> None:
+    """Store the gaps before new reports, and close those that they fill. `reports` are (stream, seq, minute) as they came."""
+    minutes = {(stream, seq): minute for stream, seq, minute in reports}
+    came: dict[int, list[int]] = {}
+    for stream, seq, _ in reports:
+        came.setdefault(stream, []).append(seq)
+    known = _streams(connection, list(came))
+    newest = _newest_of_others(connection, [row for row in known.values() if row["hist_seq"] < 0])
+    found: list[Gap] = []
+    late: list[tuple[int, str, int]] = []
+    for stream, seqs in came.items():
+        row = known[stream]
+        model = (row["device_id"], row["model"])
+        own, at = row["hist_seq"], row["hist_minute"]
+        last, last_at = (own, at) if own >= 0 else newest.get(model, (-1, 0))
+        for seq in in_order(seqs):
+            minute = minutes[stream, seq]
+            if last >= 0 and begun_anew(seq, last):
+                found.append(Gap(stream, seq - 1, seq, last_at, minute))
+            elif 0 <= last < seq - 1:
+                found.append(Gap(stream, last + 1, seq, last_at, minute))
+            elif seq <= last:
+                late.append((*model, seq))
+            if own < 0 or seq > own or begun_anew(seq, own):
+                own, at = seq, minute
+            last, last_at = own, at
+        row["hist_seq"], row["hist_minute"] = own, at
+        if at >= newest.get(model, (-1, 0))[1]:
+            newest[model] = own, at
+    _remember(connection, known)
+    if found:
+        connection.execute(schema.gap.insert(), [gap._asdict() for gap in found])
+    if late:
+        _close(connection, late)
+
+
+def overlapping(connection: sa.Connection, first: int, end: int) -> Iterator[Gap]:
+    """Yield the gaps that may hold reports of the minutes from `first` to before `end`."""
+    table = schema.gap
+    asked = sa.select(table).where(table.c.until_minute >= first, table.c.from_minute < end)
+    return (Gap(*row) for row in connection.execute(asked))
+
+
+def _streams(connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    table = schema.stream
+    columns = (table.c.id, table.c.device_id, table.c.model, table.c.hist_seq, table.c.hist_minute)
+    rows = (row for few in chunks(ids) for row in connection.execute(sa.select(*columns).where(table.c.id.in_(few))))
+    return {row.id: dict(row._mapping) for row in rows}
+
+
+def _newest_of_others(
+    connection: sa.Connection, begun: Iterable[Mapping[str, Any]]
+) -> dict[tuple[int, str], tuple[int, int]]:
+    """Return the last number and minute of each model whose present stream has just begun, by an older stream."""
+    table = schema.stream
+    newest_first = (table.c.hist_minute.desc(), table.c.hist_seq.desc())
+    order = sa.func.row_number().over(partition_by=(table.c.device_id, table.c.model), order_by=newest_first)
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for few in chunks(sorted({row["device_id"] for row in begun})):
+        numbered = (
+            sa.select(table.c.device_id, table.c.model, table.c.hist_seq, table.c.hist_minute, order.label("place"))
+            .where(table.c.device_id.in_(few), table.c.hist_seq >= 0)
+            .subquery()
+        )
+        for row in connection.execute(sa.select(numbered).where(numbered.c.place == 1)):
+            found[row.device_id, row.model] = row.hist_seq, row.hist_minute
+    return found
+
+
+def _remember(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
+    table = schema.stream
+    values: dict[str, Any] = {"hist_seq": sa.bindparam("_seq"), "hist_minute": sa.bindparam("_minute")}
+    rows = [{"_id": row["id"], "_seq": row["hist_seq"], "_minute": row["hist_minute"]} for row in known.values()]
+    if rows:
+        connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
+
+
+def _close(connection: sa.Connection, late: Sequence[tuple[int, str, int]]) -> None:
+    """Take late reports, each as (device, model, seq), out of their gaps."""
+    table, owner = schema.gap, schema.stream
+    open_gaps: dict[tuple[int, str], list[Gap]] = {}
+    for few in chunks(sorted({device for device, _, _ in late})):
+        asked = sa.select(owner.c.device_id, owner.c.model, table).join(owner, owner.c.id == table.c.stream)
+        for device, model, *numbers in connection.execute(asked.where(owner.c.device_id.in_(few))):
+            open_gaps.setdefault((device, model), []).append(Gap(*numbers))
+    before = {gap for gaps in open_gaps.values() for gap in gaps}
+    for device, model, seq in late:
+        gaps = open_gaps.get((device, model), [])
+        for gap in [gap for gap in gaps if gap.first_seq <= seq < gap.end_seq][:1]:
+            gaps.remove(gap)
+            parts = (gap._replace(end_seq=seq), gap._replace(first_seq=seq + 1))
+            gaps += [part for part in parts if part.first_seq < part.end_seq]
+    after = {gap for gaps in open_gaps.values() for gap in gaps}
+    same = (table.c.stream == sa.bindparam("_stream"), table.c.first_seq == sa.bindparam("_first"))
+    if gone := [{"_stream": gap.stream, "_first": gap.first_seq} for gap in before - after]:
+        connection.execute(table.delete().where(*same), gone)
+    if made := [gap._asdict() for gap in after - before]:
+        connection.execute(table.insert(), made)

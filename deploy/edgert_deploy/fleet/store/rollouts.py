@@ -1,0 +1,127 @@
+"""The rollouts of a team in the fleet's store, and a lock for each. See edgert_deploy.rollout.rollout_store.
+
+The lock ends with the process that holds it: in PostgreSQL it belongs to a connection, beside SQLite it is a file's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from edgert.durable import is_locked, locked
+from edgert_deploy.fleet.store import schema
+from edgert_deploy.rollout.rollout_store import LOCK_S_MAX, Mark, digest_of
+
+_LOCKS = 730542  # the first of the two numbers of an advisory lock; the second stands for the rollout
+
+
+class StoredRollouts:
+    """A TeamStore in SQLite or PostgreSQL. Raises ConfigInvalid or StoreFailed."""
+
+    def __init__(self, url: str) -> None:
+        """Connect, and make the table if it is missing; the tables of reports stay as they are, of any version."""
+        self._engine = schema.new_engine(url, writes=True)
+        with self._begun() as connection:
+            if not sa.inspect(connection).has_table(schema.rollout_line.name):
+                schema.lock(connection)  # two processes that create the same table would fail
+                schema.rollout_line.create(connection, checkfirst=True)
+
+    def marks(self) -> dict[str, Mark]:
+        table = schema.rollout_line
+        sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
+        with self._begun() as connection:
+            rows = connection.execute(sa.select(table.c.rollout, *sums).group_by(table.c.rollout))
+            return {id: (int(count), int(total)) for id, count, total in rows}
+
+    def lines(self, id: str) -> list[str]:
+        table = schema.rollout_line
+        with self._begun() as connection:
+            return list(connection.scalars(sa.select(table.c.line).where(table.c.rollout == id)))
+
+    def add(self, id: str, lines: Sequence[str]) -> None:
+        rows = [{"rollout": id, "digest": digest_of(line), "line": line} for line in lines]
+        with self._begun() as connection:
+            connection.execute(schema.insert(connection, schema.rollout_line).on_conflict_do_nothing(), rows)
+
+    @contextmanager
+    def locked(self, id: str) -> Iterator[bool]:
+        if self._file(id) is None:
+            with self._connected() as connection:
+                try:
+                    taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_LOCKS, _number(id))))
+                except SQLAlchemyError as error:
+                    raise schema.failed(self._engine.url, error) from error
+                yield bool(taken)
+            return
+        try:
+            lock = locked(self._made(id), LOCK_S_MAX)  # `is_locked` holds it for an instant, too
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise self._unusable(error) from error
+        with lock:
+            yield True
+
+    def is_locked(self, id: str) -> bool:
+        file = self._file(id)
+        try:
+            if file is not None:
+                return is_locked(file)
+        except OSError as error:
+            raise self._unusable(error) from error
+        held = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = CAST(:all AS oid) "
+            "AND objid = CAST(CAST(:one AS bigint) AS oid) "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        with self._begun() as connection:
+            return bool(connection.scalar(held, {"all": _LOCKS, "one": _number(id)}))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _file(self, id: str) -> Path | None:
+        """Return the lock file of a rollout beside SQLite's file; None for PostgreSQL, which has locks of its own."""
+        if self._engine.dialect.name != "sqlite":
+            return None
+        return Path(f"{self._engine.url.database}-rollouts") / f"{id}.lock"
+
+    def _made(self, id: str) -> Path:
+        file = self._file(id)
+        assert file is not None  # the caller asked
+        file.parent.mkdir(exist_ok=True)
+        return file
+
+    @contextmanager
+    def _begun(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise schema.failed(self._engine.url, error) from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        """Give a connection without a transaction; it is closed afterwards, so that its locks end."""
+        try:
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        except SQLAlchemyError as error:
+            raise schema.failed(self._engine.url, error) from error
+        try:
+            yield connection
+        finally:
+            connection.invalidate()
+            connection.close()
+
+    def _unusable(self, error: OSError) -> schema.StoreFailed:
+        return schema.StoreFailed(f"cannot lock a rollout beside {self._engine.url.database}: {error.strerror}")
+
+
+def _number(id: str) -> int:
+    return int.from_bytes(hashlib.sha256(id.encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,94 @@
+"""Samples of different lengths, for a model with buckets: padded to the largest bucket, with their lengths beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.buckets import Buckets
+from edgert.errors import CalibrationInvalid
+from edgert.tensors import TensorSpec
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def stack_all(
+    where: str, specs: Sequence[TensorSpec], rows: Sequence[Sequence[NDArray[Any]]], buckets: Buckets
+) -> Arrays:
+    """Return the items of each input, each item in its own length, as arrays with `lengths`. Raises CalibrationInvalid."""
+    arrays: Arrays = {}
+    found: dict[str, list[int]] = {}
+    for spec, items in zip(specs, rows, strict=True):
+        arrays[spec.name], lengths = _stacked(where, spec, items, buckets)
+        if lengths:
+            found[spec.name] = lengths
+    for name, lengths in found.items():
+        if lengths != (first := next(iter(found.values()))):
+            i = next(i for i, (one, other) in enumerate(zip(lengths, first, strict=True)) if one != other)
+            raise CalibrationInvalid(f"the inputs of sample {i} of {where} differ in length: {name!r} has {lengths[i]}")
+    return arrays | {"lengths": np.array(next(iter(found.values()), []), np.int64)}
+
+
+def check_lengths(where: str, lengths: Sequence[int], buckets: Buckets) -> None:
+    """Raise CalibrationInvalid for a sample that no bucket holds."""
+    for i, length in enumerate(lengths):
+        if not 1 <= length <= buckets.largest:
+            raise CalibrationInvalid(
+                f"sample {i} of {where} has {length} along axis {buckets.axis!r}; the buckets hold 1 to {buckets.largest}: "
+                "cut it as your application does, or add a larger bucket"
+            )
+
+
+def in_buckets(
+    path: Path, inputs: Mapping[str, NDArray[Any]], stated: NDArray[Any] | None, buckets: Buckets
+) -> tuple[Arrays, NDArray[np.int64]]:
+    """Return stacked samples padded to the largest bucket, and the length of each: `stated`, or that of the arrays.
+
+    What the arrays hold beyond a sample's length becomes padding. Raises CalibrationInvalid.
+    """
+    count = len(next(iter(inputs.values())))
+    given = {one.name: inputs[one.name].shape[one.axis] for one in buckets.inputs}
+    if len(set(given.values())) > 1:
+        raise CalibrationInvalid(f"the inputs of {path} differ in length along axis {buckets.axis!r}: {given}")
+    most = next(iter(given.values()))
+    lengths = np.full(count, most, np.int64) if stated is None else np.asarray(stated)
+    if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or (count and int(lengths.max()) > most):
+        raise CalibrationInvalid(
+            f"lengths of {path} are {lengths.dtype} of shape {list(lengths.shape)}; give one whole number per sample, "
+            f"at most the {most} of the arrays: [{count}]"
+        )
+    check_lengths(str(path), lengths.tolist(), buckets)
+    arrays = dict(inputs)
+    for one in buckets.inputs:
+        given_array = arrays[one.name]
+        shape = list(given_array.shape)
+        shape[one.axis] = buckets.largest
+        kept = min(most, buckets.largest)
+        array = np.full(shape, one.value, given_array.dtype)
+        first = tuple(slice(0, kept) if axis == one.axis else slice(None) for axis in range(len(shape)))
+        array[first] = given_array[first]
+        for row, length in zip(array, lengths, strict=True):
+            row[
+                tuple(slice(int(length), None) if axis == one.axis else slice(None) for axis in range(1, len(shape)))
+            ] = one.value
+        arrays[one.name] = array
+    return arrays, lengths.astype(np.int64)
+
+
+def _stacked(
+    where: str, spec: TensorSpec, rows: Sequence[NDArray[Any]], buckets: Buckets
+) -> tuple[NDArray[Any], list[int]]:
+    places = [one for one in buckets.inputs if one.name == spec.name]
+    if not places:
+        return np.stack(rows) if rows else np.empty((0, *spec.item_shape), spec.dtype), []
+    lengths = [int(row.shape[places[0].axis - 1]) for row in rows]
+    check_lengths(where, lengths, buckets)
+    whole = buckets.at(spec, buckets.largest).item_shape
+    array = np.full((len(rows), *whole), places[0].value, spec.dtype)
+    for to, row in zip(array, rows, strict=True):
+        to[tuple(slice(0, n) for n in row.shape)] = row
+    return array, lengths

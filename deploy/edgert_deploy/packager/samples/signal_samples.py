@@ -1,0 +1,100 @@
+"""Samples of sound and of sensor series, cut into windows and made into features by the code that devices run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.signal_rules import Series, Sound
+from edgert.errors import CalibrationInvalid, InputError, RequestError
+from edgert.processing.csv_table import read_csv
+from edgert.processing.signals import SignalPreprocessor
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.file_labels import labels_of
+from edgert_deploy.packager.samples.sample_files import Arrays, check_form, check_size
+from edgert_deploy.packager.sources.git_lfs import pointer_problem
+
+FILE_BYTES_MAX = 256 * 1024**2
+_ROWS = 64  # of features at once
+
+Rule = Sound | Series
+
+
+def sample_specs(inputs: Sequence[TensorSpec], rule: Rule | None) -> tuple[TensorSpec, ...]:
+    """Return the form of samples in arrays: windows of the signal where a rule makes an input, else the input."""
+    return tuple(_window_spec(spec, rule) if rule is not None and spec.name == rule.input else spec for spec in inputs)
+
+
+def features_of(path: Path, inputs: Sequence[TensorSpec], rule: Rule, windows: NDArray[np.float32]) -> NDArray[Any]:
+    """Return the model's tensor for `windows`. Raises CalibrationInvalid, which names the sample."""
+    spec = next(spec for spec in inputs if spec.name == rule.input)
+    check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
+    preprocessor = SignalPreprocessor(rule, spec)
+    made = []
+    for begin in range(0, len(windows), _ROWS):
+        block = np.ascontiguousarray(windows[begin : begin + _ROWS])
+        try:
+            made.append(preprocessor.features(block))
+        except RequestError as error:
+            raise CalibrationInvalid(
+                f"samples {begin} to {begin + len(block) - 1} of {path}: {error.message}"
+            ) from error
+    return np.concatenate(made) if made else np.empty((0, *spec.item_shape), np.float32)
+
+
+def read_signal_files(
+    folder: Path, inputs: Sequence[TensorSpec], rule: Rule, class_names: Sequence[str], at_least: int
+) -> tuple[Arrays, NDArray[np.int64] | None]:
+    """Return the windows of all WAV or CSV files in `folder`, and the class of each window if files have classes.
+
+    Raises CalibrationInvalid.
+    """
+    suffix = ".wav" if isinstance(rule, Sound) else ".csv"
+    if len(inputs) != 1:
+        raise CalibrationInvalid(f"{folder} can hold {suffix} files only for a model with one input: give an .npz")
+    tables = {folder / "labels.csv"}
+    files = sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")} - tables)
+    if not files:
+        raise CalibrationInvalid(f"{folder} holds neither .npy nor {suffix} files; give one file for each recording")
+    labels = labels_of(folder, files, class_names)
+    preprocessor = SignalPreprocessor(rule, inputs[0])
+    found = [_windows(preprocessor, rule, file) for file in files]
+    count = sum(map(len, found))
+    if count < at_least:
+        raise CalibrationInvalid(
+            f"{folder} has {count} windows in {len(files)} files; at least {at_least} are needed: add more"
+        )
+    check_size(folder, sum(windows.nbytes for windows in found))
+    repeated = None if labels is None else np.repeat(labels, [len(windows) for windows in found])
+    return {rule.input: np.concatenate(found)}, repeated
+
+
+def _window_spec(spec: TensorSpec, rule: Rule) -> TensorSpec:
+    channels = () if isinstance(rule, Sound) else (rule.channels,)
+    return TensorSpec(spec.name, "FP32", (-1, rule.length, *channels))
+
+
+def _windows(preprocessor: SignalPreprocessor, rule: Rule, path: Path) -> NDArray[np.float32]:
+    if problem := pointer_problem(path):
+        raise CalibrationInvalid(problem)
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise CalibrationInvalid(
+                f"{path} has {path.stat().st_size} bytes, and the limit is {FILE_BYTES_MAX}: cut it"
+            )
+        if isinstance(rule, Sound):
+            return preprocessor.windows(np.frombuffer(path.read_bytes(), np.uint8)[None])
+        table = read_csv(path)
+        if table.shape[1] != rule.channels:
+            raise CalibrationInvalid(f"{path} has {table.shape[1]} columns, and the rule has {rule.channels} channels")
+        return preprocessor.windows(table[None])
+    except OSError as error:
+        raise CalibrationInvalid(f"cannot read {path}: {error.strerror}") from error
+    except InputError as error:
+        raise CalibrationInvalid(error.message) from error
+    except RequestError as error:
+        raise CalibrationInvalid(f"{path}: {error.message}") from error

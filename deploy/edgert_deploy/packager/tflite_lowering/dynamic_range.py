@@ -1,0 +1,139 @@
+"""INT8 weights with float activations in a .tflite file: "dynamic range".
+
+The kernels of FULLY_CONNECTED and CONV_2D take float data with INT8 weights: each run they find the range of the data,
+quantise it, and multiply in INT8. So no range is calibrated, and none is wrong for a sample: what suits transformers,
+whose activations have outliers. Weights have a scale for each output channel. A table of embeddings has one for each
+row: the rows that are read are cast to float and multiplied by their scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from edgert.errors import BuildFailed
+from edgert_deploy.packager.tflite_lowering.half import packed
+from edgert_deploy.packager.tflite_lowering.writer import operator_code
+
+# Smaller weights save little, and quantising the data each time costs more than it saves.
+ELEMENTS_MIN = 1024
+LEVELS = 127
+# The operators with such kernels, and the version of theirs that takes a scale for each channel.
+VERSIONS = {"FULLY_CONNECTED": 12, "CONV_2D": 5}
+
+
+def with_int8_weights(content: bytes, is_float: Callable[[str], bool] = lambda name: False) -> bytes:
+    """Return the float32 model `content` with its large weights in INT8. Deterministic.
+
+    An operator stays in float where `is_float` is true for the name of its output. Raises BuildFailed where there is
+    nothing to quantise.
+    """
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    return packed(_Rewriting(model, is_float).done())
+
+
+class _Rewriting:
+    """The model while its operators are replaced. A weight that several operators read is quantised once."""
+
+    def __init__(self, model: Any, is_float: Callable[[str], bool]) -> None:
+        self._model, self._graph, self._is_float = model, model.subgraphs[0], is_float
+        self._codes: dict[tuple[str, int], int] = {}
+        self._scales: dict[int, NDArray[np.float32]] = {}  # by tensor
+
+    def done(self) -> Any:
+        operators: list[Any] = []
+        for operator in list(self._graph.operators):
+            operators += self._rewritten(operator)
+        if not self._scales:
+            raise BuildFailed(
+                f"no convolution, matrix product or table of the model has {ELEMENTS_MIN} weights or more: quantising them "
+                "would save nothing; take another recipe or --precision fp16"
+            )
+        self._graph.operators = operators
+        return self._model
+
+    def _rewritten(self, operator: Any) -> list[Any]:
+        known = self._model.operatorCodes[operator.opcodeIndex]
+        code = max(known.builtinCode, known.deprecatedBuiltinCode)  # old files have the latter only
+        kind = next((name for name in (*VERSIONS, "GATHER") if getattr(schema.BuiltinOperator, name) == code), "")
+        if not kind or self._is_float(self._graph.tensors[operator.outputs[0]].name.decode()):
+            return [operator]
+        if kind == "GATHER":
+            by_row = not operator.builtinOptions.axis and not operator.builtinOptions.batchDims
+            return self._gathered(operator) if by_row and self._quantized(operator.inputs[0]) else [operator]
+        if self._quantized(operator.inputs[1]):
+            tensor, scales = self._graph.tensors[operator.inputs[1]], self._scales[operator.inputs[1]]
+            tensor.quantization = schema.QuantizationParametersT()
+            tensor.quantization.scale, tensor.quantization.zeroPoint = scales, np.zeros(len(scales), np.int64)
+            operator.opcodeIndex = self._code(kind, VERSIONS[kind])
+            if kind == "FULLY_CONNECTED":
+                operator.builtinOptions.asymmetricQuantizeInputs = True
+        return [operator]
+
+    def _quantized(self, index: int) -> bool:
+        """Quantise a constant in place, symmetrically along axis 0. Returns whether it is in INT8 now."""
+        tensor = self._graph.tensors[index]
+        data = self._model.buffers[tensor.buffer].data
+        if index in self._scales:
+            return True
+        if tensor.type != schema.TensorType.FLOAT32 or data is None or len(data) < 4 * ELEMENTS_MIN:
+            return False
+        values = np.frombuffer(bytes(data), np.float32).reshape([int(length) for length in tensor.shape])
+        largest = np.abs(values.reshape(len(values), -1)).max(axis=1)
+        self._scales[index] = scales = np.where(largest > 0, largest / LEVELS, 1.0).astype(np.float32)
+        steps = np.rint(values / scales.reshape(-1, *[1] * (values.ndim - 1)))
+        self._model.buffers[tensor.buffer].data = np.clip(steps, -LEVELS, LEVELS).astype(np.int8).view(np.uint8)
+        tensor.type = schema.TensorType.INT8
+        return True
+
+    def _gathered(self, gather: Any) -> list[Any]:
+        """Return operators that read INT8 rows and their scales, and multiply them."""
+        table, made = gather.inputs[0], self._graph.tensors[gather.outputs[0]]
+        signature = made.shape if made.shapeSignature is None else made.shapeSignature
+        name, shape = made.name, (list(made.shape), list(signature))
+        ones = ([*shape[0][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)],
+                [*shape[1][: -self._rank(table) + 1], *[1] * (self._rank(table) - 1)])  # fmt: skip
+        buffer = schema.BufferT()
+        buffer.data = self._scales[table].view(np.uint8)
+        self._model.buffers.append(buffer)
+        each = [len(self._scales[table]), *[1] * (self._rank(table) - 1)]
+        scales = self._tensor(name + b"_scales", (each, each), "FLOAT32", len(self._model.buffers) - 1)
+        rows = self._tensor(name + b"_int8", shape, "INT8")
+        wide = self._tensor(name + b"_steps", shape, "FLOAT32")
+        factor = self._tensor(name + b"_scale", ones, "FLOAT32")
+        options = gather.builtinOptions
+        output, gather.outputs, gather.opcodeIndex = gather.outputs[0], [rows], self._code("GATHER", 2)
+        return [
+            gather,
+            self._operator("GATHER", [scales, gather.inputs[1]], factor, options, "GatherOptions"),
+            self._operator("CAST", [rows], wide, schema.CastOptionsT(), "CastOptions"),
+            self._operator("MUL", [wide, factor], output, schema.MulOptionsT(), "MulOptions"),
+        ]
+
+    def _rank(self, tensor: int) -> int:
+        return len(self._graph.tensors[tensor].shape)
+
+    def _tensor(self, name: bytes, shape: tuple[list[int], list[int]], kind: str, buffer: int = 0) -> int:
+        tensor = schema.TensorT()
+        tensor.name, tensor.type, tensor.buffer = name, getattr(schema.TensorType, kind), buffer
+        tensor.shape, tensor.shapeSignature = shape
+        self._graph.tensors.append(tensor)
+        return len(self._graph.tensors) - 1
+
+    def _operator(self, kind: str, inputs: list[int], output: int, options: Any, options_type: str) -> Any:
+        operator = schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = self._code(kind, 1), inputs, [output]
+        operator.builtinOptionsType, operator.builtinOptions = getattr(schema.BuiltinOptions, options_type), options
+        return operator
+
+    def _code(self, kind: str, version: int) -> int:
+        if (kind, version) not in self._codes:
+            self._codes[kind, version] = len(self._model.operatorCodes)
+            code = operator_code(kind)
+            code.version = version
+            self._model.operatorCodes.append(code)
+        return self._codes[kind, version]

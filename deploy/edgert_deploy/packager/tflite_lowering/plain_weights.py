@@ -1,0 +1,79 @@
+"""A .tflite file whose weights are plain FP32: FP16 and sparse ones are computed at the build.
+
+Published models often store weights in FP16 (DEQUANTIZE) or sparse (DENSIFY). TFLite's quantiser crashes on these, and
+weights that an operator computes could not become INT8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from edgert_deploy.packager.tflite_lowering.half import drop_unused_codes, packed
+
+UNPACKING = frozenset((schema.BuiltinOperator.DEQUANTIZE, schema.BuiltinOperator.DENSIFY))
+
+
+def with_plain_weights(content: bytes) -> bytes:
+    """Return `content` with the results of DEQUANTIZE and DENSIFY of constants in place of these operators."""
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    graph = model.subgraphs[0]
+    known = {i for i, tensor in enumerate(graph.tensors) if _has_data(model, tensor)}
+    kept, unpacked = [], []
+    for operator in graph.operators:
+        code = model.operatorCodes[operator.opcodeIndex]
+        kind = max(code.builtinCode, code.deprecatedBuiltinCode)
+        if kind in UNPACKING and operator.inputs[0] in known:
+            known.add(operator.outputs[0])
+            unpacked.append(int(operator.outputs[0]))
+        else:
+            kept.append(operator)
+    if not unpacked:
+        return content
+    values = _values(content, unpacked)
+    graph.operators = kept
+    for index in unpacked:
+        tensor, buffer = graph.tensors[index], schema.BufferT()
+        buffer.data = np.ascontiguousarray(values[index]).reshape(-1).view(np.uint8)
+        tensor.buffer, tensor.sparsity = len(model.buffers), None
+        model.buffers.append(buffer)
+    _drop_unread(model)
+    drop_unused_codes(model)
+    return packed(model)
+
+
+def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
+    """Run the model once on zeros, and return what `tensors` hold."""
+    interpreter = Interpreter(
+        model_content=content,
+        num_threads=1,
+        experimental_preserve_all_tensors=True,
+        # A delegate does not expose the tensors between its operators.
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+    interpreter.invoke()
+    return {index: interpreter.get_tensor(index).astype(np.float32) for index in tensors}
+
+
+def _drop_unread(model: Any) -> None:
+    """Empty the buffers that no operator reads any more; tensors keep their numbers."""
+    graph = model.subgraphs[0]
+    read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
+    wanted = {graph.tensors[i].buffer for i in read if i >= 0}
+    for i, buffer in enumerate(model.buffers):
+        if i not in wanted:
+            buffer.data = None
+    for tensor in graph.tensors:
+        if tensor.buffer not in wanted:
+            tensor.buffer = 0
+
+
+def _has_data(model: Any, tensor: Any) -> bool:
+    data = model.buffers[tensor.buffer].data
+    return data is not None and len(data) > 0

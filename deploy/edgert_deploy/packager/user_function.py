@@ -1,0 +1,62 @@
+"""Functions of the user, given as `module:function` or `FOLDER/module:function`, run in this interpreter.
+
+The module is searched in FOLDER, then in the working folder, then in this Python. A model file gives its own folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgert.errors import ConfigInvalid
+
+NAME = re.compile(r"(?P<folder>.*/)?(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_][\w.]*)")
+
+
+def is_function(text: str) -> bool:
+    """Whether `text` names a function and not a file."""
+    return bool(NAME.fullmatch(text)) and not Path(text).exists()
+
+
+def in_folder(folder: Path, text: str) -> str:
+    """Return the name of a function that is searched in `folder` first, unless it names a folder itself."""
+    found = NAME.fullmatch(text)
+    return text if found is None else str(folder / text)
+
+
+def plain_name(name: str) -> str:
+    """Return `module:function` without its folder."""
+    return name.rpartition("/")[2]
+
+
+def user_function(name: str) -> Callable[..., Any]:
+    """Return the function called `name`. Raises ConfigInvalid, and what the module itself raises."""
+    found = NAME.fullmatch(name)
+    assert found is not None  # `is_function` has looked
+    module, attribute = found["module"], found["function"]
+    folders = list(dict.fromkeys([str(Path(found["folder"] or ".").resolve()), str(Path.cwd())]))
+    sys.path[:0] = folders
+    try:
+        function: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, module.partition(".")[0]):
+            raise ConfigInvalid(
+                f"{plain_name(name)}: its module imports {error.name}, which is not installed for {sys.executable}; "
+                "install it"
+            ) from error
+        raise ConfigInvalid(
+            f"{plain_name(name)}: no module {module!r} in {', in '.join(folders)} or in this Python; "
+            f"check the name, or give its folder, as FOLDER/{plain_name(name)}"
+        ) from error
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+    for part in attribute.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        raise ConfigInvalid(f"{plain_name(name)}: module {module!r} has no function {attribute!r}; check the name")
+    return function  # type: ignore[no-any-return]  # checked just above

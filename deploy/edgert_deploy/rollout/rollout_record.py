@@ -1,0 +1,206 @@
+"""A rollout, and its record: lines of JSON that are only ever added. Pure.
+
+Theory of operation. The first line says what is rolled out. Each other line is an event: the outcome of a device, or how
+the rollout as a whole stands. An event has a number, which grows; the place of a line does not count. So two copies of a
+record that both grew merge by keeping the lines of both, and every host then reads the same rollout. An abort is final,
+whatever happened elsewhere at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.typed_json import from_json
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.devices.remote import error_class
+from edgert_deploy.rollout.deployment import LIVE, REFUSED, UNCHANGED
+from edgert_deploy.rollout.waves import Strategy
+
+STARTED_AT_MAX = 1e11  # seconds since 1970
+RUNNING, PAUSED, STOPPED, ABORTED, DONE = "running", "paused", "stopped", "aborted", "done"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One bundle to many devices. `outcomes` holds Outcome.as_json by device; an untried device has none.
+
+    `bundle` and `inventory` are names of the project (Project.name_of). `by` is the user and host that worked on it last.
+    """
+
+    id: str
+    bundle: str
+    digest: str
+    model: str
+    release: int
+    inventory: str
+    devices: tuple[str, ...]
+    strategy: Strategy
+    trial_s: float
+    state: str = RUNNING
+    reason: str = ""
+    started_at: float = 0.0
+    bytes_per_s: float = 0.0
+    limits: TrialLimits | None = None
+    outcomes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    number: int = 0  # in the order of the project's rollouts
+    by: str = ""
+
+    @property
+    def errors(self) -> list[EdgeRTError | None]:
+        """The error of each device's last attempt, in the order of the devices."""
+        found = [self.outcomes.get(device, {}).get("error") for device in self.devices]
+        return [None if error is None else error_class(error["code"])(error["message"]) for error in found]
+
+    def has_release(self, device: str) -> bool:
+        """Whether the release is live on the device, by its last outcome."""
+        return self._result(device) in (LIVE, UNCHANGED)
+
+    def refused(self, device: str) -> bool:
+        """Whether the device may not take this bundle: foreign key, older release, other target."""
+        return self._result(device) == REFUSED
+
+    @property
+    def left(self) -> list[str]:
+        """The devices that do not have the release."""
+        return [device for device in self.devices if not self.has_release(device)]
+
+    @property
+    def changed(self) -> list[str]:
+        """The devices that this rollout gave the release. On the others a roll-back would undo something else."""
+        return [device for device in self.devices if self._result(device) == LIVE]
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another attempt may help: some device is left that has not refused the bundle."""
+        return self.state != ABORTED and not all(self.refused(device) for device in self.left)
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """What rollouts are ordered by. Two hosts may take one number at the same time: then the release decides."""
+        return self.number, self.release, self.id
+
+    def _result(self, device: str) -> str:
+        return str(self.outcomes.get(device, {}).get("result", ""))
+
+
+@dataclass(frozen=True)
+class Record:
+    """A rollout as its lines say it is, and the number of the newest event."""
+
+    rollout: Rollout
+    last: int = 0
+
+    @classmethod
+    def read(cls, lines: Iterable[str]) -> Record:
+        """Read the lines of a record, in any order. Raises ValueError, KeyError, TypeError or ConfigInvalid."""
+        found = [(json.loads(line), line) for line in set(lines)]
+        heads = [value["rollout"] for value, _ in found if "rollout" in value]
+        if len(heads) != 1:
+            raise ValueError(f"{len(heads)} of its lines name the rollout; one must")
+        events = sorted((int(value["n"]), line, value) for value, line in found if "rollout" not in value)
+        return cls(_after(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0)
+
+    def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
+        """Return the record of `rollout` and the lines that lead there from this one."""
+        events = list(_events(self.rollout, rollout))
+        lines = [_line({"n": n, **event}) for n, event in enumerate(events, start=self.last + 1)]
+        return Record(rollout, self.last + len(lines)), lines
+
+
+def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
+    """Return the record of a new rollout and its lines."""
+    bare = replace(rollout, state="", reason="", by="", outcomes={})
+    record, lines = Record(bare).to(rollout)
+    return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
+
+
+def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
+    for device, outcome in after.outcomes.items():
+        if before.outcomes.get(device) != outcome:
+            yield {"device": device, "outcome": outcome}
+    if before.devices != after.devices:
+        yield {"devices": list(after.devices)}
+    if (before.state, before.reason, before.by) != (after.state, after.reason, after.by):
+        yield {"state": after.state, "reason": after.reason, "by": after.by}
+
+
+def _after(rollout: Rollout, events: Iterable[Mapping[str, Any]]) -> Rollout:
+    """Return the rollout after `events`. Those of a kind that a newer version knows change nothing."""
+    outcomes: dict[str, dict[str, Any]] = {}
+    for value in events:
+        event = from_json(_Event, value)
+        if event.outcome is not None:
+            outcomes[event.device] = value["outcome"]
+        elif event.devices is not None:
+            rollout = replace(rollout, devices=event.devices)
+        elif event.state and rollout.state != ABORTED:
+            rollout = replace(rollout, state=event.state, reason=event.reason, by=event.by)
+    return replace(rollout, outcomes=outcomes)
+
+
+# What other hosts wrote is not trusted: git and the store bring it.
+
+
+@dataclass(frozen=True)
+class _Head:
+    id: str
+    bundle: str
+    digest: str
+    model: str
+    release: int
+    inventory: str
+    devices: tuple[str, ...]
+    trial_s: float
+    number: int
+    started_at: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.started_at < STARTED_AT_MAX:
+            raise ConfigInvalid(f"started_at is {self.started_at}; it is seconds since 1970")
+
+
+@dataclass(frozen=True)
+class _Error:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    result: str
+    error: _Error | None = None
+    serving: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Event:
+    n: int
+    device: str = ""
+    outcome: _Outcome | None = None
+    devices: tuple[str, ...] | None = None
+    state: str = ""
+    reason: str = ""
+    by: str = ""
+
+
+def _head_as_json(rollout: Rollout) -> dict[str, Any]:
+    limits = None if rollout.limits is None else vars(rollout.limits)
+    plain = {one.name: getattr(rollout, one.name) for one in fields(_Head)}
+    return {**plain, "devices": list(rollout.devices), "strategy": rollout.strategy.as_json(), "limits": limits}
+
+
+def _head_from_json(value: Mapping[str, Any]) -> Rollout:
+    limits = value["limits"]
+    strategy = Strategy.from_json(value["strategy"])
+    trial_limits = None if limits is None else TrialLimits.from_json(limits)
+    return Rollout(**vars(from_json(_Head, value)), strategy=strategy, limits=trial_limits)
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))

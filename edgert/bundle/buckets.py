@@ -1,0 +1,108 @@
+"""Buckets: the few lengths that a model with one open axis besides the batch is built for, such as 32, 64, 128 tokens.
+
+An app sends an input of any length up to the largest. The worker pads it to the smallest bucket that holds it, and cuts
+the answer back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgert.errors import BundleError, RequestError
+from edgert.tensors import TensorSpec
+
+SIZES_MAX = 16
+LENGTH_MAX = 2**24
+
+
+@dataclass(frozen=True)
+class PaddedInput:
+    """The input `name` is as long as the request along `axis`; `value` fills it up to the bucket."""
+
+    name: str
+    axis: int
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class CutOutput:
+    """The output `name` has one element along `axis` for every `divisor` elements of the inputs, the last begun."""
+
+    name: str
+    axis: int
+    divisor: int = 1
+
+    def length(self, length: int) -> int:
+        """Return the length along `axis` for inputs of `length`."""
+        return -(-length // self.divisor)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """`sizes` of the open axis, ascending; `axis` is its name for people.
+
+    `golden_lengths` holds the length of each golden sample. Its arrays have the largest size.
+    """
+
+    axis: str
+    sizes: tuple[int, ...]
+    inputs: tuple[PaddedInput, ...]
+    outputs: tuple[CutOutput, ...] = ()
+    golden_lengths: tuple[int, ...] = ()
+
+    @property
+    def largest(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def form(self) -> str:
+        """The axis, its sizes and what pads them, as people read them: `tokens: 32, 64, 128; pads ids with 1`."""
+        pads = [f"{one.name} with {one.value:g}" for one in self.inputs if one.value]
+        return f"{self.axis}: {', '.join(map(str, self.sizes))}" + (f"; pads {', '.join(pads)}" if pads else "")
+
+    def size_for(self, length: int) -> int:
+        """Return the smallest size that holds `length`. Raises RequestError."""
+        for size in self.sizes:
+            if 1 <= length <= size:
+                return size
+        raise RequestError(
+            f"the request has {length} along axis {self.axis!r}; the model was built for 1 to {self.largest}: "
+            "send less, or build it with a larger bucket"
+        )
+
+    def at(self, spec: TensorSpec, length: int) -> TensorSpec:
+        """Return an input or output as it is for inputs of `length`."""
+        shape = list(spec.shape)
+        for one in self.inputs:
+            if one.name == spec.name:
+                shape[one.axis] = length
+        for cut in self.outputs:
+            if cut.name == spec.name:
+                shape[cut.axis] = cut.length(length)
+        return TensorSpec(spec.name, spec.datatype, tuple(shape))
+
+
+def check_buckets(
+    buckets: Buckets, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], samples: int | None = None
+) -> None:
+    """Raise BundleError unless `buckets` fits a model of these inputs and outputs, and its golden `samples`."""
+    sizes = buckets.sizes
+    if not 1 <= len(sizes) <= SIZES_MAX or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1]:
+        raise BundleError(f"buckets {list(sizes)}: give 1 to {SIZES_MAX} lengths, ascending")
+    if sizes[-1] > LENGTH_MAX:
+        raise BundleError(f"bucket {sizes[-1]}: a bucket has at most {LENGTH_MAX} elements")
+    for kind, specs, places in (("input", inputs, buckets.inputs), ("output", outputs, buckets.outputs)):
+        stated = sorted((one.name, one.axis) for one in places)
+        if stated != sorted(_open_axes(specs)):
+            raise BundleError(f"the buckets of {buckets.axis!r} do not name the open axis of every {kind}")
+    if any(cut.divisor < 1 for cut in buckets.outputs):
+        raise BundleError("an output's divisor is at least 1")
+    if samples is not None and len(buckets.golden_lengths) != samples:
+        raise BundleError("the buckets must state the length of each golden sample")
+    if any(not 1 <= length <= sizes[-1] for length in buckets.golden_lengths):
+        raise BundleError("a golden sample is longer than the largest bucket")
+
+
+def _open_axes(specs: Iterable[TensorSpec]) -> list[tuple[str, int]]:
+    return [(spec.name, axis) for spec in specs for axis, n in enumerate(spec.shape) if n == -1 and axis]

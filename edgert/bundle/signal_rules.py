@@ -1,0 +1,232 @@
+"""Rules for sound and for sensor series: how a device turns samples over time into the model's input.
+
+They are values and a part of the manifest, like the rules for images in `edgert.bundle.rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgert.errors import BundleError
+from edgert.tensors import TensorSpec
+
+RATE_HZ_MIN, RATE_HZ_MAX = 1_000, 384_000  # of sound
+WINDOW_VALUES_MAX = 16 * 1024**2  # of one window, over all channels
+FFT_MAX = 65_536
+BINS_MAX = 4096  # mel bands, frequency bands
+CHANNELS_MAX = 1024
+SOUND_FEATURES = ("samples", "log_mel", "mfcc")
+SERIES_FEATURES = ("values", "spectrum", "bands", "statistics")
+STATISTICS = ("mean", "std", "rms", "min", "max", "peak_to_peak", "crest", "skewness", "kurtosis")
+MISSING_RULES = ("refuse", "zero", "hold", "linear")
+TIME_AXES = ("first", "last")
+
+
+@dataclass(frozen=True)
+class Sound:
+    """How mono sound becomes features, with librosa's definitions and, apart from `rate_hz`, its names for them.
+
+    A window has `length` samples at `rate_hz`. With `step` 0 a request holds one window, padded with zeros at its end;
+    else a new window begins every `step` samples, and each is an item. `features` is "samples", "log_mel" or "mfcc".
+    `log` is "db", "ln" or "log10" of max(floor, power) + offset. The features are then (value - mean) / std, with one
+    number, or one for each band or coefficient. `time_axis` says whether time is the model's "first" or "last" axis.
+    """
+
+    input: str
+    rate_hz: int
+    length: int
+    step: int = 0
+    features: str = "log_mel"
+    n_fft: int = 512
+    win_length: int = 0  # 0: n_fft
+    hop_length: int = 160
+    center: bool = True
+    n_mels: int = 40
+    fmin: float = 0.0
+    fmax: float = 0.0  # 0: half of rate_hz
+    htk: bool = False
+    norm: str = "slaney"
+    power: float = 2.0
+    log: str = "db"
+    floor: float = 1e-10
+    offset: float = 0.0
+    top_db: float = 80.0  # of "db"; 0: no limit
+    n_mfcc: int = 13
+    time_axis: str = "last"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    decode: bool = True  # whether WAV files are accepted
+
+    channels: ClassVar[int] = 1
+
+    @property
+    def bins(self) -> int:
+        """The features of each frame; 1 for samples."""
+        return {"samples": 1, "log_mel": self.n_mels, "mfcc": self.n_mfcc}[self.features]
+
+    @property
+    def frames(self) -> int:
+        """The frames of a window; for samples, its length."""
+        if self.features == "samples":
+            return self.length
+        return 1 + (self.length if self.center else self.length - self.n_fft) // self.hop_length
+
+
+@dataclass(frozen=True)
+class Series:
+    """How sensor values [time, channels] become features of each window of `length` values.
+
+    With `step` 0 a request holds exactly one window; else a new window begins every `step` values, and each is an item.
+    Values are first completed by `missing` (of NaN: "refuse", "zero", "hold" the last one, or "linear" between
+    neighbours), then (value * scale - mean) / std, with one number or one per channel.
+
+    `features` of one channel stand one after the other: its "values"; the magnitude of its "spectrum" (as
+    scipy.fft.rfft); the power within each of `bands` [low, high) Hz (as scipy.signal.periodogram); its "statistics".
+    With `detrend` the spectrum and the bands are without the window's mean; `window` is "boxcar" or "hann".
+    `feature_mean` and `feature_std` then normalise the features. With `time_axis` "first", a window of values is [time,
+    channels] for the model, else [channels, time]. Other features are [channels, features].
+    """
+
+    input: str
+    channels: int
+    length: int
+    step: int = 0
+    missing: str = "refuse"
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    features: tuple[str, ...] = ("values",)
+    rate_hz: float = 1.0
+    detrend: bool = True
+    window: str = "hann"
+    bands: tuple[tuple[float, float], ...] = ()
+    statistics: tuple[str, ...] = STATISTICS
+    feature_mean: tuple[float, ...] = (0.0,)
+    feature_std: tuple[float, ...] = (1.0,)
+    time_axis: str = "first"
+
+    @property
+    def features_per_channel(self) -> int:
+        counts = {
+            "values": self.length,
+            "spectrum": self.length // 2 + 1,
+            "bands": len(self.bands),
+            "statistics": len(self.statistics),
+        }
+        return sum(counts[name] for name in self.features)
+
+
+def check_sound(rule: Sound, inputs: Sequence[TensorSpec]) -> None:
+    """Raise BundleError unless `rule` can be applied to one of `inputs`."""
+    spec = _input_of("sound", rule.input, inputs)
+    _check_choice("sound", "features", rule.features, SOUND_FEATURES)
+    _check_choice("sound", "norm", rule.norm, ("slaney", "none"))
+    _check_choice("sound", "log", rule.log, ("db", "ln", "log10"))
+    _check_choice("sound", "time_axis", rule.time_axis, TIME_AXES)
+    _check_range("sound", "rate_hz", rule.rate_hz, RATE_HZ_MIN, RATE_HZ_MAX)
+    _check_window("sound", rule.length, rule.step, 1)
+    _check_normalisation("sound", rule.mean, rule.std, rule.bins, "band or coefficient")
+    if rule.features != "samples":
+        _check_range("sound", "n_fft", rule.n_fft, 2, FFT_MAX)
+        _check_range("sound", "win_length", rule.win_length, 0, rule.n_fft)
+        _check_range("sound", "hop_length", rule.hop_length, 1, rule.length)
+        _check_range("sound", "n_mels", rule.n_mels, 1, BINS_MAX)
+        _check_range("sound", "n_mfcc", rule.n_mfcc, 1, rule.n_mels)
+        _check_range("sound", "fmax", rule.fmax, 0, rule.rate_hz / 2)
+        _check_range("sound", "fmin", rule.fmin, 0, rule.fmax or rule.rate_hz / 2)
+        _check_range("sound", "power", rule.power, 0.1, 4)
+        _check_range("sound", "floor", rule.floor, 1e-30, 1)
+        _check_range("sound", "offset", rule.offset, 0, 1e6)
+        _check_range("sound", "top_db", rule.top_db, 0, 1e6)
+        if rule.length < (rule.n_fft // 2 + 1 if rule.center else rule.n_fft):
+            raise BundleError(f"sound has windows of {rule.length} samples, too short for n_fft = {rule.n_fft}")
+    by_time = (rule.frames, rule.bins) if rule.time_axis == "first" else (rule.bins, rule.frames)
+    _check_shape(spec, (rule.frames,) if rule.features == "samples" else by_time)
+
+
+def check_series(rule: Series, inputs: Sequence[TensorSpec]) -> None:
+    """Raise BundleError unless `rule` can be applied to one of `inputs`."""
+    spec = _input_of("series", rule.input, inputs)
+    _check_choice("series", "missing", rule.missing, MISSING_RULES)
+    _check_choice("series", "window", rule.window, ("boxcar", "hann"))
+    _check_choice("series", "time_axis", rule.time_axis, TIME_AXES)
+    for name in rule.features:
+        _check_choice("series", "features", name, SERIES_FEATURES)
+    for name in rule.statistics:
+        _check_choice("series", "statistics", name, STATISTICS)
+    _check_range("series", "channels", rule.channels, 1, CHANNELS_MAX)
+    _check_range("series", "rate_hz", rule.rate_hz, 1e-9, 1e9)
+    _check_range("series", "scale", rule.scale, -1e30, 1e30)
+    _check_range("series", "number of bands", len(rule.bands), 0, BINS_MAX)
+    _check_window("series", rule.length, rule.step, rule.channels)
+    _check_normalisation("series", rule.mean, rule.std, rule.channels, "channel")
+    if not rule.features or not rule.features_per_channel or len(set(rule.features)) < len(rule.features):
+        raise BundleError(f"series needs features, each once, of {', '.join(SERIES_FEATURES)}")
+    for low, high in rule.bands:
+        if not 0 <= low < high <= rule.rate_hz:
+            raise BundleError(f"series has the band {low:g} to {high:g} Hz; give 0 <= low < high <= rate_hz")
+    _check_normalisation("series", rule.feature_mean, rule.feature_std, rule.features_per_channel, "feature")
+    if rule.features == ("values",):
+        by_time = (rule.length, rule.channels)
+        _check_shape(spec, by_time if rule.time_axis == "first" else by_time[::-1])
+    else:
+        _check_shape(spec, (rule.channels, rule.features_per_channel))
+
+
+def _input_of(what: str, name: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
+    spec = next((spec for spec in inputs if spec.name == name), None)
+    if spec is None:
+        raise BundleError(f"{what} names input {name[:80]!r}, which the model does not have")
+    if spec.datatype != "FP32" or not spec.shape:
+        raise BundleError(f"{what} makes FP32 values; input {name!r} is {spec.form}")
+    return spec
+
+
+def _check_shape(spec: TensorSpec, made: tuple[int, ...]) -> None:
+    """Compare without axes of length 1, and with neighbouring axes joined: features may be flat for the model."""
+    item = spec.item_shape
+    wanted = [n for n in item if n != 1]
+    if wanted in ([n for n in made if n != 1], [math.prod(made)]):
+        return
+    axes = [n for n in made if n != 1]
+    if -1 in wanted and len(wanted) == len(axes) and all(w in (-1, n) for w, n in zip(wanted, axes, strict=True)):
+        return
+    raise BundleError(f"the rule makes {list(made)} for each item, and input {spec.name!r} takes {list(item)}")
+
+
+def _check_window(what: str, length: int, step: int, channels: int) -> None:
+    _check_range(what, "length", length, 2, WINDOW_VALUES_MAX // channels)
+    _check_range(what, "step", step, 0, WINDOW_VALUES_MAX)
+
+
+def _check_normalisation(what: str, mean: Sequence[float], std: Sequence[float], count: int, per: str) -> None:
+    for values in (mean, std):
+        if len(values) not in (1, count):
+            raise BundleError(f"{what} has a mean or std of {len(values)} numbers; give 1, or {count}, one per {per}")
+    if 0.0 in std or not all(-1e30 < value < 1e30 for value in (*mean, *std)):
+        raise BundleError(f"{what} needs a finite mean and std, and no std may be 0")
+
+
+def _check_range(what: str, key: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # written so that NaN fails
+        raise BundleError(f"{what} has {key} = {value:g}; give {least:g} to {most:g}")
+
+
+def _check_choice(what: str, key: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise BundleError(f"{what} has {key} {value[:80]!r}; known: {', '.join(known)}")
+
+
+def signal_text(rule: Sound | Series) -> str:
+    """Return a rule in one line, for people."""
+    every = f", every {rule.step}" if rule.step else ""
+    if isinstance(rule, Series):
+        return f"windows of {rule.length} x {rule.channels} channels{every}: {', '.join(rule.features)}"
+    files = "WAV files, " if rule.decode else ""
+    details = (
+        "" if rule.features == "samples" else f", {rule.n_mels} mel bands, n_fft {rule.n_fft}, hop {rule.hop_length}"
+    )
+    return f"{files}windows of {rule.length} samples at {rule.rate_hz} Hz{every}: {rule.features}{details}"

@@ -1,0 +1,90 @@
+"""Padding to buckets: arrays of any length to the sizes that an artifact was built for, and its answers cut back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.buckets import Buckets
+from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.errors import RequestError
+from edgert.tensors import TensorSpec
+
+Arrays = list[NDArray[Any]]
+
+
+def load_session(artifact: LocalArtifact, options: EngineOptions) -> Session:
+    """Open the artifact in its engine; inputs between its buckets are padded. Raises EngineMissing or EngineFailed."""
+    session = engine_by_name(artifact.engine).load(artifact, options)
+    return session if artifact.buckets is None else PaddedSession(session, artifact.buckets)
+
+
+class Padder:
+    """Pads inputs and cuts outputs; both are lists in the order of the model's contract."""
+
+    def __init__(self, buckets: Buckets, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        self.buckets = buckets
+        names = [spec.name for spec in inputs]
+        self._inputs = [(names.index(one.name), one) for one in buckets.inputs]
+        names = [spec.name for spec in outputs]
+        self._outputs = [(names.index(one.name), one) for one in buckets.outputs]
+
+    def length(self, inputs: Sequence[NDArray[Any]]) -> int:
+        """Return the length of a request. Raises RequestError where its inputs differ in it."""
+        lengths = [int(inputs[i].shape[one.axis]) for i, one in self._inputs]
+        if len(set(lengths)) != 1:
+            raise RequestError(f"the inputs differ in length along axis {self.buckets.axis!r}: {lengths}")
+        return lengths[0]
+
+    def padded(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
+        """Return the inputs in the smallest bucket that holds them. Raises RequestError."""
+        length = self.length(inputs)
+        size = self.buckets.size_for(length)
+        arrays = list(inputs)
+        if size == length:
+            return arrays
+        for i, one in self._inputs:
+            shape = list(arrays[i].shape)
+            shape[one.axis] = size
+            whole = np.full(shape, one.value, arrays[i].dtype)
+            whole[_until(one.axis, length)] = arrays[i]
+            arrays[i] = whole
+        return arrays
+
+    def trimmed(self, inputs: Sequence[NDArray[Any]], length: int) -> Arrays:
+        """Return the first `length` of inputs that are longer."""
+        arrays = list(inputs)
+        for i, one in self._inputs:
+            arrays[i] = np.ascontiguousarray(arrays[i][_until(one.axis, length)])
+        return arrays
+
+    def cut(self, outputs: Sequence[NDArray[Any]], length: int) -> Arrays:
+        """Return the outputs as they belong to inputs of `length`."""
+        arrays = list(outputs)
+        for i, one in self._outputs:
+            if arrays[i].shape[one.axis] > (end := one.length(length)):
+                arrays[i] = np.ascontiguousarray(arrays[i][_until(one.axis, end)])
+        return arrays
+
+
+class PaddedSession:
+    """A session that takes inputs of any length up to the largest bucket; its engine sees the buckets' sizes only."""
+
+    def __init__(self, session: Session, buckets: Buckets) -> None:
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.padder = Padder(buckets, self.inputs, self.outputs)
+        self._session = session
+
+    def run(self, tensors: Sequence[NDArray[Any]]) -> Arrays:
+        length = self.padder.length(tensors)
+        return self.padder.cut(self._session.run(self.padder.padded(tensors)), length)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _until(axis: int, end: int) -> tuple[slice, ...]:
+    return (*(slice(None) for _ in range(axis)), slice(0, end))

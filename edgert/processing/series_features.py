@@ -1,0 +1,120 @@
+"""Features of sensor series: values, spectra, powers of bands and statistics, as SciPy computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.bundle.signal_rules import Series
+from edgert.errors import RequestError
+
+Values = NDArray[np.float64]
+
+
+class SeriesFeatures:
+    """Computes the features of `rule` for windows of values. The same input always gives the same bits."""
+
+    def __init__(self, rule: Series) -> None:
+        self._rule = rule
+        n = rule.length
+        self._window = np.ones(n) if rule.window == "boxcar" else 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
+        hz = np.fft.rfftfreq(n, 1.0 / rule.rate_hz)
+        bands = np.asarray(rule.bands, np.float64).reshape(-1, 2)
+        within = (hz >= bands[:, :1]) & (hz < bands[:, 1:])
+        # One-sided: the bins between 0 and half the rate stand for two. Density times the width of a bin is power.
+        twice = np.full(len(hz), 2.0)
+        twice[0] = 1.0
+        if n % 2 == 0:
+            twice[-1] = 1.0
+        self._bands = within * (twice / ((self._window**2).sum() * n))
+
+    def __call__(self, windows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return [windows, channels, features] of values [windows, length, channels]. Raises RequestError."""
+        rule = self._rule
+        values = completed(windows.transpose(0, 2, 1).astype(np.float64), rule.missing)
+        mean, std = (np.asarray(v, np.float64)[:, None] for v in (rule.mean, rule.std))
+        values = (values * rule.scale - mean) / std
+        made = [self._made(name, values) for name in rule.features]
+        joined = made[0] if len(made) == 1 else np.concatenate(made, axis=2)
+        joined = (joined - np.asarray(rule.feature_mean)) / np.asarray(rule.feature_std)
+        with np.errstate(over="ignore"):
+            out = np.asarray(joined, np.float32)
+        if not np.isfinite(out).all():
+            raise RequestError("the series gives features that are not finite: its values are too large")
+        return out
+
+    def _made(self, name: str, values: Values) -> Values:
+        if name == "values":
+            return values
+        if name == "statistics":
+            return np.stack([_STATISTICS[each](values) for each in self._rule.statistics], axis=2)
+        centred = values - values.mean(axis=2, keepdims=True) if self._rule.detrend else values
+        spectrum = np.fft.rfft(centred * self._window, axis=2)
+        energy = spectrum.real**2 + spectrum.imag**2
+        return np.asarray(np.sqrt(energy) if name == "spectrum" else energy @ self._bands.T)
+
+
+def completed(values: Values, rule: str) -> Values:
+    """Return values [windows, channels, length] without NaN, by the rule for missing ones. Raises RequestError."""
+    missing = np.isnan(values)
+    if np.isinf(values).any():
+        raise RequestError("the series has infinite values; send finite ones, and NaN for a missing one")
+    if not missing.any():
+        return values
+    if rule == "refuse":
+        raise RequestError(
+            f"the series has {int(missing.sum())} missing values (NaN), and its manifest has no rule for them: send all values"
+        )
+    if rule == "zero":
+        return np.asarray(np.where(missing, 0.0, values))
+    if missing.all(axis=2).any():
+        raise RequestError("the series has a channel without any value in a window: send at least one")
+    filled: Values = values.copy()
+    at = np.arange(values.shape[2])
+    for row, gone in zip(filled.reshape(-1, len(at)), missing.reshape(-1, len(at)), strict=True):
+        known = at[~gone]
+        if rule == "linear":
+            row[gone] = np.interp(at[gone], known, row[known])
+        else:  # hold the last known value; before the first, that one
+            row[gone] = row[known[np.maximum(np.searchsorted(known, at[gone]) - 1, 0)]]
+    return filled
+
+
+def _moment(values: Values, order: int) -> Values:
+    """Return the standardised central moment along the last axis; 0 for constant values."""
+    centred = values - values.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1)
+    level = np.abs(values).max(axis=-1)
+    constant = variance <= (np.finfo(np.float64).eps * level) ** 2
+    scale = np.where(constant, 1.0, variance) ** (order / 2)
+    return np.asarray(np.where(constant, 0.0, (centred**order).mean(axis=-1) / scale))
+
+
+def _rms(values: Values) -> Values:
+    return np.asarray(np.sqrt((values**2).mean(axis=-1)))
+
+
+def _crest(values: Values) -> Values:
+    rms = _rms(values)
+    return np.asarray(np.where(rms == 0, 0.0, np.abs(values).max(axis=-1) / np.where(rms == 0, 1.0, rms)))
+
+
+def _kurtosis(values: Values) -> Values:
+    """Fisher's: 0 for a normal distribution, and for constant values."""
+    moment = _moment(values, 4)
+    return np.asarray(np.where(moment == 0, 0.0, moment - 3.0))
+
+
+_STATISTICS: dict[str, Callable[[Values], Values]] = {
+    "mean": lambda values: values.mean(axis=-1),
+    "std": lambda values: values.std(axis=-1),
+    "rms": _rms,
+    "min": lambda values: values.min(axis=-1),
+    "max": lambda values: values.max(axis=-1),
+    "peak_to_peak": lambda values: np.ptp(values, axis=-1),
+    "crest": _crest,
+    "skewness": lambda values: _moment(values, 3),
+    "kurtosis": _kurtosis,
+}

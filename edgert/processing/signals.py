@@ -1,0 +1,154 @@
+"""From a request's sound or sensor series to the model's input: windows, then their features.
+
+A request may give the signal in several forms, which differ in datatype and shape:
+
+- FP32 [N, time] (sound, -1 to 1) or [N, time, channels] (series);
+- INT16 of the same shape: PCM, or a sensor's own values;
+- WAV files, where the rule decodes: UINT8 [N, bytes], one file per row, shorter ones padded with zeros;
+- the model's own tensor, unless its shape is also that of a signal: then FP32 values are always the signal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from edgert.bundle.signal_rules import RATE_HZ_MAX, RATE_HZ_MIN, Series, Sound
+from edgert.errors import RequestError
+from edgert.processing.resample import resample, resampled_length
+from edgert.processing.series_features import SeriesFeatures
+from edgert.processing.sound_features import SoundFeatures
+from edgert.processing.wav import read_wav
+from edgert.tensors import TensorSpec, fits
+
+WINDOWS_MAX = 1024  # of one request
+EXPANDED_BYTES_MAX = 64 * 1024**2  # of the windows or the features of one request
+
+Floats = NDArray[np.float32]
+
+
+class SignalPreprocessor:
+    """Applies the rule `rule` to the input `spec`. `forms` are the tensors that a request may give instead."""
+
+    of_images = False
+
+    def __init__(self, rule: Sound | Series, spec: TensorSpec) -> None:
+        self._rule, self._spec = rule, spec
+        self.files: TensorSpec | None = None
+        if isinstance(rule, Sound):
+            shape: tuple[int, ...] = (-1, -1)
+            self._features: SoundFeatures | SeriesFeatures = SoundFeatures(rule)
+            self._made = (rule.bins, rule.frames) if rule.time_axis == "last" else (rule.frames, rule.bins)
+            self._mean, self._std = (np.asarray(v, np.float32)[:, None] for v in (rule.mean, rule.std))
+            if rule.decode:
+                self.files = TensorSpec(spec.name, "UINT8", (-1, -1))
+        else:
+            shape = (-1, -1, rule.channels)
+            self._features = SeriesFeatures(rule)
+            self._made = (rule.channels, rule.features_per_channel)
+            if rule.features == ("values",) and rule.time_axis == "first":
+                self._made = self._made[::-1]
+        self.frames = TensorSpec(spec.name, "FP32", shape)
+        self.integers = TensorSpec(spec.name, "INT16", shape)
+        self._takes_own = not _alike(spec.shape, shape)
+        forms = (spec if self._takes_own else None, self.frames, self.integers, self.files)
+        self.forms = tuple(form for form in forms if form is not None)
+        self._item_shape = _item_shape(spec.item_shape, self._made)
+
+    def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, None]:
+        """Return the model's tensor, with an item for each window. Raises RequestError."""
+        return (self.features(self.windows(array)) if self.wants(array) else array), None
+
+    def wants(self, array: NDArray[Any]) -> bool:
+        """Return whether `array` (of one of the `forms`) is a signal and not the model's own tensor."""
+        return not (self._takes_own and array.dtype == np.float32 and fits(self._spec, "FP32", array.shape))
+
+    def windows(self, array: NDArray[Any]) -> Floats:
+        """Return the windows [items, length] or [items, length, channels] of a signal. Raises RequestError."""
+        rule = self._rule
+        found = [self._cut(signal) for signal in self._signals(array)]
+        if sum(map(len, found)) > WINDOWS_MAX:
+            raise RequestError(f"the request has {sum(map(len, found))} windows, at most {WINDOWS_MAX}: split it")
+        windows = found[0] if len(found) == 1 else np.concatenate(found)
+        size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
+        if len(windows) > 1 and size > EXPANDED_BYTES_MAX:
+            raise RequestError(
+                f"the request's windows take {size} bytes, at most {EXPANDED_BYTES_MAX}: split the request"
+            )
+        return np.ascontiguousarray(windows)
+
+    def features(self, windows: Floats) -> Floats:
+        """Return the model's tensor for `windows`. Raises RequestError for values that are not finite."""
+        made = self._features(windows)
+        if isinstance(self._rule, Sound):
+            made = (made - self._mean) / self._std
+            if not np.isfinite(made).all():
+                raise RequestError("the sound has values that are not finite; send samples from -1 to 1")
+        if made.shape[1:] != self._made:
+            made = made.transpose(0, 2, 1)
+        return np.ascontiguousarray(made).reshape(-1, *self._item_shape)
+
+    def _signals(self, array: NDArray[Any]) -> Iterator[Floats]:
+        """Yield each signal as [time] or [time, channels], in the rule's rate."""
+        if array.dtype == np.uint8:
+            for row in array:
+                yield self._decoded(row.tobytes())
+        elif array.dtype == np.int16 and isinstance(self._rule, Sound):
+            yield from array.astype(np.float32) / np.float32(32768)
+        else:
+            yield from array.astype(np.float32, copy=False)
+
+    def _decoded(self, file: bytes) -> Floats:
+        rule = self._rule
+        assert isinstance(rule, Sound)  # only sound has files
+        samples, rate_hz = read_wav(file)
+        if not RATE_HZ_MIN <= rate_hz <= RATE_HZ_MAX:
+            raise RequestError(f"the file has {rate_hz} samples a second; {RATE_HZ_MIN} to {RATE_HZ_MAX} are read")
+        self._count(resampled_length(len(samples), rate_hz, rule.rate_hz))  # before the work
+        return resample(samples, rate_hz, rule.rate_hz)
+
+    def _cut(self, signal: Floats) -> Floats:
+        """Return the windows of one signal as [windows, length(, channels)]."""
+        rule = self._rule
+        count = self._count(len(signal))
+        if len(signal) < rule.length:
+            signal = np.concatenate((signal, np.zeros(rule.length - len(signal), np.float32)))
+        if count == 1:
+            return signal[None, : rule.length]
+        windows = sliding_window_view(signal, rule.length, axis=0)[:: rule.step]
+        return windows if windows.ndim == 2 else windows.transpose(0, 2, 1)
+
+    def _count(self, length: int) -> int:
+        """Return the windows of a signal of `length` values. Raises RequestError."""
+        rule, unit = self._rule, "samples" if isinstance(self._rule, Sound) else "values"
+        if not length:
+            raise RequestError(f"the signal is empty; send {rule.length} {unit}")
+        if length < rule.length and isinstance(rule, Series):
+            raise RequestError(f"the series has {length} values per channel, and a window has {rule.length}: send more")
+        if length > rule.length and not rule.step:
+            raise RequestError(
+                f"the signal has {length} {unit}, and the model's window has {rule.length}: send one window, or build the "
+                "model with a step between windows"
+            )
+        count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
+        if count > WINDOWS_MAX:
+            raise RequestError(f"the signal has {count} windows, at most {WINDOWS_MAX} a request: split it")
+        return count
+
+
+def _alike(own: tuple[int, ...], signal: tuple[int, ...]) -> bool:
+    """Return whether a tensor of the shape `own` could also be a signal."""
+    return len(own) == len(signal) and all(-1 in (a, b) or a == b for a, b in zip(own, signal, strict=True))
+
+
+def _item_shape(item: tuple[int, ...], made: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the model's item, its open axes filled from those that the rule makes."""
+    if -1 not in item:
+        return item
+    lengths = iter(n for n in made if n != 1)
+    return tuple(1 if n == 1 else next(lengths) for n in item)

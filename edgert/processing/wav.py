@@ -1,0 +1,90 @@
+"""WAV files as mono samples: PCM of 8, 16, 24 and 32 bits, and floats of 32 and 64 bits.
+
+Python's own `wave` reads neither floats nor, before 3.12, the extensible format that many recorders write.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgert.errors import RequestError
+
+CHANNELS_MAX = 64
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+
+
+def read_wav(data: bytes | memoryview) -> tuple[NDArray[np.float32], int]:
+    """Return the samples of a file, from -1 to 1 and averaged over its channels, and its rate in Hz.
+
+    Zeros after the file are ignored. Raises RequestError for other files, and for a file that is not whole.
+    """
+    view = memoryview(data)
+    if len(view) < 12 or bytes(view[:4]) != b"RIFF" or bytes(view[8:12]) != b"WAVE":
+        raise RequestError("this is no WAV file; send a whole one, or the samples as INT16 or FP32")
+    form, at = None, 12
+    while at + 8 <= len(view):
+        name, size = struct.unpack_from("<4sI", view, at)
+        at += 8
+        if name == b"fmt ":
+            form = _format(view[at : at + size])
+        elif name == b"data":
+            if form is None:
+                raise RequestError("the WAV file has its data before its format; write it again")
+            if at + size > len(view):
+                raise RequestError(
+                    f"the WAV file promises {size} bytes of samples and has {len(view) - at}: send it whole"
+                )
+            return _samples(view[at : at + size], *form)
+        at += size + size % 2
+    raise RequestError("the WAV file has no samples; send a whole file")
+
+
+def _format(chunk: memoryview) -> tuple[int, int, int, int]:
+    """Return tag, channels, rate in Hz and bytes per sample."""
+    if len(chunk) < 16:
+        raise RequestError("the WAV file's format is cut off; send a whole file")
+    tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
+    if tag == _EXTENSIBLE and len(chunk) >= 26:
+        (tag,) = struct.unpack_from("<H", chunk, 24)
+    if not 1 <= channels <= CHANNELS_MAX or (tag, bits) not in _DTYPES:
+        raise RequestError(
+            f"the WAV file has {channels} channels of {bits} bits in format {tag}; 8, 16, 24 or 32 bits of PCM and 32 "
+            "or 64 of floats are read: convert it"
+        )
+    return tag, channels, rate_hz, bits // 8
+
+
+def _samples(data: memoryview, tag: int, channels: int, rate_hz: int, width: int) -> tuple[NDArray[np.float32], int]:
+    whole = len(data) // (channels * width) * channels * width
+    if width == 3:  # as the upper three bytes of 32 bits
+        wide = np.zeros((whole // 3, 4), np.uint8)
+        wide[:, 1:] = np.frombuffer(data[:whole], np.uint8).reshape(-1, 3)
+        values = wide.view("<i4")[:, 0]
+    else:
+        values = np.frombuffer(data[:whole], _DTYPES[tag, width * 8])
+    return _mono(values.reshape(-1, channels)), rate_hz
+
+
+def _mono(frames: NDArray[Any]) -> NDArray[np.float32]:
+    """Return frames [time, channels] as floats from -1 to 1, averaged over the channels."""
+    if frames.dtype.kind == "f":
+        scaled = frames.astype(np.float32)
+    elif frames.dtype == np.uint8:
+        scaled = (frames.astype(np.float32) - np.float32(128)) / np.float32(128)
+    else:
+        scaled = frames.astype(np.float32) / np.float32(-float(np.iinfo(frames.dtype).min))
+    return scaled[:, 0] if scaled.shape[1] == 1 else scaled.mean(axis=1, dtype=np.float32)
+
+
+_DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
+    (_PCM, 8): np.dtype(np.uint8),
+    (_PCM, 16): np.dtype("<i2"),
+    (_PCM, 24): np.dtype("<i4"),
+    (_PCM, 32): np.dtype("<i4"),
+    (_FLOAT, 32): np.dtype("<f4"),
+    (_FLOAT, 64): np.dtype("<f8"),
+}

@@ -1,0 +1,74 @@
+"""Files in TOML, and their tables as dataclasses: every fault is a ConfigInvalid that names file and key."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgert.errors import ConfigInvalid
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_BYTES_MAX = 64 * 1024
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of the file `path`, of at most FILE_BYTES_MAX. Raises ConfigInvalid."""
+    return parse_toml(read_text(path, FILE_BYTES_MAX), str(path))
+
+
+def read_text(path: Path, bytes_max: int) -> str:
+    """Return the text in the file `path`. Raises ConfigInvalid."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+        if len(data) > bytes_max:
+            raise ConfigInvalid(f"{path} has {path.stat().st_size} bytes; the limit is {bytes_max}")
+        return data.decode()
+    except OSError as error:
+        raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigInvalid(f"{path} is not UTF-8 text") from error
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the content of `text`; `where` names it in errors. Raises ConfigInvalid."""
+    try:
+        value: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{where} is not TOML: {error}") from error
+    return value
+
+
+def from_table(cls: type[T], table: Any, where: str) -> T:
+    """Return the dataclass `cls` made of a table, each value checked for its field's type. Raises ConfigInvalid."""
+    if not isinstance(table, dict):
+        raise ConfigInvalid(f"{where} must be a table, got {table!r}")
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller gives a dataclass
+    for key, given in table.items():
+        if key not in known:
+            raise ConfigInvalid(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
+        wanted = str(known[key].type)
+        if not _is_a(given, wanted):
+            raise ConfigInvalid(f"{where}: {key} must be a {wanted}, got {given!r}")
+    try:
+        return cls(**{key: tuple(given) if isinstance(given, list) else given for key, given in table.items()})
+    except TypeError as error:
+        raise ConfigInvalid(f"{where}: {error}") from error
+
+
+def _is_a(value: Any, wanted: str) -> bool:
+    if wanted == "bool":
+        return isinstance(value, bool)
+    if wanted in ("int", "float"):
+        return isinstance(value, int if wanted == "int" else (int, float)) and not isinstance(value, bool)
+    if wanted == "tuple[int, ...]":
+        return isinstance(value, list) and all(_is_a(entry, "int") for entry in value)
+    return isinstance(value, str) if wanted == "str" else True

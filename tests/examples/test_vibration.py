@@ -1,0 +1,89 @@
+"""The vibration example through build and a real daemon, for each engine: raw values in, the machine's state out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from edgert import Client
+from edgert.errors import RequestError
+from examples.vibration.make import LABELS, recordings
+from tests.support.devices import a_device
+from tests.support.paths import ROOT
+from tests.support.profiles import ONE_ENGINE
+from tests.support.shell import Shell
+
+EXAMPLE = ROOT / "examples/vibration"
+ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "tflite": "ai_edge_litert"}
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    shell = Shell(tmp_path_factory.mktemp("vibration"))
+    made = subprocess.run(
+        [sys.executable, EXAMPLE / "make.py", shell.folder], capture_output=True, text=True, env=shell.env
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    for file in EXAMPLE.glob("*.toml"):
+        shutil.copy(file, shell.folder)
+    for engine in ENGINES:
+        (shell.folder / engine).mkdir()
+        (shell.folder / engine / "this-machine.toml").write_text(ONE_ENGINE.format(engine=engine))
+    assert shell("keys", "new", "--dir", "keys").returncode == 0
+    return shell
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def client(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Client]:
+    engine = request.param
+    if importlib.util.find_spec(ENGINES[engine]) is None:
+        pytest.skip(f"{engine} is not installed")
+    done = shell(
+        "build", "vibration.toml", "--profiles", engine, "--target", "this-machine", "--key", "keys/default.key.pem", "--json", "--out",
+        f"{engine}.edgert",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = next(row for row in json.loads(done.stdout)["targets"] if row["engine"] == engine)
+    assert (row["precision"], row["fp32"], row["artifact_accuracy"]) == ("int8", 1.0, 1.0)
+    with a_device(started=False) as device:
+        (device.state.keys / "builder.pem").write_bytes((shell.folder / "keys/default.pem").read_bytes())
+        device.run("start")
+        device.run("install", str(shell.folder / f"{engine}.edgert"))
+        device.run("activate", "vibration")
+        assert device.run("check", "vibration")["ok"]  # golden windows through the socket, features made there
+        with device.client() as client:
+            yield client
+
+
+def states(client: Client, signals: NDArray[np.generic]) -> list[str]:
+    names = client.labels("vibration")
+    return [names[i] for i in client.infer("vibration", signals)["scores_classes"].ravel()]
+
+
+def test_raw_values_give_the_state_of_the_machine(client: Client) -> None:
+    signals, labels = recordings(np.random.default_rng(99), 3)
+    assert states(client, signals) == [LABELS[label] for label in labels]
+    assert states(client, signals[0]) == [LABELS[0]]  # without a batch axis, as an app sends it
+    gap = signals[-1].copy()
+    gap[100:110, 1] = np.nan
+    assert states(client, gap) == [LABELS[-1]]
+    answer = client.infer("vibration", signals[:1] + 0.001, trace=True)
+    assert answer.stages.preprocess_us > 0
+
+
+def test_a_signal_of_another_form_is_refused(client: Client) -> None:
+    with pytest.raises(RequestError, match="has 1000 values per channel, and a window has 1024"):
+        client.infer("vibration", np.zeros((1000, 3), np.float32))
+    with pytest.raises(RequestError, match=r"takes FP32 \[-1, 3, 17\] or FP32 \[-1, -1, 3\] or INT16 \[-1, -1, 3\]"):
+        client.infer("vibration", np.zeros((1024, 2), np.float32))

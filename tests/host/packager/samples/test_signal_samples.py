@@ -1,0 +1,80 @@
+"""Folders of WAV and CSV files, and arrays of windows, become calibration and hold-out samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgert.bundle.signal_rules import Series, Sound
+from edgert.errors import CalibrationInvalid
+from edgert.processing.signals import SignalPreprocessor
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.samples.samples import CalibrationSet, load_samples
+from edgert_deploy.packager.sources.source_model import SourceModel
+
+wavfile = pytest.importorskip("scipy.io.wavfile")
+SOUND = Sound("x", 8000, 1000, step=500, features="mfcc", n_mfcc=5)
+SERIES = Series("x", 2, 16, step=16, features=("statistics",), statistics=("mean", "max"), missing="hold")
+
+
+def source(*item: int) -> SourceModel:
+    return SourceModel(Path("m.onnx"), None, "0" * 64, 1, (TensorSpec("x", "FP32", (-1, *item)),), ())
+
+
+def load(path: Path, rule: Sound | Series, *item: int) -> CalibrationSet:
+    return load_samples(path, source(*item), rule, ("no", "yes"), at_least=1)
+
+
+def test_wav_files_are_cut_like_on_a_device_and_each_window_has_the_files_class(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for label, count in (("no", 1000), ("yes", 2100)):
+        (tmp_path / label).mkdir()
+        wavfile.write(tmp_path / label / "a.wav", 8000, random.integers(-9000, 9000, count).astype(np.int16))
+    samples = load(tmp_path, SOUND, 5, 7)
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [0, 1, 1, 1]
+    assert samples.raw is not None
+    assert samples.raw.shape == (4, 1000)
+    device = SignalPreprocessor(SOUND, source(5, 7).inputs[0])
+    files = [np.fromfile(tmp_path / label / "a.wav", np.uint8)[None] for label in ("no", "yes")]
+    np.testing.assert_array_equal(samples.inputs["x"], np.concatenate([device(file)[0] for file in files]))
+
+
+def test_csv_files_have_a_line_for_each_moment_and_empty_cells_are_missing(tmp_path: Path) -> None:
+    lines = [f"{i},{'' if i == 3 else 2 * i}" for i in range(33)]
+    (tmp_path / "run.csv").write_text("time,speed\n" + "\n".join(lines))
+    samples = load(tmp_path, SERIES, 2, 2)
+    np.testing.assert_allclose(samples.inputs["x"][:, 0], [[7.5, 15], [23.5, 31]])
+    assert samples.inputs["x"][0, 1, 1] == 30
+    assert samples.labels is None
+
+
+def test_arrays_hold_windows_of_the_signal(tmp_path: Path) -> None:
+    windows = np.random.default_rng(1).normal(0, 1, (9, 16, 2)).astype(np.float32)
+    np.savez(tmp_path / "s.npz", x=windows, labels=np.arange(9) % 2)
+    samples = load(tmp_path / "s.npz", SERIES, 2, 2)
+    np.testing.assert_allclose(samples.inputs["x"][:, :, 0], windows.mean(axis=1), atol=1e-6)
+    assert samples.raw is not None
+    np.testing.assert_array_equal(samples.raw, windows)
+
+
+def test_samples_that_are_no_signal_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationInvalid, match=r"holds neither .npy nor \.wav files"):
+        load(tmp_path, SOUND, 5, 7)
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    with pytest.raises(CalibrationInvalid, match=r"a\.wav: this is no WAV file"):
+        load(tmp_path, SOUND, 5, 7)
+    (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
+    with pytest.raises(CalibrationInvalid, match="has 3 columns, and the rule has 2 channels"):
+        load(tmp_path, SERIES, 2, 2)
+    (tmp_path / "a.csv").write_text("1,2\n3\n")
+    with pytest.raises(CalibrationInvalid, match="no table of numbers"):
+        load(tmp_path, SERIES, 2, 2)
+    np.savez(tmp_path / "features.npz", x=np.zeros((9, 2, 2), np.float32))
+    with pytest.raises(CalibrationInvalid, match=r"shape \[9, 2, 2\]; the model takes \[samples, 16, 2\]"):
+        load(tmp_path / "features.npz", SERIES, 2, 2)
+    np.savez(tmp_path / "nan.npz", x=np.full((9, 16, 2), np.nan, np.float32))
+    with pytest.raises(CalibrationInvalid, match=r"samples 0 to 8 .*without any value"):
+        load(tmp_path / "nan.npz", SERIES, 2, 2)

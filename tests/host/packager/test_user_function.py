@@ -1,0 +1,66 @@
+"""Functions of the user: found in the folder that is given, else in the working folder, else named with where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgert.errors import ConfigInvalid
+from edgert_deploy.packager.user_function import in_folder, is_function, plain_name, user_function
+
+
+def write(folder: Path, module: str, answer: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{module}.py").write_text(
+        f"def answer():\n    return {answer!r}\nclass Own:\n    answer = answer\nnumber = 3\n"
+    )
+
+
+def test_the_given_folder_comes_before_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "user_one", "working folder")
+    write(tmp_path / "models", "user_two", "model file")
+    assert user_function("user_one:answer")() == "working folder"
+    assert user_function("models/user_two:answer")() == "model file"
+    assert user_function(f"{tmp_path}/models/user_two:Own.answer")() == "model file"
+    assert user_function("models/user_one:answer")() == "working folder"
+    assert user_function("json:dumps")(1) == "1"
+
+
+def test_what_is_not_found_is_named_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "models", "user_three", "here")
+    looked = f"user_none:answer: no module 'user_none' in {tmp_path}/models, in {tmp_path} or in this Python"
+    with pytest.raises(ConfigInvalid, match=looked + ".*FOLDER/user_none:answer"):
+        user_function("models/user_none:answer")
+    for name in ("none", "number"):
+        with pytest.raises(ConfigInvalid, match=f"module 'user_three' has no function '{name}'"):
+            user_function(f"models/user_three:{name}")
+
+
+def test_a_module_that_fails_by_itself_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "user_four.py").write_text("import no_such_library")
+    with pytest.raises(ConfigInvalid, match="its module imports no_such_library, which is not installed for"):
+        user_function("user_four:answer")
+
+
+@pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "folder/a:b", "/abs/folder/a:b", "../a:b"])
+def test_names_of_functions_are_told_from_files(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_function(text)
+    assert plain_name(text) in ("a:b", "a.b:c.d")
+
+
+@pytest.mark.parametrize("text", ["a", "samples.npz", "a:", ":b", "a:1", "C:\\samples"])
+def test_other_texts_are_no_functions(text: str) -> None:
+    assert not is_function(text)
+
+
+def test_a_folder_is_put_before_a_name() -> None:
+    assert in_folder(Path("/models"), "mine:score") == "/models/mine:score"
+    assert in_folder(Path("/models"), "tools/mine:score") == "/models/tools/mine:score"
+    assert in_folder(Path("/models"), "top1") == "top1"

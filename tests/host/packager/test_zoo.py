@@ -1,0 +1,100 @@
+"""Trained models that EdgeRT's authors did not make keep their task, judged in the vendors' engines without our code."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from bench.zoo import data, scores
+from bench.zoo.runners import RUNS, answers, samples_of
+from edgert.bundle.bundle_file import open_bundle
+from edgert.bundle.signing import SigningKey
+from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.packager.candidates import Candidate
+from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.convert import Conversion, read_inputs
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support.packs import pack
+from tests.support.profiles import profile
+
+Array = NDArray[Any]
+FOLDER = Path(__file__).parents[2] / "support" / "zoo"
+MODULES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
+ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
+ANGLE_LINES = 100
+
+
+def text_lines(count: int, seed: int) -> Array:
+    """Draw lines of text `[N, 3, 48, 192]`, every second one upside down."""
+    rng = data.random(seed)
+    lines = [data.text_line(text, 48, 192, rng) for text in data.phrases(count, seed)]
+    turned = [line.rotate(180) if i % 2 else line for i, line in enumerate(lines)]
+    images = np.stack([np.asarray(line, np.float32) for line in turned])
+    return np.asarray(images.transpose(0, 3, 1, 2) * 2 / 255 - 1, np.float32)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A bundle's candidates by engine, and the answers of the raw engines to the hold-out: FP32's, and each artifact's."""
+
+    chosen: dict[str, Candidate]
+    exact: list[Array]
+    answers: dict[str, list[Array]]
+
+
+def packed(
+    name: str, shape: str, calibration: Array, holdout: Array, key: SigningKey, folder: Path, **options: Any
+) -> Packed:
+    """Build for every engine, unpack the bundle, and run its files in the vendors' engines."""
+    source = load_source(FOLDER / name, Conversion(inputs=read_inputs([shape] if shape else [])))
+    own = source.inputs[0].name
+    request = BuildRequest(
+        source,
+        CalibrationSet({own: calibration}, None),
+        CalibrationSet({own: holdout}, None),
+        (profile("box", ENGINES[0], then=ENGINES[1:]),),
+        "zoo",
+        cache=BuildCache(folder / "cache"),
+        **options,
+    )
+    result = pack(request, key, folder / "zoo.edgert")
+    samples = samples_of({own: holdout}, {own: holdout.ndim})
+    found = {}
+    with open_bundle(result.path, None) as bundle:
+        bundle.unpack(folder / "out", frozenset(file.path for file in bundle.manifest.files))
+        for artifact in bundle.manifest.artifacts:
+            found[artifact.engine] = answers(RUNS[artifact.engine](folder / "out" / artifact.entry), samples)
+    exact = answers(RUNS["onnxruntime"](FOLDER / name), samples)
+    return Packed({one.artifact.engine: one for _, one in result.packed}, exact, found)
+
+
+def test_a_classifier_of_text_keeps_its_labels_in_int8_in_every_engine(signing_key: SigningKey, tmp_path: Path) -> None:
+    calibration, holdout = text_lines(40, 1), text_lines(ANGLE_LINES, 2)
+    got = packed("ocr-angle.onnx", "x=1,3,48,192", calibration, holdout, signing_key, tmp_path)
+    assert set(got.chosen) == set(ENGINES)
+    upside_down = np.arange(ANGLE_LINES) % 2
+    assert (got.exact[0].argmax(1) == upside_down).mean() > 0.95  # the task is real
+    for engine, candidate in got.chosen.items():
+        assert candidate.is_int8, engine
+        agreement = scores.labels_agree(got.answers[engine][0], got.exact[0])
+        assert agreement >= 0.99 - 1e-9, engine
+        assert agreement == pytest.approx(candidate.result.accuracy.artifact, abs=1 / ANGLE_LINES)  # the gate told so
+
+
+def test_notes_of_music_are_the_same_or_int8_is_not_taken(signing_key: SigningKey, tmp_path: Path) -> None:
+    calibration, holdout = (data.chords(count, 43844, 22050, seed)[..., None] for count, seed in ((10, 1), (10, 2)))
+    got = packed(
+        "basic-pitch.onnx", "", calibration, holdout, signing_key, tmp_path, precision="auto", budget=0
+    )  # fmt: skip
+    for engine in got.chosen:
+        assert scores.maps_agree(got.answers[engine][1], got.exact[1]) >= 0.99, engine

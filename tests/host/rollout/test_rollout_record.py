@@ -1,0 +1,74 @@
+"""A rollout's record: its lines in any order, from any number of hosts, are the same rollout."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgert.versions.trial_limits import TrialLimits
+from edgert_deploy.rollout.rollout_record import ABORTED, DONE, RUNNING, STOPPED, Record, Rollout, new_record
+from edgert_deploy.rollout.waves import Strategy
+
+ROLLOUT = Rollout("echo-r2-1", "b", "digest", "echo", 2, "inventory.toml", ("a", "b", "c"), Strategy(), 60.0)
+LIVE: dict[str, Any] = {"result": "live", "error": None}
+FAILED: dict[str, Any] = {"result": "failed", "error": {"code": "x", "message": "y"}}
+
+
+def ended(state: str = DONE, **results: str) -> Rollout:
+    """A rollout with these results by device."""
+    outcomes: dict[str, Any] = {name: {"result": result, "error": None} for name, result in results.items()}
+    return replace(ROLLOUT, state=state, outcomes=outcomes)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "left", "changed", "resumable"),
+    [
+        (ended(a="live", b="unchanged", c="failed"), ["c"], ["a"], True),
+        (ended(a="failed", b="failed", c="failed"), ["a", "b", "c"], [], True),
+        (ended(a="refused", b="refused", c="refused"), ["a", "b", "c"], [], False),
+        (ended(a="refused", b="live"), ["a", "c"], ["b"], True),
+        (ended(a="live", b="live", c="refused"), ["c"], ["a", "b"], False),
+        (ended(a="live", b="live", c="live"), [], ["a", "b", "c"], False),
+        (ended(ABORTED, a="live", b="failed"), ["b", "c"], ["a"], False),
+    ],
+)
+def test_a_roll_back_concerns_devices_that_took_it_and_a_resume_those_that_may_take_it(
+    rollout: Rollout, left: list[str], changed: list[str], resumable: bool
+) -> None:
+    assert (rollout.left, rollout.changed, rollout.resumable) == (left, changed, resumable)
+
+
+def test_lines_in_any_order_are_the_rollout() -> None:
+    limits = TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
+    whole = replace(ROLLOUT, strategy=Strategy.parse(1, "50%", "5%", 8, 60.0), limits=limits, by="ann@a", number=7)
+    record, lines = new_record(whole)
+    for changed in (
+        replace(whole, outcomes={"a": FAILED}),
+        replace(whole, outcomes={"a": LIVE, "b": FAILED}),
+        replace(whole, outcomes={"a": LIVE, "b": FAILED}, devices=("a", "b"), state=STOPPED, reason="by the user"),
+    ):
+        record, more = record.to(changed)
+        lines += more
+        assert Record.read(lines) == record
+    assert record.to(changed)[1] == [], "what did not change adds no line"
+    for order in itertools.permutations(lines):
+        assert Record.read([*order, order[0]]) == record
+
+
+def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> None:
+    base, lines = new_record(replace(ROLLOUT, state=STOPPED))
+    _, on_a = base.to(replace(base.rollout, outcomes={"a": LIVE, "b": FAILED}, state=RUNNING, by="ann@a"))
+    _, on_b = base.to(replace(base.rollout, outcomes={"c": LIVE}, state=ABORTED, reason="no", by="bob@b"))
+    merged = Record.read([*lines, *on_a, *on_b]).rollout
+    assert merged == Record.read([*lines, *on_b, *on_a]).rollout
+    assert (merged.outcomes, merged.state, merged.by) == ({"a": LIVE, "b": FAILED, "c": LIVE}, ABORTED, "bob@b")
+
+
+def test_what_a_newer_version_adds_changes_nothing() -> None:
+    record, (head, state) = new_record(ROLLOUT)
+    newer = {"rollout": {**json.loads(head)["rollout"], "colour": "red"}}
+    assert Record.read([json.dumps(newer), state, '{"n":2,"mood":"good"}']).rollout == record.rollout

