@@ -79,10 +79,12 @@ def list_(folder: Path | None, selector: str | None, inventory_file: Path | None
     if selector is not None:
         _on_devices(selector, inventory_file, as_json, "list")
         return
-    rows = []
+    found = {}  # by key and name: of a key that both have, the user's files are shown
     for public in public_keys(*([folder] if folder else [])):
         private, _ = key_paths(public.parent, public.name.removesuffix(PUBLIC_SUFFIX))
-        rows.append({"key_id": read_public_key(public).key_id, "public": str(public), "can_sign": private.exists()})
+        key_id = read_public_key(public).key_id
+        found[key_id, public.name] = {"key_id": key_id, "public": str(public), "can_sign": private.exists()}
+    rows = list(found.values())
     lines = [f"{r['key_id']}  {r['public']}  {'can sign' if r['can_sign'] else 'public key only'}" for r in rows]
     if rows or as_json:
         emit({"keys": rows}, "\n".join(lines), as_json)

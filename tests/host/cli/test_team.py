@@ -100,7 +100,8 @@ def test_what_a_team_commits_holds_no_secret_and_suffices_for_another_host(hosts
     assert b("init")[1]["made"] == [], "the project has a key, so no other one is made"
     assert "not on this host" in b.said
     (listed,) = b("keys", "list")[1]["keys"]
-    assert (listed["key_id"], listed["can_sign"]) == (a("keys", "list")[1]["keys"][0]["key_id"], False)
+    (own,) = a("keys", "list")[1]["keys"]
+    assert (listed["key_id"], listed["can_sign"], own["can_sign"]) == (own["key_id"], False, True)
     assert b("bundle", "verify", a.folder / "bundles" / "echo-1.edgert")[0] == 0
     assert b("deploy", a.folder / "bundles" / "echo-1.edgert", "here")[0] == 0, "the device trusts the project's key"
 
