@@ -139,7 +139,7 @@ def run_artifact(
         session = load_session(artifact, options)
     try:
         if samples.buckets is not None and samples.lengths is not None:
-            return _run_lengths(session, samples, samples.buckets, samples.lengths, batch)
+            return _run_lengths(session, samples, samples.buckets, samples.lengths)
         return run_samples(session, [samples.inputs[spec.name] for spec in artifact.inputs], batch)
     finally:
         session.close()
@@ -153,18 +153,17 @@ def run_samples(session: Session, inputs: Sequence[NDArray[Any]], batch: int = B
     return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
 
-def _run_lengths(
-    session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64], batch: int
-) -> Outputs:
+def _run_lengths(session: Session, samples: CalibrationSet, buckets: Buckets, lengths: NDArray[np.int64]) -> Outputs:
     """Run the samples of each length, and return answers as long as those of the largest bucket.
 
-    Each answer is filled up with its own last element, which no judgement takes for another decision.
+    They run one by one: an engine may compile each pair of a batch and a length. Each answer is filled up with its own
+    last element, which no judgement takes for another decision.
     """
     whole: Outputs = []
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         one = samples.rows(rows).cut(length)
-        for i, answer in enumerate(run_samples(session, [one.inputs[spec.name] for spec in session.inputs], batch)):
+        for i, answer in enumerate(run_samples(session, [one.inputs[spec.name] for spec in session.inputs], batch=1)):
             for cut in buckets.outputs:
                 if cut.name == session.outputs[i].name:
                     missing = cut.length(buckets.largest) - answer.shape[cut.axis]
