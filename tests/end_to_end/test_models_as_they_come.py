@@ -157,8 +157,9 @@ try:
     load_source(Path({str(path)!r}))
 except Exception as error:
     print(type(error).__name__)
-peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-print(max(peaks) * 1024)
+# Its own ru_maxrss would begin with that of the process that started it.
+own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     name, peak = done.stdout.split()
