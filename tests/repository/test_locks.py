@@ -1,0 +1,42 @@
+"""The locked requirements have all that pyproject.toml asks for. If a test fails: make lock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from packaging.requirements import Requirement
+
+from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock
+from edgert_deploy.bootstrap.wheelhouse import WheelTarget
+from tests.support.paths import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def asked(*extras: str) -> Iterator[Requirement]:
+    """Yield the requirements of edgert with `extras`; an extra may name others."""
+    for line in [*PROJECT["dependencies"], *(line for name in extras for line in PROJECT["optional-dependencies"][name])]:
+        requirement = Requirement(line)
+        if requirement.name == "edgert":
+            yield from asked(*requirement.extras)
+        else:
+            yield requirement
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(("name", "extras"), [("dev", ("dev",)), ("demo", ("host", "demo"))])
+def test_a_lock_has_one_version_of_each_requirement(
+    name: str, extras: tuple[str, ...], python: str, machine: str
+) -> None:
+    there = WheelTarget(python, machine, "2.36").environment()
+    wanted = [one for one in asked(*extras) if one.marker is None or one.marker.evaluate(dict(there))]
+    lock = read_lock((ROOT / "requirements" / f"{name}.txt").read_text())
+    assert len(lock.lines(wanted, there)) == len(wanted) > 20
