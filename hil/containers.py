@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from edgert.errors import ConfigInvalid
 from hil import rootfs
@@ -54,6 +55,20 @@ def why_not() -> str:
     if not any(os.access(folder / "cgroup.procs", os.W_OK) for folder in _hierarchies()):
         return "this root user may not make control groups"
     return ""
+
+
+class _Limit(NamedTuple):
+    """The files of a control group with the use of a resource and its limit, and the value for no limit."""
+
+    used: str
+    most: str
+    none: str
+
+
+_LIMITS = {
+    "memory": _Limit("memory.usage_in_bytes", "memory.limit_in_bytes", "-1"),
+    "pids": _Limit("pids.current", "pids.max", "max"),
+}
 
 
 class Container(HasKeys):
@@ -160,6 +175,29 @@ class Container(HasKeys):
             for folder, _, _ in os.walk(hierarchy / self.name, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
+
+    @contextlib.contextmanager
+    def bounded(self, service: str, resource: str, more: int) -> Iterator[Path]:
+        """Let a service have no more than `more` bytes of "memory", or processes ("pids"), beyond what it has now.
+
+        The kernel's control groups hold this, as for MemoryMax and TasksMax of the unit. Returns the group's folder.
+        """
+        (running,) = (CGROUPS / "systemd" / self.name).rglob(f"{service}/cgroup.procs")
+        group, limit = CGROUPS / resource / f"{self.name}-{service}", _LIMITS[resource]
+        group.mkdir()
+        try:
+            for pid in running.read_text().split():
+                (group / "cgroup.procs").write_text(pid)
+            used = int((group / limit.used).read_text())
+            (group / limit.most).write_text(str(used + more))
+            yield group
+        finally:
+            (group / limit.most).write_text(limit.none)
+            while pids := (group / "cgroup.procs").read_text().split():
+                for pid in pids:
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        (CGROUPS / resource / "cgroup.procs").write_text(pid)
+            group.rmdir()
 
     def wait_for_ssh(self) -> None:
         until = time.monotonic() + START_S_MAX

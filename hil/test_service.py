@@ -5,13 +5,20 @@ tests/host/devices/test_service.py tests what needs no start of a unit.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from edgert.telemetry.messages import MetricsMessage, Topic
+from edgert_deploy.fleet.listener import FleetListener
+from edgert_deploy.fleet.reports import EventMessage
+from edgert_deploy.fleet.subscriber import FleetSubscriber
 from hil import rootfs
 from hil.containers import Container, running_container
 from hil.dut import Dut, reached
@@ -170,6 +177,120 @@ def test_a_trial_continues_after_a_restart_of_the_daemon(world: World) -> None:
     assert world.host.model(NAME, "echo")["state"] == "trial"
     world.host.edgertd(NAME, "rollback", "echo")
     assert world.host.model(NAME, "echo")["live"]["release"] == 1
+
+
+class Heard(FleetListener):
+    """The events and the windows that the broker delivers while this is entered."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.events: list[EventMessage] = []
+        self.windows: list[MetricsMessage] = []
+        self._subscriber = FleetSubscriber(broker.settings, self)
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+
+    def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        self.events.append(event)
+
+    def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        self.windows.append(metrics)
+
+    def _listen(self) -> None:
+        while not self._left.is_set():
+            self._subscriber.listen(0.2)
+
+    def __enter__(self) -> Heard:
+        self._subscriber.open()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._left.set()
+        self._thread.join()
+        self._subscriber.close()
+
+
+ASK = "/opt/edgert/venv/bin/python -c 'import sys, numpy as np; from edgert import Client; "
+LEAK = -66605.0  # edgert/engines/fault.py: leaks 10 MB
+
+
+def test_the_kernel_kills_a_worker_for_its_memory_and_the_model_comes_back(world: World) -> None:
+    host = world.host
+    bundle = make_null_bundle(host.folder, host.key, "leaky", profile=PROFILE, engine="fault")
+    host.edgert("deploy", bundle, NAME)
+    daemon, other = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
+    ask = f'{ASK}c = Client("/run/edgert/edgert.sock"); x = np.full((1, 4), {LEAK}, np.float32)\n'
+    ask += '[c.infer("leaky", {"x": x}, cache=False) for _ in range(100)]\''
+    with Heard(world.broker) as heard:
+        with world.container.bounded("edgertd.service", "memory", 200 * 1024**2) as group:
+            assert "WorkerLost" in world.sh(f"{ask} 2>&1; true")
+            assert "oom_kill 1" in (group / "memory.oom_control").read_text()
+            wait_until(lambda: host.model(NAME, "leaky")["serving"]["state"] == "ready", "the model is back", 60)
+        wait_until(lambda: any(event.event == "crashed" for event in heard.events), "the event", 120)
+    assert (world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]) == (daemon, other)
+    (crash,) = (event for event in heard.events if event.event == "crashed")
+    assert (crash.model, "killed by signal 9" in str(crash.fields["reason"])) == ("leaky", True)
+
+
+def test_no_more_processes_end_neither_the_daemon_nor_a_worker(world: World) -> None:
+    """New clients are refused until there are; a worker that ended meanwhile is started then."""
+    host = world.host
+    daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
+    ask = f'{ASK}c = [Client("/run/edgert/edgert.sock") for _ in range(20)]; x = np.ones((1, 4), np.float32)\n'
+    ask += '[each.infer("echo", {"x": x}, cache=False) for each in c]; print("served")\' 2>&1; true'
+    with world.container.bounded("edgertd.service", "pids", 0) as group:
+        assert "no more threads" in world.sh(ask)
+        assert host.model(NAME, "echo")["serving"]["pid"] == pid
+        (group / "pids.max").write_text("1")  # the end of the worker makes no room
+        world.sh(f"kill -9 {pid}")
+        fault = "no worker can be started: Resource temporarily unavailable"
+        wait_until(lambda: host.model(NAME, "echo")["serving"]["fault"] == fault, "it says what is missing", 60)
+    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "the model is back", 90)
+    assert (world.unit("MainPID"), host.model(NAME, "echo")["live"]["release"]) == (daemon, 1)
+    assert "served" in world.sh(ask)
+
+
+def test_a_wall_clock_that_jumps_by_years_changes_nothing_but_timestamps(world: World) -> None:
+    """The daemon runs with libfaketime, which leaves the monotonic clock alone, as a jump of the wall clock does."""
+    host, container = world.host, world.container
+    folder = "/run/systemd/system/edgertd.service.d"
+    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+    shutil.copy(library, container.root / "opt" / library.name)
+    clock = container.root / "opt" / "clock"
+    clock.write_text("+0")
+    made = {"LD_PRELOAD": f"/opt/{library.name}", "FAKETIME_TIMESTAMP_FILE": "/opt/clock", "FAKETIME_NO_CACHE": "1"}
+    made |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1"}
+    lines = "\\n".join(f"Environment={name}={value}" for name, value in made.items())
+    world.sh(f"mkdir -p {folder}; printf '[Service]\\n{lines}\\n' >{folder}/clock.conf; systemctl daemon-reload")
+    host.edgert("bootstrap", NAME, "--engine", "null", "--set", "serving.window_s=2")
+    world.sh("systemctl restart edgertd")
+    try:
+        wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
+        bundle = make_null_bundle(host.folder, host.key, release=3, profile=PROFILE)
+        (there := container.root / "var/lib/edgert/incoming/three.edgert").write_bytes(bundle.read_bytes())
+        host.edgertd(NAME, "install", "/" + str(there.relative_to(container.root)))
+        host.edgertd(NAME, "activate", "echo", "--trial-s", "3600")
+        daemon, pid = world.unit("MainPID"), host.model(NAME, "echo")["serving"]["pid"]
+        ask = f'{ASK}c = Client("/run/edgert/edgert.sock"); x = np.ones((1, 4), np.float32)\n'
+        ask += '[c.infer("echo", {"x": x}, cache=False, timeout_s=5) for _ in range(50)]; print("served")\' 2>&1; true'
+        for offset, years in (("+3650d", 10), ("-7300d", -20), ("+0", 0)):
+            clock.write_text(offset)
+            with Heard(world.broker) as heard:
+                wait_until(lambda: _of_year(heard.windows, years) >= 3, f"windows with the clock at {offset}", 120)  # noqa: B023
+            assert "served" in world.sh(ask)
+            assert all(0 < window.window_s < 60 for window in heard.windows)
+            found = host.model(NAME, "echo")
+            assert (world.unit("MainPID"), found["serving"]["pid"], found["state"]) == (daemon, pid, "trial")
+    finally:
+        world.sh(f"rm -r {folder}; systemctl daemon-reload; systemctl restart edgertd")
+    wait_until(lambda: host.model(NAME, "echo")["serving"]["state"] == "ready", "it serves", 60)
+    assert host.model(NAME, "echo")["state"] == "trial"
+
+
+def _of_year(windows: list[MetricsMessage], years: int) -> int:
+    """Return how many windows have a time so many years from now."""
+    return sum(abs((window.ts_ms / 1000 - time.time()) / 86400 / 365 - years) < 1 for window in windows)
 
 
 def test_a_user_without_rights_gets_a_service_that_survives_a_reboot(world: World, tmp_path: Path) -> None:

@@ -77,8 +77,13 @@ class DeviceReporter:
 
     def _put(self, write: Callable[[Spool], object]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="device-reporter", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="device-reporter", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no more threads
+                self._log(f"telemetry: a message of the device is lost: {error}")
+                return
+            self._thread = thread
         try:
             self._queue.put_nowait(write)
         except queue.Full:

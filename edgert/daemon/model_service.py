@@ -275,8 +275,9 @@ class ModelService:
         }
         try:
             worker = self.workers.start(order, version)
-        except OSError as error:  # no memory or no processes: like any other end of a worker
-            self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), stable=False)
+        except OSError as error:  # no memory or no processes, which is no fault of the version
+            fault = DeviceError(f"no worker can be started: {error.strerror}")
+            self._crashed(version, fault, stable=False, blamed=False)
             return
         self._enter(Event.STARTED)
         self._watch(self, worker)
@@ -357,15 +358,15 @@ class ModelService:
 
     # --- failures -----------------------------------------------------------------------------
 
-    def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool) -> None:
-        """Restart, roll back or quarantine a version whose worker ended."""
+    def _crashed(self, version: Version, fault: EdgeRTError, *, stable: bool, blamed: bool = True) -> None:
+        """Restart, roll back or quarantine a version whose worker ended; only a version that is `blamed` is replaced."""
         self._crashes.add(version.digest, stable=stable)
         self.fault = fault
         fields = {"release": version.release, "reason": fault.message, "crashes": self._crashes.in_a_row}
         self._report("crashed", self.model, fields)
         if self.workers.loading is not None:
             return
-        if self._crashes.too_many and not self._serves:
+        if blamed and self._crashes.too_many and not self._serves:
             self._roll_back(version, fault)
             return
         if self._serves:

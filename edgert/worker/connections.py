@@ -66,6 +66,7 @@ class Connections:
 
     def accept(self, sock: socket.socket, shared: bool, probe: bool = False) -> None:
         """Serve `sock` in a thread of its own, or refuse it; `shared`: its client can use shared memory."""
+        why = ", the limit ([serving] connections_max), and none has more than its share"
         with self._lock:
             peer = Peer.of(sock)
             if not self._stopping and self._admission.admit(sock, peer):
@@ -75,13 +76,11 @@ class Connections:
                     # all else here when many connect at once.
                     _thread.start_new_thread(self._serve, (sock, peer.uid, shared, probe))
                     return
-                except RuntimeError:  # the system gives no more threads
+                except RuntimeError:
+                    why = ", and the system gives no more threads: see TasksMax of the unit"
                     self._admission.release(sock)
                     self._set_switch()
-        error = Overloaded(
-            f"{len(self)} clients are connected, the limit ([serving] connections_max), and none has more than its share",
-            retry_after_s=0.5,
-        )
+        error = Overloaded(f"{len(self)} clients are connected{why}", retry_after_s=0.5)
         with contextlib.suppress(OSError):
             sock.send(wire.error_frame(error), socket.MSG_DONTWAIT)
         sock.close()

@@ -302,9 +302,14 @@ def _rate(sessions: Sequence[Session], sample: Arrays, clock: Clock) -> float:
             counts[number] += 1
 
     began = clock()
-    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(sessions)]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for pair in enumerate(sessions):
+        thread = threading.Thread(target=work, args=pair)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads: fewer sessions answer, which is what is measured
+            break
+        threads.append(thread)
     for thread in threads:
         thread.join()
     return sum(counts) / max(1e-9, clock() - began)

@@ -191,7 +191,11 @@ class Worker:
             elif message["op"] == "figures":
                 _send(end, {"op": "figures", **self._trial_figures()})
             elif message["op"] == "ask_golden":
-                threading.Thread(target=self._ask_golden, args=(end, message), daemon=True).start()
+                try:
+                    threading.Thread(target=self._ask_golden, args=(end, message), daemon=True).start()
+                except RuntimeError as error:  # no more threads: a limit that was not measured does not hold
+                    log(f"{self._model.version.manifest.model}: cannot ask the golden samples: {error}")
+                    _send(end, {"op": "asked_golden", "count": 0})
             elif message["op"] == "stop":
                 if message["final"]:
                     self._send_away("the daemon is stopping")

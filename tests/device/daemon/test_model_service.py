@@ -241,6 +241,18 @@ def test_a_worker_that_cannot_be_started_counts_as_a_crash(world: World) -> None
     assert world.service.state == "loading"
 
 
+def test_a_version_is_not_blamed_for_a_system_without_processes(world: World) -> None:
+    """However long it lasts, the live version stays live, and is started again."""
+    world.cannot_start = True
+    world.slots(SlotState(State.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    for _ in range(6):
+        world.wait(QUARANTINE_PAUSES_S[-1])
+    assert {name for name, _ in world.events} == {"crashed"}
+    world.cannot_start = False
+    world.wait(QUARANTINE_PAUSES_S[-1])
+    assert world.loaded().version.release == 2
+
+
 def test_with_a_budget_a_model_loads_for_its_first_client(tmp_path: Path) -> None:
     world = World(tmp_path, "memory_mb = 100")
     assert world.slots(STEADY) == [None]
