@@ -22,7 +22,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def asked(*extras: str) -> Iterator[Requirement]:
     """Yield the requirements of edgert with `extras`; an extra may name others."""
-    for line in [*PROJECT["dependencies"], *(line for name in extras for line in PROJECT["optional-dependencies"][name])]:
+    for line in [
+        *PROJECT["dependencies"],
+        *(line for name in extras for line in PROJECT["optional-dependencies"][name]),
+    ]:
         requirement = Requirement(line)
         if requirement.name == "edgert":
             yield from asked(*requirement.extras)
