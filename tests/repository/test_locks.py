@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock
 from packaging.requirements import Requirement
 
+from edgert_deploy.bootstrap.locked_wheels import MACHINES, read_lock
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget
 from tests.support.paths import ROOT
 
